@@ -1,0 +1,1 @@
+"""One file per story the command line tells: plan (pure), then perform."""

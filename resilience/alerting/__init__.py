@@ -1,0 +1,1 @@
+"""Who is told what, when: policy, ledger, outbox."""

@@ -1,0 +1,1 @@
+"""The Typer surface: the only place that prints, exits and wires things."""

@@ -1,0 +1,1 @@
+"""Cron's table and arithmetic: expression, table, due."""

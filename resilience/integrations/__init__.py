@@ -1,0 +1,1 @@
+"""Thin adapters of the guard to trainers. Nobody imports them."""

@@ -1,0 +1,34 @@
+"""Where things lie in a run directory, and the words written there. Pure.
+
+The batch shell (slurm_templates/), the guard and the command line all meet in this folder; these names are their
+contract. docs/reference/run-directory.md shows one.
+"""
+
+from __future__ import annotations
+
+RUN_FILE = "run.toml"
+SUBMISSIONS = "submissions.jsonl"
+SCRIPTS = "scripts"
+LOGS = "logs"
+SWITCHES = "switches"
+BEATS = "beats"
+JOURNAL = "journal"
+ATTEMPTS = "attempts"
+FINISHED = "finished"
+
+KILL_SWITCH = "kill"
+SAVE_SWITCH = "save"
+STOP_PREFIX = "stop."
+"""`switches/stop.<jobid>`: the batch shell of that job was told that its time is nearly over."""
+
+FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
+
+
+def attempt_file(number: int) -> str:
+    """Name of the file whose creation takes attempt `number`: the fencing token (`attempts/0003`)."""
+    return f"{number:04d}"
+
+
+def attempt_end_file(number: int) -> str:
+    """Name of the file that says attempt `number` is truly over (`attempts/0003.end`)."""
+    return f"{number:04d}.end"

@@ -1,0 +1,98 @@
+"""Finds plugins by the name of their file: the file's name is the plugin's name, and it exports one constant."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from resilience.errors import UsageError
+
+PLUGIN_PATH = "RESIL_PLUGINS"
+"""Environment variable: folders (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of plugin.
+
+    Found, in this order, later ones shadowing earlier: the modules of `package`; entry points of the group
+    `resil.<name>`; `<folder>/<name>/*.py` for each folder of $RESIL_PLUGINS. Names that start with an underscore
+    are helpers, not plugins. A plugin that cannot be imported is remembered with its exception, and raised only when
+    somebody asks for it.
+
+    Attributes:
+        name: plural of the word, also the folder's name: `schedulers`.
+        constant: what each file exports: `SCHEDULER`.
+    """
+
+    name: str
+    constant: str
+    folders: tuple[Path, ...] = field(
+        default_factory=lambda: tuple(Path(p) for p in os.environ.get(PLUGIN_PATH, "").split(":") if p)
+    )
+
+    @property
+    def package(self) -> str:
+        """The package whose modules are the built-in plugins."""
+        return f"resilience.{self.name}"
+
+    @cached_property
+    def _sources(self) -> dict[str, Path | str | metadata.EntryPoint]:
+        package = importlib.import_module(self.package)
+        sources: dict[str, Path | str | metadata.EntryPoint] = {}
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_") and not module.ispkg:
+                sources[module.name] = f"{self.package}.{module.name}"
+        for entry in metadata.entry_points(group=f"resil.{self.name}"):
+            sources[entry.name] = entry
+        for folder in self.folders:
+            for path in sorted((folder / self.name).glob("*.py")):
+                if not path.name.startswith("_"):
+                    sources[path.stem] = path
+        return sources
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all plugins, sorted; nothing is imported."""
+        return tuple(sorted(self._sources))
+
+    def load(self, name: str) -> Any:
+        """Import a plugin and return its constant.
+
+        Raise UsageError if there is none of that name, or if it cannot be imported, saying why.
+        """
+        source = self._sources.get(name)
+        if source is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.names(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self.names())}"
+            raise UsageError(f"no {self.name} plugin is called {name!r}", hint=hint)
+        try:
+            if isinstance(source, metadata.EntryPoint):
+                return source.load()
+            module = importlib.import_module(source) if isinstance(source, str) else self._import_file(source)
+            return getattr(module, self.constant)
+        except Exception as error:
+            where = source if not isinstance(source, metadata.EntryPoint) else source.value
+            raise UsageError(
+                f"the {self.name} plugin {name!r} ({where}) cannot be loaded: {type(error).__name__}: {error}",
+                hint=f"it must export {self.constant}",
+            ) from error
+
+    def _import_file(self, path: Path) -> Any:
+        qualified = f"resil_plugins.{self.name}.{path.stem}"
+        spec = importlib.util.spec_from_file_location(qualified, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"cannot import {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[qualified] = module
+        spec.loader.exec_module(module)
+        return module

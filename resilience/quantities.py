@@ -1,0 +1,123 @@
+"""Texts that people write for amounts, and back: sizes, durations, percentages, SLURM's times. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from resilience.errors import QuantityError
+
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
+_DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KMGTPE]?)(?P<binary>i?)(?P<byte>B?)", re.IGNORECASE)
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])", re.IGNORECASE)
+_SLURM_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<dhours>\d+)(?::(?P<dminutes>\d+)(?::(?P<dseconds>\d+))?)?"
+    r"|(?P<first>\d+)(?::(?P<second>\d+)(?::(?P<third>\d+))?)?)"
+)
+_UNLIMITED = frozenset({"unlimited", "infinite", "-1"})
+
+
+def parse_bytes(text: str) -> int:
+    """Given a size, return it in bytes.
+
+    `40TiB` and `40T` are binary (as `df -h`, `du -h` and SLURM's `--mem` count), `40TB` is decimal, `512` is bytes.
+    Raise QuantityError if the text is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise QuantityError(f"{text!r} is not a size", hint="write for instance 40TiB, 500G, 1.5TB or 4096")
+    prefix = match["prefix"].upper()
+    decimal = bool(prefix and match["byte"] and not match["binary"])
+    return int(float(match["number"]) * (_DECIMAL[prefix] if decimal else _BINARY[prefix]))
+
+
+def format_bytes(count: float) -> str:
+    """Given a number of bytes, return it as people read it. For instance, 1536 gives `1.5 KiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1024 or unit == "PiB":
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable: the last unit always returns")
+
+
+def parse_percent(text: str) -> float:
+    """Given `85%` or `85`, return 85.0.
+
+    A value of 1 or less without a percent sign is refused: `0.85` nearly always means 85 %, and a guard that
+    compares percents with fractions fires at every step.
+    Raise QuantityError if the text is not a percentage from 0 to 100.
+    """
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%"))
+    except ValueError:
+        raise QuantityError(f"{text!r} is not a percentage", hint="write for instance 85%") from None
+    if not 0 <= value <= 100:
+        raise QuantityError(f"{text!r} is not between 0% and 100%")
+    if 0 < value <= 1 and not stripped.endswith("%"):
+        raise QuantityError(f"{text!r} is a fraction, not a percentage", hint=f"write {value * 100:g}%")
+    return value
+
+
+def parse_duration_s(text: str) -> float:
+    """Given a duration with units, return seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
+
+    A bare number is refused: nobody remembers whether it is seconds or SLURM's minutes.
+    Raise QuantityError if the text is not such a duration.
+    """
+    stripped = text.strip()
+    parts = _DURATION_PART.findall(stripped)
+    if not parts or _DURATION_PART.sub("", stripped).strip():
+        raise QuantityError(f"{text!r} is not a duration", hint="write for instance 90s, 10m, 1h30m or 2d")
+    return float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+
+
+def format_duration(seconds: float) -> str:
+    """Given seconds, return the two largest units. For instance, 5400 gives `1 h 30 min`."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, below, lower in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit} {rest} {lower}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def parse_slurm_time_s(text: str) -> int | None:
+    """Given a SLURM time limit, return seconds, or None when it is UNLIMITED.
+
+    The grammar is sbatch's: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
+    `days-hours:minutes`, `days-hours:minutes:seconds` (sbatch(1), --time). For instance, `90` gives 5400 and
+    `1-12` gives 129600. Raise QuantityError if sbatch would refuse the text.
+    """
+    stripped = text.strip()
+    if stripped.lower() in _UNLIMITED:
+        return None
+    match = _SLURM_TIME.fullmatch(stripped)
+    if match is None:
+        raise QuantityError(
+            f"{text!r} is not a SLURM time",
+            hint="write minutes (90), H:M:S (20:00:00), D-H (1-12), D-H:M (1-12:30) or UNLIMITED",
+        )
+    if match["days"] is not None:
+        hours, minutes, seconds = (int(match[name] or 0) for name in ("dhours", "dminutes", "dseconds"))
+        return int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
+    first, second, third = match["first"], match["second"], match["third"]
+    if third is not None:
+        return int(first) * 3600 + int(second) * 60 + int(third)
+    return int(first) * 60 + int(second or 0)
+
+
+def format_slurm_time(seconds: float | None) -> str:
+    """Given seconds, return SLURM's own form. For instance, 131400 gives `1-12:30:00` and None gives `UNLIMITED`."""
+    if seconds is None:
+        return "UNLIMITED"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,1 @@
+"""Template and spec to batch script. Pure, but for reading the templates themselves."""

@@ -1,0 +1,1 @@
+"""resil.toml, the environment and the command line to the owners' dataclasses."""

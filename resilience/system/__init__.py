@@ -1,0 +1,1 @@
+"""The only doors to the machine: clock, processes, files, the run directory."""

@@ -1,0 +1,134 @@
+"""What the crafts may ask of the world: Protocols of a few methods, so that tests can answer instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from resilience.model.cluster_config import ClusterConfig
+from resilience.model.job import Job, JobId, JobUpdate
+from resilience.model.node import Node
+from resilience.model.presence import Presence
+from resilience.model.submission import Submission, Submitted
+from resilience.system.process import Completed
+
+
+class Clock(Protocol):
+    """Tells the time and waits."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs programs with a deadline."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: str = "",
+    ) -> Completed:
+        """Run to the end. Raise a ProbeError if the program could not be run or did not end in time."""
+        ...
+
+    def stream(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Iterator[str]:
+        """Yield the lines of its standard output. Raise CommandFailed at the end if it failed."""
+        ...
+
+
+class Scheduler(Protocol):
+    """What resil asks of a scheduler. One contract suite (tests/contract) runs against every implementation.
+
+    Every method answers within its deadline. A method raises SchedulerUnavailable when there was no answer that
+    can be trusted, SchedulerError when the scheduler refused, NotSupported when it cannot do that at all.
+    """
+
+    @property
+    def name(self) -> str:
+        """The plugin's name: `slurm`, `local`."""
+        ...
+
+    def submit(self, submission: Submission) -> Submitted:
+        """Queue exactly one job. Look it up by its token before any retry.
+
+        Raise SubmissionUncertain when it was sent and could not be looked up.
+        """
+        ...
+
+    def test(self, submission: Submission) -> str:
+        """Ask whether and when it would start, without queueing it (`sbatch --test-only`)."""
+        ...
+
+    def command_line(self, submission: Submission) -> tuple[str, ...]:
+        """The exact argv that `submit` would run, for people to read."""
+        ...
+
+    def find(self, token: str) -> tuple[Job, ...]:
+        """The jobs, finished ones included as long as they are remembered, that carry this token."""
+        ...
+
+    def jobs(
+        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+    ) -> tuple[Job, ...]:
+        """The queue, by one query: my own jobs, or those of `users` (an empty collection: everybody's).
+
+        `names` keeps only jobs with exactly these names. `finished` adds the ended jobs still remembered.
+        """
+        ...
+
+    def job(self, job_id: JobId) -> Job:
+        """One job in detail. Raise NoSuchJob when a successful answer lacks it."""
+        ...
+
+    def presence(self, job_id: JobId) -> Presence:
+        """Whether it exists: ALIVE, GONE or UNKNOWN. Never raises."""
+        ...
+
+    def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
+        """What accounting remembers. Raise NotSupported, plainly, where there is none."""
+        ...
+
+    def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
+        """End them. Already ended ones are no error."""
+        ...
+
+    def hold(self, job_id: JobId) -> None:
+        """Keep it from starting."""
+        ...
+
+    def release(self, job_id: JobId) -> None:
+        """Undo `hold`."""
+        ...
+
+    def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
+        """Put a running or ended job back into the queue. Refuse an array as a whole: it would start every task."""
+        ...
+
+    def update(self, job_id: JobId, change: JobUpdate) -> None:
+        """Change a queued or running job."""
+        ...
+
+    def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
+        """Send a signal (`USR1`) to its steps, to the batch shell (`batch`), or to both and all below (`full`)."""
+        ...
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes."""
+        ...
+
+    def config(self) -> ClusterConfig:
+        """What the cluster supports."""
+        ...
