@@ -1,0 +1,1 @@
+"""Tests against a real SLURM, booted on loopback by `tests.slurm.cluster`."""

@@ -1,0 +1,467 @@
+"""A real SLURM on loopback for tests: munged, slurmctld and some slurmd as plain processes in one directory.
+
+    with Cluster(nodes=4) as cluster:
+        job = cluster.sbatch("#!/bin/bash\\nsleep 5\\n", user=cluster.users[0])
+        cluster.wait_for(job, {"COMPLETED"})
+
+Nothing of it survives the test process, whatever happens to that (see keeper.py). By hand:
+
+    python -m tests.slurm.cluster up         boot, print the environment, wait for Ctrl-C
+    python -m tests.slurm.cluster selftest   boot, run a job, stop, and say how long each took
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # run as a file: make `tests` importable
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.slurm import host
+from tests.slurm.configuration import CGROUP_CONF, Layout, Tuning, cgroup_prelude, node_names, slurm_conf
+from tests.slurm.keeper import Keeper
+from tests.slurm.processes import (
+    Process,
+    belonging,
+    descendants,
+    environ,
+    kill_all,
+    remove_cgroups,
+    thaw,
+    until,
+)
+
+ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,REQUEUE_HOLD,SPECIAL_EXIT"
+# What would make a client ask another cluster, or print in another way.
+SCRUBBED = (
+    "SLURM",
+    "SBATCH_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SALLOC_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SRUN_",
+    "PMI",
+)
+
+
+class Cluster:
+    """One SLURM with `nodes` nodes of 8 CPUs, partitions main, short (10 minutes) and closed (DOWN), two users."""
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        proctrack: str = "auto",
+        *,
+        kill_wait: int = 5,
+        message_timeout: int = 5,
+        slurmd_timeout: int = 10,
+        cred_expire: int = 10,
+        extra: str = "",
+    ) -> None:
+        """Take the wishes; nothing is started. `extra` is added to slurm.conf; the times are seconds."""
+        self.nodes = node_names(nodes)
+        self.users: tuple[str, str] = host.USERS
+        self.proctrack = proctrack
+        self.tuning = Tuning(kill_wait, message_timeout, slurmd_timeout, cred_expire, extra)
+        self.root = Path("/nonexistent")
+        self._keeper: Keeper | None = None
+        self._daemons: dict[str, Process] = {}
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def requirements() -> list[str]:
+        """Return why a cluster cannot be booted here, in words for a person; empty when it can."""
+        return host.requirements()
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Boot and wait until all nodes are idle; does nothing when started already."""
+        if self._keeper is not None:
+            return
+        if reasons := self.requirements():
+            raise RuntimeError(f"no test cluster: {'; '.join(reasons)}. To get it: {host.HOW_TO_GET}")
+        host.ensure_users()
+        self.proctrack = host.choose_proctrack(self.proctrack)
+        ports = host.Ports(len(self.nodes) + 1)
+        self.root = Path(tempfile.mkdtemp(prefix="resil-slurm-", dir="/tmp"))
+        self._layout = Layout(self.root)
+        try:
+            self._keeper = Keeper(self.root, keep_open=ports.lock)
+            self._write_files(ports.numbers)
+            self._start_munged()
+            self.start_controller()
+            for node in self.nodes:
+                self._spawn_slurmd(node)
+            self.wait_idle()
+        except BaseException as error:
+            logs = self.logs()
+            self.stop()
+            if isinstance(error, Exception):
+                raise RuntimeError(f"the test cluster did not boot: {error}\n{logs}") from error
+            raise
+        finally:
+            os.close(ports.lock)  # the keeper holds it from here on
+
+    def stop(self) -> None:
+        """Kill every process of the cluster, verify it, and remove its directory; does nothing when not started."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        left = keeper.stop()
+        # The keeper has done all this; here it is checked, and made good should the keeper itself have been killed.
+        thaw(self.root.name)
+        left = [*left, *kill_all(lambda: belonging(self.root))]
+        remove_cgroups(self.root.name)
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._daemons.clear()
+        if left or self.root.exists():
+            raise RuntimeError(f"the test cluster in {self.root} left something behind: pids {left}")
+
+    def _write_files(self, ports: range) -> None:
+        layout = self._layout
+        self.root.chmod(0o755)
+        for directory in layout.private:
+            directory.mkdir(mode=0o755)
+        layout.shared.mkdir()
+        layout.shared.chmod(0o1777)
+        layout.homes.mkdir(mode=0o755)
+        for user in self.users:
+            entry = pwd.getpwnam(user)
+            self.home(user).mkdir(mode=0o750)
+            os.chown(self.home(user), entry.pw_uid, entry.pw_gid)
+        name = socket.gethostname().split(".")[0]
+        layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, self.tuning))
+        (self.root / "cgroup.conf").write_text(CGROUP_CONF)
+        host.write_interpreter(layout.bin)
+        key = self.root / "munge" / "key"
+        key.touch(mode=0o400)
+        key.write_bytes(secrets.token_bytes(128))
+
+    def logs(self) -> str:
+        """Return the end of every daemon's log, for a failure message."""
+        files = sorted(self._layout.logs.glob("*")) if self.root.exists() else []
+        return "\n".join(
+            f"--- {f.name}\n" + "\n".join(f.read_text(errors="replace").splitlines()[-15:]) for f in files
+        )
+
+    # ---- daemons ----------------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, argv: Sequence[str], **env: str) -> None:
+        if self._keeper is None:
+            raise RuntimeError("the cluster is not started")
+        base = {"PATH": host.PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self._layout.conf)}
+        pid = self._keeper.spawn(list(argv), base | env, self._layout.logs / f"{name}.out")
+        process = Process.of(pid)
+        if process is None:
+            raise RuntimeError(f"{name} ended at once")
+        self._daemons[name] = process
+
+    def _start_munged(self) -> None:
+        munge = self.root / "munge"
+        self._spawn(
+            "munged", ["munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
+                       f"--pid-file={munge}/pid", f"--seed-file={munge}/seed", f"--log-file={munge}/log"],
+        )  # fmt: skip
+        until(self._layout.munge_socket.exists, "munged's socket", 10)
+
+    def _spawn_slurmd(self, node: str) -> None:
+        argv = ["slurmd", "-D", "-N", node]
+        if self.proctrack == "cgroup":
+            prelude = cgroup_prelude(self.root.name, host.hierarchies())
+            argv = ["unshare", "--mount", "sh", "-c", prelude, "sh", *argv]
+        # slurmstepd inherits it and jobs have it from slurmd: by this name a node's processes are found again.
+        self._spawn(node, argv, SLURMD_NODENAME=node)
+
+    def daemon(self, name: str) -> Process:
+        """Return the process of "munged", "slurmctld" or a node's slurmd, alive or not."""
+        return self._daemons[name]
+
+    def _running(self, name: str) -> bool:
+        return name in self._daemons and self._daemons[name].alive
+
+    def start_controller(self) -> None:
+        """Start slurmctld, or wake a stopped one, and wait until it answers."""
+        if self._running("slurmctld"):
+            self.continue_controller()
+        else:
+            self._spawn("slurmctld", ["slurmctld", "-D"])
+        until(self._controller_is_up, "slurmctld to answer", 20)
+
+    def _controller_is_up(self) -> bool:
+        if not self._running("slurmctld"):
+            raise RuntimeError("slurmctld ended")
+        return self.run(["scontrol", "ping"]).returncode == 0
+
+    def stop_controller(self) -> None:
+        """Hang slurmctld (SIGSTOP): it takes connections and answers nothing."""
+        self._freeze("slurmctld")
+
+    def continue_controller(self) -> None:
+        self._daemons["slurmctld"].send(signal.SIGCONT)
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""
+        self._end("slurmctld", signal.SIGKILL)
+
+    def terminate_controller(self) -> None:
+        """Stop slurmctld in an orderly way (SIGTERM): its state is saved."""
+        self._end("slurmctld", signal.SIGTERM)
+
+    def _freeze(self, name: str) -> None:
+        process = self._daemons[name]
+        process.send(signal.SIGSTOP)
+        until(lambda: process.stopped or not process.alive, f"{name} to stop", 5)
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        process = self._daemons[name]
+        process.send(number)
+        process.send(signal.SIGCONT)
+        process.wait_gone()
+
+    def lose_slurmd(self, node: str) -> None:
+        """Kill the node's slurmd alone: its jobs live on, and SLURM cannot know."""
+        self._end(node, signal.SIGKILL)
+
+    def fail_node(self, node: str) -> None:
+        """Kill the node's slurmd and all its jobs, as a power failure does."""
+        self._daemons[node].send(signal.SIGKILL)
+        kill_all(lambda: self._node_processes(node))
+        self._daemons[node].wait_gone()
+
+    def hang_slurmd(self, node: str) -> None:
+        """Stop the node's slurmd (SIGSTOP): it is as dead to the controller, and its jobs live on."""
+        self._freeze(node)
+
+    def continue_slurmd(self, node: str) -> None:
+        self._daemons[node].send(signal.SIGCONT)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start the node's slurmd, or wake a stopped one."""
+        if self._running(node):
+            self.continue_slurmd(node)
+        else:
+            self._spawn_slurmd(node)
+
+    def _node_processes(self, node: str) -> set[int]:
+        """Return slurmstepd, jobs and their children on a node: those who say its name, and their descendants."""
+        named = {pid for pid in self.processes() if environ(pid).get("SLURMD_NODENAME") == node}
+        return named | descendants(named)
+
+    def processes(self) -> set[int]:
+        """Return the pids of all daemons, jobs and clients of this cluster, without its keeper."""
+        if self._keeper is None:
+            return set()
+        return (descendants([self._keeper.pid]) | belonging(self.root)) - {self._keeper.pid}
+
+    def drain(self, node: str, reason: str = "test") -> None:
+        self._update(f"nodename={node}", "state=drain", f"reason={reason}")
+
+    def resume(self, node: str) -> None:
+        self._update(f"nodename={node}", "state=resume")
+
+    def _update(self, *words: str) -> None:
+        self.run(["scontrol", "update", *words], check=True)
+
+    def node_states(self) -> dict[str, str]:
+        """Return each node's state as sinfo's %T says it, e.g. idle, drained, down*."""
+        out = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"], check=True).stdout
+        words = out.split()
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+    def wait_idle(self, timeout: float = 30) -> None:
+        """Wait until every node is idle, and so no job is running."""
+        until(lambda: set(self.node_states().values()) == {"idle"}, "all nodes to be idle", timeout, 0.05)
+
+    def reset(self) -> None:
+        """Bring the cluster back to how it booted: daemons up, no job, nodes idle, partitions as configured."""
+        if not self._running("munged"):
+            self._start_munged()
+        self.start_controller()
+        for node in self.nodes:
+            self.start_slurmd(node)
+        self._cancel_all()
+        for partition, state in (("main", "up"), ("short", "up"), ("closed", "down")):
+            self._update(f"partitionname={partition}", f"state={state}")
+        for node, state in self.node_states().items():
+            if state != "idle":
+                with contextlib.suppress(subprocess.CalledProcessError):  # resume of an idle node is refused
+                    self.resume(node)
+        self.wait_idle()
+
+    def _cancel_all(self) -> None:
+        def active() -> list[str]:
+            return self.run(["squeue", "-h", "-t", ACTIVE, "-o", "%A"], check=True).stdout.split()
+
+        def gone() -> bool:
+            if ids := active():
+                self.run(["scancel", *ids])
+                # KillWait is no test's business here.
+                kill_all(lambda: {p for p in self.processes() if "SLURM_JOB_ID" in environ(p)})
+            return not ids
+
+        until(gone, "all jobs to be gone", 60, 0.1)
+
+    # ---- clients ----------------------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> Path:
+        """A directory that everybody may write to: the shared file system."""
+        return self._layout.shared
+
+    @property
+    def python(self) -> Path:
+        """An interpreter that every user can run and that imports what this one does; first on the users' PATH."""
+        return self._layout.bin / "python"
+
+    def home(self, user: str) -> Path:
+        return self._layout.homes / user
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a client needs in its environment to find this cluster; merge it over os.environ."""
+        return {"SLURM_CONF": str(self._layout.conf), "PATH": f"{self._layout.bin}{os.pathsep}{host.PATH}"}
+
+    def environment(self, user: str | None = None) -> dict[str, str]:
+        """Return the whole environment of a client: this process's, scrubbed of other clusters, and the user's own."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(SCRUBBED)} | self.env
+        if user is not None:
+            kept |= {"HOME": str(self.home(user)), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
+            for name in (
+                "XDG_CONFIG_HOME",
+                "XDG_STATE_HOME",
+                "XDG_CACHE_HOME",
+                "XDG_RUNTIME_DIR",
+                "MAIL",
+                "PWD",
+            ):
+                kept.pop(name, None)
+        return kept
+
+    def popen(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> subprocess.Popen[str]:
+        """Start a command as that user (root when none), by default in the user's home, in a session of its own."""
+        if user is not None:
+            entry = pwd.getpwnam(user)
+            groups = os.getgrouplist(user, entry.pw_gid)
+            kwargs |= {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
+        where = cwd if cwd is not None else self.home(user) if user is not None else self.shared
+        defaults = {"text": True, "umask": 0o022, "start_new_session": True}
+        whole = self.environment(user) | dict(env or {})
+        process: subprocess.Popen[str] = subprocess.Popen(argv, cwd=where, env=whole, **(defaults | kwargs))
+        return process
+
+    def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        user: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+        check: bool = False,
+        input: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as that user and return what it said; its whole session is killed at the time-out."""
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        pipe = subprocess.PIPE
+        with self.popen(argv, user, cwd, env, stdin=stdin, stdout=pipe, stderr=pipe) as process:
+            try:
+                out, err = process.communicate(input, timeout)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        if check and done.returncode:
+            raise AssertionError(f"{done.args} ended with {done.returncode}\n{out}{err}")
+        return done
+
+    def sbatch(self, script: str, *args: str, user: str | None = None) -> str:
+        """Submit a script's text with these options (by default as the first user) and return the job's id."""
+        done = self.run(["sbatch", "--parsable", *args], user or self.users[0], input=script, check=True)
+        return done.stdout.strip().split(";")[0]
+
+    def squeue(self, fmt: str, *args: str) -> list[str]:
+        """Return squeue's lines in this format, finished jobs included, all users'."""
+        return self.run(["squeue", "-h", "-t", "all", "-o", fmt, *args], check=True).stdout.splitlines()
+
+    def job_state(self, job_id: str) -> str:
+        """Return a job's state by its long name; "" if unknown; an array's different states, comma-separated."""
+        done = self.run(["squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id])
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise AssertionError(f"squeue -j {job_id} ended with {done.returncode}: {done.stderr}")
+        return ",".join(sorted(set(done.stdout.split())))
+
+    def wait_for(self, job_id: str, states: str | Collection[str], timeout: float = 30) -> str:
+        """Wait until all of a job (every array task) is in one of these states; return what job_state says then."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        seen = ""
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.job_state(job_id)
+            return seen != "" and set(seen.split(",")) <= wanted
+
+        try:
+            until(there, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout, 0.1)
+        except TimeoutError as error:
+            shown = self.run(["scontrol", "show", "job", job_id]).stdout
+            raise TimeoutError(f"{error}; it is {seen or 'unknown'}\n{shown}") from None
+        return seen
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve a developer's shell: `up` or `selftest`."""
+    if list(argv) not in (["up"], ["selftest"]):
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
+    began = time.monotonic()
+    cluster = Cluster()
+    cluster.start()
+    booted = time.monotonic()
+    if argv[0] == "up":
+        for name, value in cluster.env.items():
+            print(f"export {name}={value}")
+        print(f"# proctrack/{cluster.proctrack}, users {cluster.users}; Ctrl-C ends it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    else:
+        job = cluster.sbatch("#!/bin/bash\nhostname; id\n")
+        cluster.wait_for(job, "COMPLETED")
+    ran = time.monotonic()
+    cluster.stop()
+    stopped = time.monotonic()
+    print(f"# boot {booted - began:.2f} s, job {ran - booted:.2f} s, stop {stopped - ran:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

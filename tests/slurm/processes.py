@@ -1,0 +1,169 @@
+"""Who lives on this machine, and how to end exactly those who belong to a test cluster. Standard library only.
+
+A process id alone names nobody for long, so a process is always a pid with its start time (proc(5), field 22).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+HIERARCHIES = ("freezer", "memory")
+CGROUP_PARENT = "resil-slurm"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One life of a process id."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the process that has this pid now, or None when there is none (a zombie is none)."""
+        fields = _stat(pid)
+        if fields is None or fields[0] in "ZX":
+            return None
+        return cls(pid, int(fields[19]))
+
+    @property
+    def alive(self) -> bool:
+        return Process.of(self.pid) == self
+
+    @property
+    def stopped(self) -> bool:
+        fields = _stat(self.pid)
+        return fields is not None and fields[0] == "T"
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal this process and no other; a process that is gone is no error."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait_gone(self, timeout_s: float = 10.0) -> None:
+        until(lambda: not self.alive, f"process {self.pid} to end", timeout_s)
+
+
+def until(true: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.02) -> None:
+    """Wait until something is true; raise TimeoutError saying what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for {what}")
+        time.sleep(every_s)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on: [0] state, [1] parent, [19] start time."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def descendants(roots: Collection[int]) -> set[int]:
+    """Return the living children of these pids, their children, and so on; without the roots."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = _stat(pid)
+        if fields is not None and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found - set(roots)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 0:
+        yield pid
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+
+
+def environ(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty when it is gone or not ours to read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def belonging(root: Path) -> set[int]:
+    """Return the pids whose command line, working directory or SLURM_CONF lies in this cluster's directory.
+
+    The caller and its ancestors are left out: a test may have changed into the directory itself.
+    """
+    needle = os.fsencode(f"{root}")
+    spared = set(_ancestors(os.getpid()))
+    found = set()
+    for pid in pids():
+        if pid in spared or Process.of(pid) is None:
+            continue
+        with contextlib.suppress(OSError):
+            if (
+                needle in Path(f"/proc/{pid}/cmdline").read_bytes()
+                or os.fsencode(Path(f"/proc/{pid}/cwd").readlink()).startswith(needle)
+                or b"\0SLURM_CONF=" + needle in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+            ):
+                found.add(pid)
+    return found
+
+
+def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 10.0) -> set[int]:
+    """Kill what `find` finds, again and again until it finds nothing; return what is left at the deadline.
+
+    One pass is not enough: a process may fork between the look and the kill. Only the kernel's own delay
+    (a process in uninterruptible sleep) is waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    while found := find():
+        if time.monotonic() > deadline:
+            return set(found)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return set()
+
+
+def cgroups(name: str) -> list[Path]:
+    """Return the cgroup (version 1) directories that exist for this cluster, one per hierarchy."""
+    return [path for h in HIERARCHIES if (path := CGROUPS / h / CGROUP_PARENT / name).is_dir()]
+
+
+def thaw(name: str) -> None:
+    """Let frozen processes of this cluster run: the kernel delivers not even SIGKILL to them before."""
+    for top in cgroups(name):
+        for file in top.rglob("freezer.state"):
+            with contextlib.suppress(OSError):
+                file.write_text("THAWED")
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove this cluster's cgroups, deepest first; those still busy stay (rmdir(2) refuses)."""
+    for top in cgroups(name):
+        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        with contextlib.suppress(OSError):
+            top.rmdir()
