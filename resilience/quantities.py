@@ -121,3 +121,14 @@ def format_slurm_time(seconds: float | None) -> str:
     days, rest = divmod(whole, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
+
+
+def quote_toml(text: str) -> str:
+    """Given any text, return it as a TOML basic string on one line (https://toml.io/en/v1.0.0#string)."""
+    named = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+    def escape(character: str) -> str:
+        is_control = ord(character) < 32 or ord(character) == 127
+        return named.get(character) or (f"\\u{ord(character):04x}" if is_control else character)
+
+    return '"' + "".join(map(escape, text)) + '"'

@@ -1,0 +1,72 @@
+"""Reads the attempts of a run, as its batch shells wrote them. Format: docs/reference/run-directory.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from resilience.errors import StateDirectoryError
+from resilience.model import layout
+from resilience.model.attempt import Attempt, AttemptEnd
+from resilience.system.files import explain_os_error, read_regular
+from resilience.system.run_directory import RunDirectory
+
+_NUMBER = re.compile(r"\d{4,}")
+
+
+def read_attempts(directory: RunDirectory) -> tuple[Attempt, ...]:
+    """The attempts of a run, oldest first. A damaged file is passed over."""
+    folder = directory.path / layout.ATTEMPTS
+    try:
+        names = sorted((name for name in os.listdir(folder) if _NUMBER.fullmatch(name)), key=int)  # noqa: PTH208
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise explain_os_error(error, "read", folder) from error
+    attempts = (_read_attempt(folder, int(name), name) for name in names)
+    return tuple(attempt for attempt in attempts if attempt is not None)
+
+
+def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
+    start = _table(folder / name)
+    if start is None:
+        return None
+    end = _table(folder / f"{name}.end") or {}
+    word = str(end.get("end", ""))
+    return Attempt(
+        number=number,
+        job_id=_integer(start.get("job_id")),
+        label=str(start.get("label", "")),
+        restart=_integer(start.get("restart")),
+        host=str(start.get("host", "")),
+        pid=_integer(start.get("pid")),
+        start_time=_seconds(start.get("start")) or 0.0,
+        end_time=_seconds(end.get("time")),
+        end=AttemptEnd(word) if word in set(AttemptEnd) else None,
+        exit_code=_integer(end["exit_code"]) if "exit_code" in end else None,
+    )
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    try:
+        found = read_regular(path)
+        return None if found is None else tomllib.loads(found[0].decode("utf-8", "replace"))
+    except (StateDirectoryError, tomllib.TOMLDecodeError):
+        return None
+
+
+def _integer(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None

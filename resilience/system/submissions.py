@@ -1,0 +1,121 @@
+"""The journal of submissions: the intent before, the result after each sbatch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resilience.errors import UsageError
+from resilience.model import layout
+from resilience.model.job import JobId
+from resilience.system.clock import iso_time
+from resilience.system.files import append_line, read_lines
+from resilience.system.run_directory import RunDirectory
+
+TOKEN_BYTES = 8
+
+
+class Outcome(StrEnum):
+    """What became of an intent."""
+
+    OPEN = "open"
+    """Journalled and perhaps sent. It must be looked up by its token before anything is submitted."""
+    SUBMITTED = "submitted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One line of thought of `resil submit`, folded from its lines in the journal.
+
+    Attributes:
+        token: what the job carries in its comment.
+        scheduler: which scheduler it went to.
+        script: path of the script that was handed over.
+        argv: the exact command, for people.
+        time: seconds since the epoch.
+        outcome: what became of it.
+        job_id: the one job, when there is one.
+    """
+
+    token: str
+    scheduler: str
+    script: str
+    argv: tuple[str, ...]
+    time: float
+    outcome: Outcome = Outcome.OPEN
+    job_id: JobId | None = None
+
+
+def new_token() -> str:
+    """A random word for one intent."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def record_intent(directory: RunDirectory, intent: Intent, user: str) -> None:
+    """Journal that a submission is about to be sent. Raise StateDirectoryError if it cannot be: then do not send."""
+    _append(
+        directory,
+        {
+            "event": "intent",
+            "token": intent.token,
+            "at": iso_time(intent.time),
+            "time": intent.time,
+            "by": user,
+            "scheduler": intent.scheduler,
+            "script": intent.script,
+            "argv": list(intent.argv),
+        },
+    )
+
+
+def record_result(
+    directory: RunDirectory, token: str, outcome: Outcome, now: float, *, job_id: JobId | None = None, why: str = ""
+) -> None:
+    """Journal what became of an intent."""
+    record: dict[str, object] = {"event": outcome.value, "token": token, "at": iso_time(now), "time": now}
+    if job_id is not None:
+        record["job_id"] = str(job_id)
+    if why:
+        record["why"] = why
+    _append(directory, record)
+
+
+def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
+    """The intents of a run, oldest first, each with what became of it."""
+    intents: dict[str, Intent] = {}
+    for record in read_lines(directory.path / layout.SUBMISSIONS):
+        token = str(record.get("token", ""))
+        if record.get("event") == "intent":
+            argv = record.get("argv")
+            intents[token] = Intent(
+                token=token,
+                scheduler=str(record.get("scheduler", "")),
+                script=str(record.get("script", "")),
+                argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
+                time=float(record.get("time") or 0.0),
+            )
+        elif token in intents:
+            intents[token] = _settle(intents[token], str(record.get("event", "")), record.get("job_id"))
+    return tuple(intents.values())
+
+
+def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
+    """The jobs that came of these intents, oldest first."""
+    return tuple(intent.job_id for intent in intents if intent.job_id is not None)
+
+
+def _settle(intent: Intent, event: str, job_id: object) -> Intent:
+    if event not in (Outcome.SUBMITTED, Outcome.REFUSED):
+        return intent
+    try:
+        parsed = JobId.parse(str(job_id)) if job_id else None
+    except UsageError:
+        parsed = None
+    return Intent(intent.token, intent.scheduler, intent.script, intent.argv, intent.time, Outcome(event), parsed)
+
+
+def _append(directory: RunDirectory, record: dict[str, object]) -> None:
+    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
