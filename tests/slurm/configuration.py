@@ -97,7 +97,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=8000
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=2,batch_sched_delay=0,sched_interval=2
+SchedulerParameters=bf_interval=1,batch_sched_delay=0
 PriorityType=priority/basic
 KillWait={tuning.kill_wait_s}
 MessageTimeout={tuning.message_timeout_s}

@@ -130,12 +130,11 @@ class Keeper:
 
     def stop(self) -> list[int]:
         """Have everything killed and removed; return the pids that could not be killed."""
-        if self._process.poll() is not None:
-            return []
         left = self._ask({"stop": True}).get("left", [])
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self._process.wait(10)
         return [int(pid) for pid in left]
 

@@ -1,0 +1,17 @@
+"""What the whole test suite shares: a plain word, at the end, about tests on real components that did not run."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once which real-component tests were skipped, why, and how to get them."""
+    from tests.slurm import host
+
+    skipped = [report for report in terminalreporter.getreports("skipped") if "slurm" in report.keywords]
+    reasons = host.requirements()
+    if skipped and reasons:
+        terminalreporter.section("skipped: real SLURM")
+        terminalreporter.line(f"{len(skipped)} tests under tests/slurm did not run: {'; '.join(reasons)}.")
+        terminalreporter.line(f"To get them: {host.HOW_TO_GET}.")

@@ -1,0 +1,64 @@
+"""One real cluster for all tests of a session that ask for it, brought back to its first state before each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+
+HERE = Path(__file__).parent
+CLUSTER = pytest.StashKey[Cluster]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test of this folder `slurm`; keep them in one process of pytest-xdist; skip them where impossible."""
+    reasons = Cluster.requirements()
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker("slurm")
+        if config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+        if reasons:
+            item.add_marker(pytest.mark.skip(reason=f"no real SLURM: {'; '.join(reasons)}"))
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A SLURM of four nodes, see `tests.slurm.cluster`."""
+    with Cluster() as booted:
+        request.config.stash[CLUSTER] = booted
+        yield booted
+
+
+@pytest.fixture(autouse=True)
+def fresh_cluster(request: pytest.FixtureRequest) -> None:
+    """Leave no job, fault or drained node of one test to the next."""
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").reset()
+
+
+@pytest.fixture
+def alice(cluster: Cluster) -> str:
+    return cluster.users[0]
+
+
+@pytest.fixture
+def bob(cluster: Cluster) -> str:
+    return cluster.users[1]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the daemons said last beside a failure."""
+    report = yield
+    booted = item.config.stash.get(CLUSTER, None)
+    if report.failed and booted is not None and "cluster" in getattr(item, "fixturenames", ()):
+        report.sections.append(("SLURM daemons", booted.logs()))
+    return report
