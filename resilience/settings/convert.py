@@ -1,0 +1,100 @@
+"""One value of a TOML table or an environment variable to the type of a dataclass's field. Pure."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from resilience.errors import QuantityError, SettingsError
+from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
+
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+_UNITS: dict[str, tuple[typing.Callable[[str], float], str]] = {
+    "_s": (parse_duration_s, 'a duration such as "10m", or a number of seconds'),
+    "_bytes": (parse_bytes, 'a size such as "40TiB", or a number of bytes'),
+    "_percent": (parse_percent, 'a percentage such as "85%"'),
+}
+
+
+def convert_table(owner: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Given a table, return the constructor arguments of its owner.
+
+    Raise SettingsError if a key is unknown, naming the nearest, or a value has the wrong type. `where` names the
+    table in messages: `[run] in resil.toml`.
+    """
+    types_of = typing.get_type_hints(owner)
+    known = {field.name for field in fields(owner)}
+    arguments: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise unknown_key(key, sorted(known), where)
+        arguments[name] = convert_value(name, value, types_of[name], where)
+    return arguments
+
+
+def unknown_key(key: str, known: typing.Sequence[str], where: str) -> SettingsError:
+    """The error for a key nobody owns, with the nearest name."""
+    near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(known)}"
+    return SettingsError(f"unknown key {key!r} in {where}", hint=hint)
+
+
+def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
+    """Given a value, return it as the type wanted. Texts from the environment are understood as well."""
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    for suffix, (parse, example) in _UNITS.items():
+        if name.endswith(suffix):
+            return _quantity(name, value, parse, example, where)
+    if value is None and type(None) in options:
+        return None
+    if bool in options:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        raise SettingsError(f"{name} = {value!r} in {where} must be true or false")
+    if int in options:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+            return int(value)
+        raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
+    if typing.get_origin(wanted) is tuple:
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise SettingsError(f"{name} in {where} must be a list of texts", hint=f'{name} = ["...", "..."]')
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # array = 10 is what people write
+    raise SettingsError(f"{name} = {value!r} in {where} must be a text", hint=f'{name} = "..."')
+
+
+def _quantity(name: str, value: object, parse: typing.Callable[[str], float], example: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
+    text = str(value)
+    try:
+        # A bare number is in the unit that the field's name carries; percentages check theirs themselves.
+        number = parse(text) if name.endswith("_percent") or not _is_number(text) else float(text)
+    except QuantityError as error:
+        raise SettingsError(f"{name} = {value!r} in {where}: {error.message}", hint=error.hint) from None
+    if not 0 <= number < float("inf"):
+        raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
+    return number
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""The tables of resil.toml that belong to the run itself: each is the fields of a dataclass. Pure.
+
+A field's name carries its unit, and so does the key in the file: `_s` takes seconds or a duration (`"10m"`),
+`_bytes` a size (`"40TiB"`), `_percent` a percentage (`"85%"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """[run]: what is trained, and where its state is kept.
+
+    Attributes:
+        name: the run's name; everything is keyed by it. Default: the name of the project folder.
+        command: the training, as you would type it in a shell.
+        template: which sbatch template launches it: see `resil templates`.
+        setup: shell lines before the launch: modules, virtual environment.
+        state_dir: where run directories are kept, on a file system that all nodes share.
+        group: Unix group that may steer the run; empty keeps it private.
+        switch_owners: whose switch files are obeyed: owner, group or any. Default: as the folder's mode says.
+        finish_on_success: whether exit code 0 of the training means that the run is finished.
+    """
+
+    name: str = ""
+    command: str = ""
+    template: str = "python"
+    setup: tuple[str, ...] = ()
+    state_dir: str = ".resil"
+    group: str = ""
+    switch_owners: str = ""
+    finish_on_success: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitSettings:
+    """[submit]: how `resil submit` queues the run when nothing else is said.
+
+    Attributes:
+        array: as `--array`: `10` means ten jobs one after another.
+        signal: the signal that the batch shell gets when the time is nearly over.
+        signal_lead_s: how long before the time limit; SLURM may send it up to 60 s earlier.
+        requeue: whether SLURM may put a job back after a node failure or a preemption; unset leaves it to the site.
+    """
+
+    array: str = ""
+    signal: str = "USR1"
+    signal_lead_s: float = 300.0
+    requeue: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSettings:
+    """[attempt]: one attempt at a time.
+
+    Attributes:
+        beat_s: how often the batch shell shows that it lives.
+        previous_wait_s: how long a job waits for the attempt before it to be truly gone.
+    """
+
+    beat_s: float = 10.0
+    previous_wait_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """[scheduler]: who runs the jobs.
+
+    Attributes:
+        name: auto, slurm or local (the embedded one). `auto` takes SLURM where its commands are installed.
+        deadline_s: no call to it takes longer than this.
+    """
+
+    name: str = "auto"
+    deadline_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything resil.toml may say.
+
+    Attributes:
+        sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
+        environment: [environment]: variables exported before the launch.
+        launcher: [template]: variables of the template, for instance `gpus_per_node = 8`.
+    """
+
+    run: RunSettings = field(default_factory=RunSettings)
+    submit: SubmitSettings = field(default_factory=SubmitSettings)
+    attempt: AttemptSettings = field(default_factory=AttemptSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    launcher: Mapping[str, str | int | float | bool] = field(default_factory=dict)
