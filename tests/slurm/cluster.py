@@ -179,7 +179,10 @@ class Cluster:
     def logs(self, lines: int = 8) -> str:
         """Return the end of every daemon's log, for a failure message; without what every start complains of."""
         texts = []
-        for file in sorted(self._layout.logs.glob("*")) if self.root.exists() else []:
+        files = sorted(self._layout.logs.glob("*")) if self.root.exists() else []
+        # What a daemon says to its log it also says to its output; that alone has what it said before the log.
+        logged = {file.stem for file in files if file.suffix == ".log" and file.stat().st_size}
+        for file in (file for file in files if file.suffix == ".log" or file.stem not in logged):
             said = file.read_text(errors="replace").splitlines()
             told = [line for line in said if not any(noise in line for noise in NOISE)]
             texts.append("\n".join([f"--- {file.name}", *told[-lines:]]))
