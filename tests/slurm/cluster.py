@@ -19,19 +19,18 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # run as a file: make `tests` importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.slurm import host
-from tests.slurm.configuration import CGROUP_CONF, Layout, Tuning, cgroup_prelude, node_names, slurm_conf
+from tests.slurm.clients import Clients
+from tests.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_names, slurm_conf
 from tests.slurm.keeper import Keeper
 from tests.slurm.processes import (
     Process,
@@ -45,31 +44,11 @@ from tests.slurm.processes import (
 )
 
 ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,REQUEUE_HOLD,SPECIAL_EXIT"
-# What would make a client ask another cluster, or print in another way.
-SCRUBBED = (
-    "SLURM",
-    "SBATCH_",
-    "SQUEUE_",
-    "SINFO_",
-    "SACCT_",
-    "SALLOC_",
-    "SCANCEL_",
-    "SCONTROL_",
-    "SRUN_",
-    "PMI",
-)
 # Debian's slurmd looks for PMIx, which nobody needs here, and for hardware that we only pretend to have.
 NOISE = ("pmix", "MPI", "hwloc", "Node configuration differs", "Domain socket", "CPU frequency", "CPUs=8")
 
 
-class CommandFailed(subprocess.CalledProcessError):
-    """A client's failure that says in a test's report what the client said."""
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.stdout}{self.stderr}"
-
-
-class Cluster:
+class Cluster(Clients):
     """One SLURM with `nodes` nodes of 8 CPUs, partitions main, short (10 minutes) and closed (DOWN), two users."""
 
     def __init__(
@@ -84,11 +63,10 @@ class Cluster:
         extra: str = "",
     ) -> None:
         """Take the wishes; nothing is started. `extra` is added to slurm.conf; the times are seconds."""
+        super().__init__()
         self.nodes = node_names(nodes)
-        self.users: tuple[str, str] = host.USERS
         self.proctrack = proctrack
         self.tuning = Tuning(kill_wait, message_timeout, slurmd_timeout, cred_expire, extra)
-        self.root = Path("/nonexistent")
         self._keeper: Keeper | None = None
         self._daemons: dict[str, Process] = {}
 
@@ -116,7 +94,6 @@ class Cluster:
         self.proctrack = host.choose_proctrack(self.proctrack)
         ports = host.Ports(len(self.nodes) + 1)
         self.root = Path(tempfile.mkdtemp(prefix="resil-slurm-", dir="/tmp"))
-        self._layout = Layout(self.root)
         try:
             self._keeper = Keeper(self.root, keep_open=ports.lock)
             self._write_files(ports.numbers)
@@ -157,7 +134,7 @@ class Cluster:
         return self._keeper.pid
 
     def _write_files(self, ports: range) -> None:
-        layout = self._layout
+        layout = self.layout
         self.root.chmod(0o755)
         for directory in layout.private:
             directory.mkdir(mode=0o755)
@@ -179,7 +156,7 @@ class Cluster:
     def logs(self, lines: int = 8) -> str:
         """Return the end of every daemon's log, for a failure message; without what every start complains of."""
         texts = []
-        files = sorted(self._layout.logs.glob("*")) if self.root.exists() else []
+        files = sorted(self.layout.logs.glob("*")) if self.root.exists() else []
         # What a daemon says to its log it also says to its output; that alone has what it said before the log.
         logged = {file.stem for file in files if file.suffix == ".log" and file.stat().st_size}
         for file in (file for file in files if file.suffix == ".log" or file.stem not in logged):
@@ -193,8 +170,8 @@ class Cluster:
     def _spawn(self, name: str, argv: Sequence[str], **env: str) -> None:
         if self._keeper is None:
             raise RuntimeError("the cluster is not started")
-        base = {"PATH": host.PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self._layout.conf)}
-        pid = self._keeper.spawn(list(argv), base | env, self._layout.logs / f"{name}.out")
+        base = {"PATH": host.PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.layout.conf)}
+        pid = self._keeper.spawn(list(argv), base | env, self.layout.logs / f"{name}.out")
         process = Process.of(pid)
         if process is None:
             raise RuntimeError(f"{name} ended at once")
@@ -206,7 +183,7 @@ class Cluster:
             "munged", ["munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
                        f"--pid-file={munge}/pid", f"--seed-file={munge}/seed", f"--log-file={munge}/log"],
         )  # fmt: skip
-        until(self._layout.munge_socket.exists, "munged's socket", 10)
+        until(self.layout.munge_socket.exists, "munged's socket", 10)
 
     def _spawn_slurmd(self, node: str) -> None:
         argv = ["slurmd", "-D", "-N", node]
@@ -297,27 +274,12 @@ class Cluster:
             return set()
         return (descendants([self._keeper.pid]) | belonging(self.root)) - {self._keeper.pid}
 
-    def drain(self, node: str, reason: str = "test") -> None:
-        self._update(f"nodename={node}", "state=drain", f"reason={reason}")
-
-    def resume(self, node: str) -> None:
-        self._update(f"nodename={node}", "state=resume")
-
-    def _update(self, *words: str) -> None:
-        self.run(["scontrol", "update", *words], check=True)
-
-    def node_states(self) -> dict[str, str]:
-        """Return each node's state as sinfo's %T says it, e.g. idle, drained, down*."""
-        out = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"], check=True).stdout
-        words = out.split()
-        return dict(zip(words[::2], words[1::2], strict=True))
-
     def wait_idle(self, timeout: float = 30) -> None:
         """Wait until every node is idle, and so no job is running."""
         until(lambda: set(self.node_states().values()) == {"idle"}, "all nodes to be idle", timeout, 0.05)
 
     def reset(self) -> None:
-        """Bring the cluster back to how it booted: daemons up, no job, nodes idle, partitions as configured."""
+        """Bring the cluster back to how it booted: daemons up, no job, nodes idle, homes and shared empty."""
         if not self._running("munged"):
             self._start_munged()
         self.start_controller()
@@ -327,6 +289,12 @@ class Cluster:
         for partition, state in (("main", "up"), ("short", "up"), ("closed", "down")):
             self._update(f"partitionname={partition}", f"state={state}")
         until(self._nodes_restored, "all nodes to be idle", 60, 0.05)
+        for directory in (self.shared, *map(self.home, self.users)):
+            for entry in directory.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
 
     def _nodes_restored(self) -> bool:
         """Resume what is drained or down, and say whether every node is idle."""
@@ -347,119 +315,6 @@ class Cluster:
             return not ids and not processes
 
         until(gone, "all jobs to be gone", 60, 0.1)
-
-    # ---- clients ----------------------------------------------------------------------------------------------
-
-    @property
-    def shared(self) -> Path:
-        """A directory that everybody may write to: the shared file system."""
-        return self._layout.shared
-
-    @property
-    def python(self) -> Path:
-        """An interpreter that every user can run and that imports what this one does; first on the users' PATH."""
-        return self._layout.bin / "python"
-
-    def home(self, user: str) -> Path:
-        return self._layout.homes / user
-
-    @property
-    def env(self) -> dict[str, str]:
-        """What a client needs in its environment to find this cluster; merge it over os.environ."""
-        return {"SLURM_CONF": str(self._layout.conf), "PATH": f"{self._layout.bin}{os.pathsep}{host.PATH}"}
-
-    def environment(self, user: str | None = None) -> dict[str, str]:
-        """Return the whole environment of a client: this process's, scrubbed of other clusters, and the user's own."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(SCRUBBED)} | self.env
-        if user is not None:
-            kept |= {"HOME": str(self.home(user)), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
-            for name in (
-                "XDG_CONFIG_HOME",
-                "XDG_STATE_HOME",
-                "XDG_CACHE_HOME",
-                "XDG_RUNTIME_DIR",
-                "MAIL",
-                "PWD",
-            ):
-                kept.pop(name, None)
-        return kept
-
-    def popen(
-        self,
-        argv: Sequence[str | os.PathLike[str]],
-        user: str | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> subprocess.Popen[str]:
-        """Start a command as that user (root when none), by default in the user's home, in a session of its own."""
-        if user is not None:
-            entry = pwd.getpwnam(user)
-            groups = os.getgrouplist(user, entry.pw_gid)
-            kwargs |= {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
-        where = cwd if cwd is not None else self.home(user) if user is not None else self.shared
-        defaults = {"text": True, "umask": 0o022, "start_new_session": True}
-        whole = self.environment(user) | dict(env or {})
-        process: subprocess.Popen[str] = subprocess.Popen(argv, cwd=where, env=whole, **(defaults | kwargs))
-        return process
-
-    def run(
-        self,
-        argv: Sequence[str | os.PathLike[str]],
-        user: str | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float = 60,
-        check: bool = False,
-        input: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as that user and return what it said; its whole session is killed at the time-out."""
-        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
-        pipe = subprocess.PIPE
-        with self.popen(argv, user, cwd, env, stdin=stdin, stdout=pipe, stderr=pipe) as process:
-            try:
-                out, err = process.communicate(input, timeout)
-            except BaseException:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise
-        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
-        if check and done.returncode:
-            raise CommandFailed(done.returncode, done.args, out, err)
-        return done
-
-    def sbatch(self, script: str, *args: str, user: str | None = None) -> str:
-        """Submit a script's text with these options (by default as the first user) and return the job's id."""
-        done = self.run(["sbatch", "--parsable", *args], user or self.users[0], input=script, check=True)
-        return done.stdout.strip().split(";")[0]
-
-    def squeue(self, fmt: str, *args: str) -> list[str]:
-        """Return squeue's lines in this format, finished jobs included, all users'."""
-        return self.run(["squeue", "-h", "-t", "all", "-o", fmt, *args], check=True).stdout.splitlines()
-
-    def job_state(self, job_id: str) -> str:
-        """Return a job's state by its long name; "" if unknown; an array's different states, comma-separated."""
-        done = self.run(["squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id])
-        if done.returncode and "Invalid job id" not in done.stderr:
-            raise CommandFailed(done.returncode, done.args, done.stdout, done.stderr)
-        return ",".join(sorted(set(done.stdout.split())))
-
-    def wait_for(self, job_id: str, states: str | Collection[str], timeout: float = 30) -> str:
-        """Wait until all of a job (every array task) is in one of these states; return what job_state says then."""
-        wanted = {states} if isinstance(states, str) else set(states)
-        seen = ""
-
-        def there() -> bool:
-            nonlocal seen
-            seen = self.job_state(job_id)
-            return seen != "" and set(seen.split(",")) <= wanted
-
-        try:
-            until(there, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout, 0.1)
-        except TimeoutError as error:
-            shown = self.run(["scontrol", "show", "job", job_id]).stdout
-            raise TimeoutError(f"{error}; it is {seen or 'unknown'}\n{shown}") from None
-        return seen
 
 
 def main(argv: Sequence[str]) -> int:

@@ -119,9 +119,7 @@ PartitionName=closed Nodes=ALL MaxTime=60 State=DOWN
 
 def _node_lines(host: str, ports: range, nodes: int) -> str:
     pairs = zip(node_names(nodes), ports[1:], strict=False)
-    return "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}" for name, port in pairs
-    )
+    return "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}" for name, port in pairs)
 
 
 CGROUP_CONF = """\

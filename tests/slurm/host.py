@@ -28,9 +28,7 @@ PROGRAMS = (
     "unshare",
 )
 HOW_TO_GET = "sudo apt-get install slurm-wlm munge, then run the tests as root (sudo make test)"
-PATH = os.pathsep.join(
-    (os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-)
+PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Below the range the kernel gives to outgoing connections (ip_local_port_range starts at 32768).

@@ -31,9 +31,7 @@ def reasons(cluster: Cluster, job: str) -> set[str]:
 # ---- two attempts of a run at the same time ---------------------------------------------------------------------
 
 
-def test_one_at_a_time_arrays_and_singletons_overlap_and_afterany_does_not(
-    cluster: Cluster, alice: str
-) -> None:
+def test_one_at_a_time_arrays_and_singletons_overlap_and_afterany_does_not(cluster: Cluster, alice: str) -> None:
     """The successor starts as soon as the predecessor is COMPLETING, up to KillWait before its processes are gone."""
     home = cluster.home(alice)
     both = "#!/bin/bash\nif [ $SLURM_ARRAY_TASK_ID = 1 ]; then\n{}\nelse\n{}\nfi\n"
@@ -46,9 +44,7 @@ def test_one_at_a_time_arrays_and_singletons_overlap_and_afterany_does_not(
     until(lambda: all((home / f"{name}.pid").exists() for name in names), "all three to run", 20)
 
     cluster.run(["scancel", f"{array}_1", single, chain], alice, check=True)
-    until(
-        lambda: all((home / f"{name}.seen").exists() for name in names), "all successors to have looked", 30
-    )
+    until(lambda: all((home / f"{name}.seen").exists() for name in names), "all successors to have looked", 30)
 
     seen = {name: (home / f"{name}.seen").read_text().strip() for name in names}
     assert seen == {"array": "overlap", "single": "overlap", "chain": "alone"}
@@ -86,9 +82,7 @@ def test_every_type_of_dependency(cluster: Cluster, alice: str) -> None:
     assert cluster.squeue("%E", "-j", waiting) == [f"afterany:{slow}(unfulfilled)"]
 
 
-def test_a_dependency_that_makes_no_sense_is_refused_and_uses_up_a_job_id(
-    cluster: Cluster, alice: str
-) -> None:
+def test_a_dependency_that_makes_no_sense_is_refused_and_uses_up_a_job_id(cluster: Cluster, alice: str) -> None:
     before = int(cluster.sbatch(exits(0, 0)))
     for how in ("bogus:15", "afterany:", "afterany:abc"):
         refused = cluster.run(["sbatch", f"--dependency={how}"], alice, input=SLEEP)
@@ -120,9 +114,7 @@ def test_an_array_beyond_the_largest_index_is_refused(cluster: Cluster, alice: s
 # ---- requeue ----------------------------------------------------------------------------------------------------
 
 
-def test_a_requeued_job_counts_its_restarts_and_truncates_its_output_unless_told(
-    cluster: Cluster, alice: str
-) -> None:
+def test_a_requeued_job_counts_its_restarts_and_truncates_its_output_unless_told(cluster: Cluster, alice: str) -> None:
     script = "#!/bin/bash\necho restarts=${SLURM_RESTART_COUNT-unset}\nsleep 300\n"
     keeping = cluster.sbatch(script, "-o", "append.out", "--open-mode=append")
     losing = cluster.sbatch(script, "-o", "truncate.out")
@@ -242,9 +234,7 @@ def test_sbatch_may_fail_and_yet_submit_while_the_controller_hangs(cluster: Clus
     until(lambda: "ghost" in cluster.squeue("%j"), "the job that was not submitted", 20)
 
 
-def test_a_missing_working_directory_or_output_is_no_error_at_submission(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_missing_working_directory_or_output_is_no_error_at_submission(cluster: Cluster, tmp_path: Path) -> None:
     elsewhere = cluster.sbatch("#!/bin/bash\npwd\n", "-D", "/nonexistent", "-o", f"{cluster.shared}/%j.out")
     assert cluster.wait_for(elsewhere, "COMPLETED") == "COMPLETED"
     assert (cluster.shared / f"{elsewhere}.out").read_text().splitlines()[-1] == "/tmp"

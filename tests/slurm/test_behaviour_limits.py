@@ -84,15 +84,11 @@ def story() -> Iterator[Story]:
         jobs: dict[str, str] = {}
         for name, way in WAYS.items():
             script = "#!/bin/bash\n" + way.script.format(log=f"{name}.log")
-            jobs[name] = cluster.sbatch(
-                script, f"--signal={way.option}", "-t5", "-w", f"n{1 + len(jobs) % 2}"
-            )
+            jobs[name] = cluster.sbatch(script, f"--signal={way.option}", "-t5", "-w", f"n{1 + len(jobs) % 2}")
         for name, elsewhere, *options in (
             ("requeued", "n4,n5"), ("not-requeued", "n4,n5", "--no-requeue"), ("twin", "n3,n5"),
         ):  # fmt: skip
-            jobs[name] = cluster.sbatch(
-                LOG_PID.format(name=name), *options, "-x", f"n1,n2,{elsewhere}", "-J", name
-            )
+            jobs[name] = cluster.sbatch(LOG_PID.format(name=name), *options, "-x", f"n1,n2,{elsewhere}", "-J", name)
         for job in jobs.values():
             cluster.wait_for(job, "RUNNING")
         story = Story(cluster, jobs)
@@ -120,9 +116,7 @@ def test_a_node_that_is_cut_off_leaves_a_twin_of_its_requeued_job(story: Story) 
     cluster, job = story.cluster, story.jobs["twin"]
     pids = story.home / "twin.pid"
     cluster.wait_for(job, "PENDING", 40)
-    cluster.run(
-        ["scontrol", "update", f"jobid={job}", "ExcNodeList=n1,n2,n3,n4", "StartTime=now"], check=True
-    )
+    cluster.run(["scontrol", "update", f"jobid={job}", "ExcNodeList=n1,n2,n3,n4", "StartTime=now"], check=True)
     until(lambda: len(pids.read_text().split()) == 2, "the second copy", 30)
     first, second = (Process.of(int(pid)) for pid in pids.read_text().split())
     assert first, "the first copy is alive"

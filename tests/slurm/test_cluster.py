@@ -128,9 +128,7 @@ def test_start_and_stop_may_be_called_twice() -> None:
 
 
 def test_users_are_real_and_cannot_touch_each_others_jobs(cluster: Cluster, alice: str, bob: str) -> None:
-    job = cluster.sbatch(
-        "#!/bin/bash\nid -un; echo $HOME; sleep 100\n", "-o", "mine.out", "-J", "mine", user=alice
-    )
+    job = cluster.sbatch("#!/bin/bash\nid -un; echo $HOME; sleep 100\n", "-o", "mine.out", "-J", "mine", user=alice)
     cluster.wait_for(job, "RUNNING")
 
     refused = cluster.run(["scancel", job], user=bob)
