@@ -18,7 +18,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a file: make `tests` importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.slurm import host
+from tests.slurm import accounting, host
 from tests.slurm.clients import Clients
 from tests.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_names, slurm_conf
 from tests.slurm.keeper import Keeper
@@ -45,7 +44,16 @@ from tests.slurm.processes import (
 
 ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,REQUEUE_HOLD,SPECIAL_EXIT"
 # Debian's slurmd looks for PMIx, which nobody needs here, and for hardware that we only pretend to have.
-NOISE = ("pmix", "MPI", "hwloc", "Node configuration differs", "Domain socket", "CPU frequency", "CPUs=8")
+NOISE = (
+    "Unauthorized credential",
+    "pmix",
+    "MPI",
+    "hwloc",
+    "Node configuration differs",
+    "Domain socket",
+    "CPU frequency",
+    "CPUs=8",
+)
 
 
 class Cluster(Clients):
@@ -61,21 +69,26 @@ class Cluster(Clients):
         slurmd_timeout: int = 10,
         cred_expire: int = 10,
         extra: str = "",
+        dbd: bool = False,
     ) -> None:
-        """Take the wishes; nothing is started. `extra` is added to slurm.conf; the times are seconds."""
+        """Take the wishes; nothing is started. `extra` is added to slurm.conf; the times are seconds.
+
+        With `dbd` sacct and sacctmgr work: a MariaDB and slurmdbd boot as well, and both users have account `lab`.
+        """
         super().__init__()
         self.nodes = node_names(nodes)
         self.proctrack = proctrack
         self.tuning = Tuning(kill_wait, message_timeout, slurmd_timeout, cred_expire, extra)
+        self.dbd = dbd
         self._keeper: Keeper | None = None
         self._daemons: dict[str, Process] = {}
 
     # ---- life -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def requirements() -> list[str]:
-        """Return why a cluster cannot be booted here, in words for a person; empty when it can."""
-        return host.requirements()
+    def requirements(dbd: bool = False) -> list[str]:
+        """Return why a cluster (with accounting) cannot be booted here, for a person; empty when it can."""
+        return host.requirements(accounting.PROGRAMS if dbd else ())
 
     def __enter__(self) -> Cluster:
         self.start()
@@ -88,16 +101,18 @@ class Cluster(Clients):
         """Boot and wait until all nodes are idle; does nothing when started already."""
         if self._keeper is not None:
             return
-        if reasons := self.requirements():
+        if reasons := self.requirements(self.dbd):
             raise RuntimeError(f"no test cluster: {'; '.join(reasons)}. To get it: {host.HOW_TO_GET}")
         host.ensure_users()
         self.proctrack = host.choose_proctrack(self.proctrack)
-        ports = host.Ports(len(self.nodes) + 1)
+        ports = host.Ports(len(self.nodes) + 3)
         self.root = Path(tempfile.mkdtemp(prefix="resil-slurm-", dir="/tmp"))
         try:
             self._keeper = Keeper(self.root, keep_open=ports.lock)
             self._write_files(ports.numbers)
             self._start_munged()
+            if self.dbd:
+                self._start_accounting(ports.numbers[-2], ports.numbers[-1])
             self.start_controller()
             for node in self.nodes:
                 self._spawn_slurmd(node)
@@ -145,8 +160,9 @@ class Cluster(Clients):
             entry = pwd.getpwnam(user)
             self.home(user).mkdir(mode=0o750)
             os.chown(self.home(user), entry.pw_uid, entry.pw_gid)
-        name = socket.gethostname().split(".")[0]
-        layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, self.tuning))
+        name = host.name()
+        lines = accounting.slurm_conf_lines(layout, name, ports[-1]) if self.dbd else ""
+        layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, self.tuning, lines))
         (self.root / "cgroup.conf").write_text(CGROUP_CONF)
         host.write_interpreter(layout.bin)
         key = self.root / "munge" / "key"
@@ -184,6 +200,15 @@ class Cluster(Clients):
                        f"--pid-file={munge}/pid", f"--seed-file={munge}/seed", f"--log-file={munge}/log"],
         )  # fmt: skip
         until(self.layout.munge_socket.exists, "munged's socket", 10)
+
+    def _start_accounting(self, database_port: int, port: int) -> None:
+        accounting.create(self.layout, host.name(), database_port, port)
+        self._spawn("mariadbd", accounting.mariadbd_argv(self.root / "db", database_port))
+        until(lambda: host.answers(database_port), "the database to answer", 20)
+        self._spawn("slurmdbd", ["slurmdbd", "-D"])
+        until(lambda: host.answers(port), "slurmdbd to answer", 20)
+        for words in (["cluster", "resil"], ["account", "lab"], ["user", *self.users, "account=lab"]):
+            self.run(["sacctmgr", "-i", "add", *words], check=True)
 
     def _spawn_slurmd(self, node: str) -> None:
         argv = ["slurmd", "-D", "-N", node]

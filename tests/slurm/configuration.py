@@ -62,12 +62,15 @@ def node_names(count: int) -> tuple[str, ...]:
     return tuple(f"n{number}" for number in range(1, count + 1))
 
 
-def slurm_conf(layout: Layout, host: str, ports: range, nodes: int, proctrack: str, tuning: Tuning) -> str:
+def slurm_conf(
+    layout: Layout, host: str, ports: range, nodes: int, proctrack: str, tuning: Tuning, accounting: str = ""
+) -> str:
     """Return slurm.conf for a controller on the first port and one slurmd on each of the next.
 
     Several slurmd on one host need a build with --enable-multiple-slurmd, which Debian's is. config_overrides makes
     the nodes as large as we say: 8 CPUs and 64 GB each, so that no test waits for room by accident.
     """
+    accounting = accounting or "AccountingStorageType=accounting_storage/none\n"
     task = "task/cgroup" if proctrack == "cgroup" else "task/none"
     return f"""\
 ClusterName=resil
@@ -90,8 +93,7 @@ TaskPlugin={task}
 SwitchType=switch/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
+{accounting}JobCompType=jobcomp/none
 MailProg=/bin/true
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory

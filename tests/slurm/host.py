@@ -36,14 +36,14 @@ FIRST_PORT, LAST_PORT, BLOCK = 21000, 31000, 50
 LOCKS = Path("/run/resil-slurm")
 
 
-def requirements() -> list[str]:
-    """Return why a SLURM cannot be booted here, in words for a person; empty when it can."""
+def requirements(more: tuple[str, ...] = ()) -> list[str]:
+    """Return why a SLURM that needs `more` programs cannot be booted here, for a person; empty when it can."""
     reasons = []
     if not sys.platform.startswith("linux"):
         return ["SLURM needs Linux"]
     if os.geteuid() != 0:
         reasons.append("a cluster with several users needs root")
-    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    missing = [program for program in PROGRAMS + more if shutil.which(program, path=PATH) is None]
     if missing:
         reasons.append(f"not installed: {', '.join(missing)}")
     return reasons
@@ -105,17 +105,28 @@ def _free(port: int) -> bool:
     return True
 
 
+def answers(port: int) -> bool:
+    """Say whether somebody takes connections on this loopback port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def name() -> str:
+    """Return this host's short name, as SLURM wants it."""
+    return socket.gethostname().split(".")[0]
+
+
 def ensure_users() -> None:
     """Create the two ordinary users where they are missing; they have no password and no home of their own."""
     LOCKS.mkdir(mode=0o700, exist_ok=True)
     with open(LOCKS / "users", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two clusters may start at the same moment
-        for name in USERS:
+        for user in USERS:
             try:
-                pwd.getpwnam(name)
+                pwd.getpwnam(user)
             except KeyError:
                 subprocess.run(
-                    ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/bash", name],
+                    ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/bash", user],
                     check=True, capture_output=True, env={"PATH": PATH},
                 )  # fmt: skip
 
@@ -125,8 +136,8 @@ def interpreter() -> str:
 
     A virtual environment often leads to an interpreter below /root, which is closed to everybody else.
     """
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for candidate in (sys.executable, f"/usr/local/bin/{name}", f"/usr/bin/{name}"):
+    command = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for candidate in (sys.executable, f"/usr/local/bin/{command}", f"/usr/bin/{command}"):
         path = Path(os.path.realpath(candidate))
         if path.is_file() and all(parent.stat().st_mode & stat.S_IXOTH for parent in (path, *path.parents)):
             return candidate
