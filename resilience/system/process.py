@@ -2,30 +2,44 @@
 
 `subprocess.run(timeout=)` is not a deadline: after the timeout it waits for the child, and a child in
 uninterruptible sleep (a hung file system) never ends. Here the child is killed with its process group, given half
-a second, and then abandoned; the call returns.
+a second, and then abandoned; the call returns. Starting it has the same deadline: the program, or the folder to
+start it in, may lie on the hung file system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from resilience.errors import ProbeError
 
 REAP_GRACE_S = 0.5
 """How long a killed child may take to be reaped before it is abandoned."""
 
+PIPE_GRACE_S = 0.5
+"""How long to wait for the end of the output once the program has ended: something that it left in the background
+may hold the pipe for ever."""
+
 OUTPUT_LIMIT_BYTES = 512 * 2**20
 """More output than this is not an answer: a queue of a million jobs is about 200 MB."""
 
+LINE_LIMIT_BYTES = 64 * 2**20
+"""No line of an answer is longer."""
+
 _CHUNK_BYTES = 2**16
+_ERRORS_LIMIT_BYTES = 2**20
+_POLL_S = 0.1
+_TRANSIENT = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETXTBSY}
+_abandoned: list[subprocess.Popen[bytes]] = []
+"""Children that could not be killed; reaped when they have ended, so that no zombie stays for long."""
 
 
 class ProgramMissing(ProbeError):
@@ -73,12 +87,16 @@ class ProcessRunner:
 
         The environment is `env` when given, else this process's own. Raise ProgramMissing if there is no such
         program, DeadlineExceeded if it did not end within `timeout_s` seconds, OutputTooLarge if it would not stop
-        writing.
+        writing. What the program left running in the background is not waited for, and lives on.
         """
         deadline = time.monotonic() + timeout_s
-        process = _start(argv, env, cwd, want_stdin=bool(stdin))
+        process = _start(argv, env, cwd, deadline, want_stdin=bool(stdin))
+        stdout, stderr = bytearray(), bytearray()
         try:
-            stdout, stderr = _communicate(process, stdin.encode("utf-8", "surrogateescape"), deadline)
+            for is_output, chunk in _exchange(process, stdin.encode("utf-8", "surrogateescape"), deadline):
+                (stdout if is_output else stderr).extend(chunk)
+                if len(stdout) + len(stderr) > OUTPUT_LIMIT_BYTES:
+                    raise OutputTooLarge(f"{argv[0]} wrote more than {OUTPUT_LIMIT_BYTES} bytes")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.01, deadline - time.monotonic()))
             if process.returncode is None:
@@ -96,17 +114,20 @@ class ProcessRunner:
         has seen the iterator end normally knows that the answer is whole. Raise as `run` does besides.
         """
         deadline = time.monotonic() + timeout_s
-        process = _start(argv, env, None, want_stdin=False)
-        errors = bytearray()
-        rest = b""
+        process = _start(argv, env, None, deadline, want_stdin=False)
+        errors, rest = bytearray(), bytearray()
         try:
-            for is_output, chunk in _read(process, deadline):
+            for is_output, chunk in _exchange(process, b"", deadline):
                 if not is_output:
-                    errors += chunk[: 2**20]
+                    errors += chunk[: _ERRORS_LIMIT_BYTES - len(errors)]
                     continue
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield line.decode("utf-8", "surrogateescape")
+                first, *others = chunk.split(b"\n")
+                rest += first
+                if len(rest) > LINE_LIMIT_BYTES:
+                    raise OutputTooLarge(f"{argv[0]} wrote a line of more than {LINE_LIMIT_BYTES} bytes")
+                for other in others:
+                    yield _text(rest)
+                    rest = bytearray(other)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.01, deadline - time.monotonic()))
             if process.returncode is None:
@@ -116,9 +137,9 @@ class ProcessRunner:
         finally:
             _end(process)
         if rest:
-            yield rest.decode("utf-8", "surrogateescape")
+            yield _text(rest)
         if process.returncode != 0 or errors:
-            raise CommandFailed(Completed(tuple(argv), process.returncode, "", _text(bytes(errors))))
+            raise CommandFailed(Completed(tuple(argv), process.returncode, "", _text(errors)))
 
 
 class CommandFailed(ProbeError):
@@ -141,10 +162,58 @@ def _deadline_exceeded(argv: Sequence[str], timeout_s: float) -> DeadlineExceede
     return DeadlineExceeded(f"{argv[0]} did not end within {timeout_s:g} s", transient=True)
 
 
+class _Launch:
+    """Starts a program in a thread of its own.
+
+    The kernel lets fork and exec wait as long as it likes for the program's file and for the folder; a thread that
+    waits there can be left behind, and does not keep this process from ending.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._abandoned = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: Exception | None = None
+
+    def wait(self, timeout_s: float) -> subprocess.Popen[bytes]:
+        """Return the started program. Raise what starting raised, or _OutOfTime."""
+        thread = threading.Thread(target=self._work, name="resil-launch", daemon=True)
+        try:
+            thread.start()
+            self._over.wait(max(0.0, timeout_s))
+        finally:
+            with self._lock:
+                self._abandoned = not self._over.is_set()
+        if self._error is not None:
+            raise self._error
+        if self._process is None:
+            raise _OutOfTime
+        return self._process
+
+    def _work(self) -> None:
+        process, problem = None, None
+        try:
+            process = self._start()
+        except Exception as error:
+            problem = error
+        with self._lock:
+            if not self._abandoned:
+                self._process, self._error = process, problem
+                self._over.set()
+                return
+        if process is not None:
+            _end(process)
+
+
 def _start(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, *, want_stdin: bool
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, want_stdin: bool
 ) -> subprocess.Popen[bytes]:
-    try:
+    _reap_abandoned()
+    timeout_s = deadline - time.monotonic()
+
+    def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE if want_stdin else subprocess.DEVNULL,
@@ -155,44 +224,72 @@ def _start(
             # A process group of its own: the deadline must reach what the program started as well.
             start_new_session=True,
         )
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise ProgramMissing(f"cannot run {argv[0]}: {error.strerror}", hint=f"is {argv[0]} on PATH?") from error
+
+    try:
+        return _Launch(start).wait(timeout_s)
+    except _OutOfTime:
+        raise DeadlineExceeded(f"{argv[0]} could not be started within {timeout_s:g} s", transient=True) from None
     except OSError as error:
-        raise ProbeError(f"cannot run {argv[0]}: {error.strerror}", transient=True) from error
+        raise _cannot_start(argv[0], cwd, error) from error
+    except (ValueError, RuntimeError) as error:  # a NUL byte in an argument; no more threads
+        transient = isinstance(error, RuntimeError)
+        raise ProbeError(f"cannot run {argv[0]!r}: {error}", transient=transient) from error
 
 
-def _communicate(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -> tuple[bytes, bytes]:
-    if process.stdin is not None:
-        # Scripts handed over this way are smaller than a pipe's buffer; a reader that died is its own answer.
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(stdin)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-    stdout, stderr = bytearray(), bytearray()
-    for is_output, chunk in _read(process, deadline):
-        (stdout if is_output else stderr).extend(chunk)
-        if len(stdout) + len(stderr) > OUTPUT_LIMIT_BYTES:
-            raise OutputTooLarge(f"{process.args!r} wrote more than {OUTPUT_LIMIT_BYTES} bytes")
-    return bytes(stdout), bytes(stderr)
+def _cannot_start(program: str, cwd: str | None, error: OSError) -> ProbeError:
+    if cwd is not None and error.filename == cwd:
+        return ProbeError(f"cannot run {program} in {cwd}: {error.strerror}")
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ProgramMissing(f"cannot run {program}: {error.strerror}", hint=f"is {program} on PATH?")
+    if isinstance(error, PermissionError) or error.errno == errno.ENOEXEC:
+        return ProgramMissing(f"cannot run {program}: {error.strerror}", hint="is it a program, and executable?")
+    return ProbeError(f"cannot run {program}: {error.strerror}", transient=error.errno in _TRANSIENT)
 
 
-def _read(process: subprocess.Popen[bytes], deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Yield (is standard output, bytes) until both streams are closed. Raise _OutOfTime at the deadline."""
+def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -> Iterator[tuple[bool, bytes]]:
+    """Feed standard input and yield (is standard output, bytes) of what comes back, both as they flow.
+
+    Ends when all streams are closed, or when the program has ended and nothing more came for PIPE_GRACE_S. Raise
+    _OutOfTime at the deadline.
+    """
     assert process.stdout is not None and process.stderr is not None
+    grace_end: float | None = None
     with selectors.DefaultSelector() as selector:
-        streams: list[IO[bytes]] = [process.stdout, process.stderr]
-        for stream in streams:
+        for stream in (process.stdout, process.stderr):
             selector.register(stream, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 raise _OutOfTime
-            for key, _ in selector.select(left):
-                chunk = os.read(key.fd, _CHUNK_BYTES)
-                if chunk:
+            # Asked before the pipes are: whatever an ended program wrote lies in them already.
+            if grace_end is None and process.poll() is not None:
+                grace_end = now + PIPE_GRACE_S
+            ready = selector.select(min(deadline - now, _POLL_S))
+            if not ready and grace_end is not None and now > grace_end:
+                return
+            for key, _ in ready:
+                if key.fileobj is process.stdin:
+                    stdin = _feed(key.fd, stdin)
+                    if not stdin:
+                        selector.unregister(key.fileobj)
+                        process.stdin.close()
+                elif chunk := os.read(key.fd, _CHUNK_BYTES):
                     yield key.fileobj is process.stdout, chunk
                 else:
                     selector.unregister(key.fileobj)
+
+
+def _feed(descriptor: int, content: bytes) -> bytes:
+    """Write what fits and return the rest; nothing when nobody reads any more: that is the program's own answer."""
+    try:
+        return content[os.write(descriptor, content[:_CHUNK_BYTES]) :]
+    except BlockingIOError:
+        return content
+    except BrokenPipeError:
+        return b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -207,9 +304,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(OSError):
                 stream.close()
     if process.returncode is None:
-        # Abandoned in uninterruptible sleep. Tell Popen so that its destructor does not warn or wait.
-        process.returncode = -signal.SIGKILL
+        _abandoned.append(process)
 
 
-def _text(raw: bytes) -> str:
+def _reap_abandoned() -> None:
+    for process in list(_abandoned):
+        if process.poll() is not None:
+            with contextlib.suppress(ValueError):
+                _abandoned.remove(process)
+
+
+def _text(raw: bytes | bytearray) -> str:
     return raw.decode("utf-8", "surrogateescape")
