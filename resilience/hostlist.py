@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from resilience.errors import HostlistError
 
 MAX_HOSTS = 65536
 """Refuse to expand beyond this many names: no cluster is larger, and `n[0-999999999]` would fill the memory."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_TRAILING_NUMBER = re.compile(r"^(.*?)(\d+)$")
+# ASCII: SLURM counts with 0 to 9 only. 18 digits: what fits its 64 bits, and int() refuses very long texts.
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
+_SEPARATOR = re.compile(r"\s*,\s*|\s+")
+_SPECIAL = re.compile(r"[\[\],\s]|^$")
 
 
 def expand(expression: str) -> list[str]:
@@ -26,33 +30,38 @@ def expand(expression: str) -> list[str]:
     """
     names: list[str] = []
     for part in _split(expression.strip()):
-        for name in _expand_part(part):
-            names.append(name)
-            if len(names) > MAX_HOSTS:
-                raise HostlistError(f"hostlist {expression[:60]!r} has more than {MAX_HOSTS} names")
+        names += islice(_expand_part(part), MAX_HOSTS + 1 - len(names))
+        if len(names) > MAX_HOSTS:
+            raise HostlistError(f"hostlist {_short(expression)} has more than {MAX_HOSTS} names")
     return names
 
 
 def fold(names: Iterable[str]) -> str:
-    """Given names, return the shortest hostlist, sorted. For instance, `["n2", "n1", "n3"]` gives `n[1-3]`."""
-    groups: dict[tuple[str, int], list[int]] = {}
+    """Given names, return a short hostlist, sorted, each name once. For instance, `["n2", "n1", "n3"]` gives `n[1-3]`.
+
+    `n09` and `n10` are neighbours (`n[09-10]`), `n9` and `n09` are two hosts (`n[09,9]`), as in SLURM.
+    Raise HostlistError for a name that a hostlist cannot hold: an empty one, one with brackets, commas or blanks.
+    """
+    groups: dict[str, list[tuple[int, str]]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):
-        match = _TRAILING_NUMBER.match(name)
-        if match is None or len(match[2]) > 18:
+        if _SPECIAL.search(name):
+            raise HostlistError(f"{name!r} cannot be a host's name")
+        match = _TRAILING_NUMBER.fullmatch(name)
+        if match is None:
             plain.append(name)
         else:
-            width = len(match[2]) if match[2].startswith("0") else 0
-            groups.setdefault((match[1], width), []).append(int(match[2]))
-    for (prefix, width), numbers in groups.items():
-        ranges = list(_ranges(sorted(numbers), width))
+            groups.setdefault(match[1], []).append((int(match[2]), match[2]))
+    for prefix, numbers in groups.items():
+        ranges = list(_ranges(sorted(numbers)))
         single = len(ranges) == 1 and "-" not in ranges[0]
         plain.append(f"{prefix}{ranges[0]}" if single else f"{prefix}[{','.join(ranges)}]")
     return ",".join(sorted(plain))
 
 
 def _split(expression: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
+    """Split at the commas outside brackets; blanks separate too, as for scontrol."""
+    expression = _SEPARATOR.sub(",", expression)
     depth, start = 0, 0
     for position, character in enumerate(expression):
         if character == "[":
@@ -61,13 +70,13 @@ def _split(expression: str) -> Iterator[str]:
             depth -= 1
         elif character == "," and depth == 0:
             if position == start:
-                raise HostlistError(f"hostlist {expression!r} has an empty name")
+                raise HostlistError(f"hostlist {_short(expression)} has an empty name")
             yield expression[start:position]
             start = position + 1
         if depth not in (0, 1):
-            raise HostlistError(f"hostlist {expression!r} has brackets that do not match")
+            break
     if depth:
-        raise HostlistError(f"hostlist {expression!r} has brackets that do not match")
+        raise HostlistError(f"hostlist {_short(expression)} has brackets that do not match")
     if start < len(expression):
         yield expression[start:]
 
@@ -79,28 +88,36 @@ def _expand_part(part: str) -> Iterator[str]:
         return
     closing = part.find("]", opening)
     prefix, body, suffix = part[:opening], part[opening + 1 : closing], part[closing + 1 :]
-    tails = list(_expand_part(suffix)) if suffix else [""]
+    # Counted before anything is built: `n[1-65536][1-65536]` would fill the memory.
+    tails = list(islice(_expand_part(suffix), MAX_HOSTS + 1)) if suffix else [""]
     for piece in body.split(","):
         match = _RANGE.fullmatch(piece)
         if match is None:
-            raise HostlistError(f"{piece!r} in hostlist {part!r} is not a number or a range")
+            raise HostlistError(f"{_short(piece)} in hostlist {_short(part)} is not a number or a range")
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low):
-            raise HostlistError(f"range {piece!r} in hostlist {part!r} runs backwards")
-        if int(high) - int(low) > MAX_HOSTS:
-            raise HostlistError(f"hostlist {part!r} has more than {MAX_HOSTS} names")
+            raise HostlistError(f"range {piece!r} in hostlist {_short(part)} runs backwards")
+        if int(high) - int(low) >= MAX_HOSTS:
+            raise HostlistError(f"hostlist {_short(part)} has more than {MAX_HOSTS} names")
         for number in range(int(low), int(high) + 1):
             for tail in tails:
                 yield f"{prefix}{number:0{len(low)}d}{tail}"
 
 
-def _ranges(numbers: list[int], width: int) -> Iterator[str]:
-    start = previous = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        first, last = f"{start:0{width}d}", f"{previous:0{width}d}"
-        yield first if start == previous else f"{first}-{last}"
-        if number is not None:
-            start = previous = number
+def _ranges(numbers: list[tuple[int, str]]) -> Iterator[str]:
+    """Given (number, text) pairs in order, yield `09-11` and `7`.
+
+    A range writes its numbers as wide as its first one, so a neighbour joins only where that gives its own text.
+    """
+    last_of: dict[str, str] = {}
+    expected: dict[str, str] = {}
+    for number, text in numbers:
+        first = expected.pop(text, text)
+        last_of[first] = text
+        expected[f"{number + 1:0{len(first)}d}"] = first
+    for first, last in last_of.items():
+        yield first if first == last else f"{first}-{last}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

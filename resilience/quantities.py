@@ -8,13 +8,21 @@ from resilience.errors import QuantityError
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KMGTPE]?)(?P<binary>i?)(?P<byte>B?)", re.IGNORECASE)
-_DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])", re.IGNORECASE)
-_SLURM_TIME = re.compile(
-    r"(?:(?P<days>\d+)-(?P<dhours>\d+)(?::(?P<dminutes>\d+)(?::(?P<dseconds>\d+))?)?"
-    r"|(?P<first>\d+)(?::(?P<second>\d+)(?::(?P<third>\d+))?)?)"
+# ASCII digits, at most 18: int() would take Arabic ones too, and refuses very long ones with an error of its own.
+_SIZE = re.compile(
+    r"(?P<whole>[0-9]{1,18})(?:\.(?P<part>[0-9]{1,18}))?\s*(?:(?P<prefix>[KMGTPE])(?P<binary>i?))?(?P<byte>B?)",
+    re.IGNORECASE | re.ASCII,
 )
+_PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%?)")
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION_PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|min|[smhdw])", re.IGNORECASE | re.ASCII)
+_SLURM_TIME = re.compile(
+    r"(?:(?P<days>\d{1,9})-(?P<dhours>\d{1,9})(?::(?P<dminutes>\d{1,9})(?::(?P<dseconds>\d{1,9}))?)?"
+    r"|(?P<first>\d{1,9})(?::(?P<second>\d{1,9})(?::(?P<third>\d{1,9}))?)?)",
+    re.ASCII,
+)
+_SLURM_TIME_MAX_S = 2**31 - 61
+"""sbatch counts seconds in 31 bits: 35791394 minutes arrive as 2957761 days (seen with 22.05)."""
 _UNLIMITED = frozenset({"unlimited", "infinite", "-1"})
 
 
@@ -27,17 +35,21 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise QuantityError(f"{text!r} is not a size", hint="write for instance 40TiB, 500G, 1.5TB or 4096")
-    prefix = match["prefix"].upper()
+    prefix = (match["prefix"] or "").upper()
     decimal = bool(prefix and match["byte"] and not match["binary"])
-    return int(float(match["number"]) * (_DECIMAL[prefix] if decimal else _BINARY[prefix]))
+    part = match["part"] or ""
+    # In whole numbers: a float is off by bytes from 8 PiB on.
+    number, unit = int(match["whole"] + part), _DECIMAL[prefix] if decimal else _BINARY[prefix]
+    return number * unit // int("1" + "0" * len(part))
 
 
 def format_bytes(count: float) -> str:
     """Given a number of bytes, return it as people read it. For instance, 1536 gives `1.5 KiB`."""
     value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(value) < 1024 or unit == "PiB":
-            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        # Rounded first: 1023.9 KiB are 1.0 MiB to people, not 1024 KiB.
+        if abs(round(value)) < 1024 or unit == "EiB":
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable: the last unit always returns")
 
@@ -49,14 +61,13 @@ def parse_percent(text: str) -> float:
     compares percents with fractions fires at every step.
     Raise QuantityError if the text is not a percentage from 0 to 100.
     """
-    stripped = text.strip()
-    try:
-        value = float(stripped.removesuffix("%"))
-    except ValueError:
-        raise QuantityError(f"{text!r} is not a percentage", hint="write for instance 85%") from None
-    if not 0 <= value <= 100:
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        raise QuantityError(f"{text!r} is not a percentage", hint="write for instance 85%")
+    value = float(match[1])
+    if value > 100:
         raise QuantityError(f"{text!r} is not between 0% and 100%")
-    if 0 < value <= 1 and not stripped.endswith("%"):
+    if 0 < value <= 1 and not match[2]:
         raise QuantityError(f"{text!r} is a fraction, not a percentage", hint=f"write {value * 100:g}%")
     return value
 
@@ -93,7 +104,8 @@ def parse_slurm_time_s(text: str) -> int | None:
 
     The grammar is sbatch's: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
     `days-hours:minutes`, `days-hours:minutes:seconds` (sbatch(1), --time). For instance, `90` gives 5400 and
-    `1-12` gives 129600. Raise QuantityError if sbatch would refuse the text.
+    `1-12` gives 129600. A limit of zero is UNLIMITED, as it is to sbatch. Blanks around it are passed over.
+    Raise QuantityError if sbatch would refuse the text, or would take it and count wrong.
     """
     stripped = text.strip()
     if stripped.lower() in _UNLIMITED:
@@ -106,11 +118,14 @@ def parse_slurm_time_s(text: str) -> int | None:
         )
     if match["days"] is not None:
         hours, minutes, seconds = (int(match[name] or 0) for name in ("dhours", "dminutes", "dseconds"))
-        return int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
-    first, second, third = match["first"], match["second"], match["third"]
-    if third is not None:
-        return int(first) * 3600 + int(second) * 60 + int(third)
-    return int(first) * 60 + int(second or 0)
+        total = int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
+    elif match["third"] is not None:
+        total = int(match["first"]) * 3600 + int(match["second"]) * 60 + int(match["third"])
+    else:
+        total = int(match["first"]) * 60 + int(match["second"] or 0)
+    if total > _SLURM_TIME_MAX_S:
+        raise QuantityError(f"{text!r} is longer than SLURM can count", hint="write UNLIMITED")
+    return total or None
 
 
 def format_slurm_time(seconds: float | None) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import total_ordering
 
 from resilience.errors import UsageError
 from resilience.model.job_state import JobState
 
-_JOB_ID = re.compile(r"(?P<array>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[\d,:%-]+)\]|\*))?")
+_JOB_ID = re.compile(r"(?P<array>\d{1,18})(?:_(?:(?P<task>\d{1,18})|\[(?P<tasks>[\d,:%-]+)\]|\*))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@total_ordering
+@dataclass(frozen=True, slots=True)
 class JobId:
-    """A job's id, or an array's, or one task's of an array.
+    """A job's id, or an array's, or one task's of an array. Sorted, a whole array comes before its tasks.
 
     Attributes:
         array: the job id, or the array's id (SLURM_ARRAY_JOB_ID).
@@ -38,6 +40,14 @@ class JobId:
     def whole(self) -> JobId:
         """The array that this task belongs to, or the job itself."""
         return JobId(self.array)
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, JobId):
+            return NotImplemented
+        return (self.array, -1 if self.task is None else self.task) < (
+            other.array,
+            -1 if other.task is None else other.task,
+        )
 
     def __str__(self) -> str:
         return str(self.array) if self.task is None else f"{self.array}_{self.task}"
