@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -14,11 +15,14 @@ from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.system.files import explain_os_error, read_regular
 from resilience.system.run_directory import RunDirectory
 
-_NUMBER = re.compile(r"\d{4,}")
+_NUMBER = re.compile(r"[0-9]{4,18}")
 
 
 def read_attempts(directory: RunDirectory) -> tuple[Attempt, ...]:
-    """The attempts of a run, oldest first. A damaged file is passed over."""
+    """The attempts of a run, oldest first. A damaged file is passed over.
+
+    Raise StateDirectoryError when one cannot be looked at now and perhaps can later: its attempt must not vanish.
+    """
     folder = directory.path / layout.ATTEMPTS
     try:
         names = sorted((name for name in os.listdir(folder) if _NUMBER.fullmatch(name)), key=int)  # noqa: PTH208
@@ -54,7 +58,11 @@ def _table(path: Path) -> dict[str, Any] | None:
     try:
         found = read_regular(path)
         return None if found is None else tomllib.loads(found[0].decode("utf-8", "replace"))
-    except (StateDirectoryError, tomllib.TOMLDecodeError):
+    except StateDirectoryError as error:
+        if error.transient:
+            raise
+        return None
+    except (ValueError, RecursionError):  # ValueError: broken TOML, or a number of a thousand digits
         return None
 
 
@@ -67,6 +75,7 @@ def _integer(value: object) -> int:
 
 def _seconds(value: object) -> float | None:
     try:
-        return float(str(value))
+        seconds = float(str(value))
     except ValueError:
         return None
+    return seconds if math.isfinite(seconds) else None

@@ -29,4 +29,7 @@ def iso_time(seconds: float) -> str:
 
 def parse_iso_time(text: str) -> float:
     """Given ISO time with an offset, return seconds since the epoch. Raise ValueError if it is not that."""
-    return datetime.fromisoformat(text).timestamp()
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no offset from UTC")
+    return moment.timestamp()

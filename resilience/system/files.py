@@ -15,6 +15,10 @@ from typing import Any
 from resilience.errors import StateDirectoryError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
+STALE_S = 600.0
+"""A temporary file older than this was left by a writer that crashed: no write takes so long."""
 
 
 def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryError:
@@ -29,28 +33,43 @@ def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryE
     else:
         hint = ""
     transient = number in _FULL or number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
-    return StateDirectoryError(f"cannot {action} {path}: {os.strerror(number)}", hint=hint, transient=transient)
+    reason = os.strerror(number) if number else str(error)
+    return StateDirectoryError(f"cannot {action} {path}: {reason}", hint=hint, transient=transient)
 
 
-def make_folder(path: Path, *, mode: int) -> None:
-    """Create a folder and its parents with exactly `mode`, whatever the umask; an existing one is left as it is."""
+def make_folder(path: Path, *, mode: int) -> tuple[Path, ...]:
+    """Create a folder with exactly `mode`, whatever the umask, and its parents; return those created, outermost first.
+
+    Parents that are missing get the mode too, but nobody besides the owner may write there. What exists already is
+    left as it is. Raise StateDirectoryError if it cannot be created.
+    """
+    created: list[Path] = []
     try:
         if path.is_dir():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(exist_ok=True)
-        path.chmod(mode)
+            return ()
+        for folder in (*reversed(path.parents), path):
+            if folder.is_dir():
+                continue
+            try:
+                folder.mkdir(mode=0o700)  # never open wider than asked, not even for a moment
+            except FileExistsError:
+                if folder.is_dir():  # another job was quicker
+                    continue
+                raise
+            folder.chmod(mode if folder == path else mode & ~0o022)
+            created.append(folder)
     except OSError as error:
         raise explain_os_error(error, "create", path) from error
+    return tuple(created)
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder. Raise StateDirectoryError if it cannot be
-    written; no temporary file is left then.
+    written; no temporary file is left then. What writers killed in the middle left behind is removed after STALE_S.
     """
-    raw = content.encode() if isinstance(content, str) else content
+    raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -60,9 +79,11 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
+            written = os.fstat(file.fileno()).st_mtime
         os.replace(name, path)  # noqa: PTH105 - one system call, named as the manual names it
         temporary = None
         _sync_folder(path.parent)
+        _sweep(path, written)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
     finally:
@@ -76,13 +97,14 @@ def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, syn
 
     A part of a line that a crash left behind is closed off first. Raise StateDirectoryError if it cannot be written.
     """
-    line = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    line = _json_line(record)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
         try:
             info = os.fstat(descriptor)
             if info.st_size == 0:
-                os.fchmod(descriptor, mode)
+                if info.st_uid == os.geteuid():
+                    os.fchmod(descriptor, mode)
             elif os.pread(descriptor, 1, info.st_size - 1) != b"\n":
                 line = b"\n" + line
             if os.write(descriptor, line) != len(line):
@@ -98,11 +120,11 @@ def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, syn
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON lines of a journal. A damaged line is passed over: one crash must not blind us to the rest."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_open_without_waiting) as file:
             for line in file:
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict):
                     yield record
@@ -143,5 +165,33 @@ def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync a folder at all; the file is written nevertheless.
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)
+
+
+def _sweep(path: Path, now: float) -> None:
+    """Remove what crashed writers of the same file left; `now` is the file server's time, not ours."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp")):
+                continue
+            with contextlib.suppress(OSError):
+                if now - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
+                    os.unlink(entry.path)  # noqa: PTH108
+
+
+def _json_line(record: Mapping[str, Any]) -> bytes:
+    """One line of JSON that `cat` shows as people write; bytes that are no text (a file's name) become escapes."""
+    try:
+        return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open, but never wait for the other end of a FIFO that lies in a file's place."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

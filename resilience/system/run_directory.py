@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import grp
 import os
+import stat
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """Whether the run was ever submitted from here."""
-        return (self.path / layout.RUN_FILE).exists()
+        return self._has(layout.RUN_FILE)
 
     def create(self, run_file: str) -> None:
         """Make the folders where they are missing and write `run.toml`.
@@ -55,24 +56,38 @@ class RunDirectory:
         Raise StateDirectoryError if the folder cannot be written, or if the group is not one of this machine's.
         """
         check_run_name(self.run)
-        fresh = not self.path.exists()
-        make_folder(self.path, mode=self.folder_mode)
-        if fresh and self.group:
-            self._give_to_group()
+        gid = self._gid()
+        created = make_folder(self.path, mode=self.folder_mode)
+        if gid is not None:
+            # The folders above that were missing as well, or the group could not come as far as the run.
+            for folder in created:
+                self._give_to_group(folder, gid)
+            if self._stands_unfinished(gid):
+                self._give_to_group(self.path, gid)
         for name in layout.FOLDERS:
             make_folder(self.path / name, mode=self.folder_mode)
         write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode)
 
-    def _give_to_group(self) -> None:
+    def _gid(self) -> int | None:
         try:
-            os.chown(self.path, -1, grp.getgrnam(self.group).gr_gid)
-            self.path.chmod(self.folder_mode)  # chown clears the set-group-id bit
+            return grp.getgrnam(self.group).gr_gid if self.group else None
         except KeyError:
             raise StateDirectoryError(
                 f"there is no group {self.group!r} on this machine", hint="see `id -Gn` for your groups"
             ) from None
+
+    def _stands_unfinished(self, gid: int) -> bool:
+        """Whether the run's folder is ours and was never given to the group: a crash came in between."""
+        info = self.path.stat()
+        return info.st_uid == os.geteuid() and info.st_gid != gid and not (self.path / layout.RUN_FILE).exists()
+
+    def _give_to_group(self, folder: Path, gid: int) -> None:
+        try:
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            os.chown(folder, -1, gid)
+            folder.chmod(mode)  # chown clears the set-group-id bit
         except OSError as error:
-            raise explain_os_error(error, f"give group {self.group} to", self.path) from error
+            raise explain_os_error(error, f"give group {self.group} to", folder) from error
 
     def owner_uid(self) -> int:
         """Who owns the run. Raise StateDirectoryError if the folder cannot be looked at."""
@@ -83,7 +98,13 @@ class RunDirectory:
 
     def is_finished(self) -> bool:
         """Whether the training says it is done."""
-        return (self.path / layout.FINISHED).exists()
+        return self._has(layout.FINISHED)
+
+    def _has(self, name: str) -> bool:
+        try:
+            return (self.path / name).exists()
+        except OSError as error:
+            raise explain_os_error(error, "look at", self.path) from error
 
     def settings(self) -> dict[str, object]:
         """What `run.toml` says; empty when there is none or it is damaged."""
@@ -92,12 +113,15 @@ class RunDirectory:
             return {}
         try:
             return tomllib.loads(found[0].decode("utf-8", "replace"))
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # ValueError: broken TOML, or a number of a thousand digits
             return {}
 
 
 def find_runs(state_dir: Path, group: str = "") -> Iterator[RunDirectory]:
-    """Yield the runs kept in a state directory, by name. A missing directory has none."""
+    """Yield the runs kept in a state directory, by name. A missing directory has none.
+
+    Somebody else's private run is passed over.
+    """
     try:
         entries = sorted(entry.name for entry in os.scandir(state_dir) if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
@@ -106,5 +130,11 @@ def find_runs(state_dir: Path, group: str = "") -> Iterator[RunDirectory]:
         raise explain_os_error(error, "read", state_dir) from error
     for name in entries:
         directory = RunDirectory(state_dir / name, group)
-        if directory.exists():
-            yield directory
+        try:
+            if not directory.exists():
+                continue
+        except StateDirectoryError as error:
+            if isinstance(error.__cause__, PermissionError):
+                continue
+            raise
+        yield directory

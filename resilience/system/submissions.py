@@ -88,14 +88,18 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
     intents: dict[str, Intent] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
+        if not token:
+            continue
         if record.get("event") == "intent":
+            if token in intents:
+                continue
             argv = record.get("argv")
             intents[token] = Intent(
                 token=token,
                 scheduler=str(record.get("scheduler", "")),
                 script=str(record.get("script", "")),
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
-                time=float(record.get("time") or 0.0),
+                time=_seconds(record.get("time")),
             )
         elif token in intents:
             intents[token] = _settle(intents[token], str(record.get("event", "")), record.get("job_id"))
@@ -108,13 +112,20 @@ def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
 
 
 def _settle(intent: Intent, event: str, job_id: object) -> Intent:
-    if event not in (Outcome.SUBMITTED, Outcome.REFUSED):
+    """Add a result. A job that once came of an intent is never forgotten; one without a readable id stays OPEN."""
+    if event not in (Outcome.SUBMITTED, Outcome.REFUSED) or intent.outcome is Outcome.SUBMITTED:
         return intent
     try:
         parsed = JobId.parse(str(job_id)) if job_id else None
     except UsageError:
         parsed = None
+    if event == Outcome.SUBMITTED and parsed is None:
+        return intent
     return Intent(intent.token, intent.scheduler, intent.script, intent.argv, intent.time, Outcome(event), parsed)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _append(directory: RunDirectory, record: dict[str, object]) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
+import stat
 import tomllib
 from pathlib import Path
 
@@ -20,6 +22,11 @@ from resilience.quantities import quote_toml
 from resilience.system.clock import iso_time, parse_iso_time
 from resilience.system.files import explain_os_error, read_regular, write_atomic
 from resilience.system.run_directory import RunDirectory
+
+TEXT_LIMIT = 200
+"""What is shown of a text in a switch file."""
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
@@ -64,7 +71,11 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     except StateDirectoryError as error:
         if error.transient:
             raise
-        return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
+        unreadable = _look_at(path) if isinstance(error.__cause__, PermissionError) else None
+        if unreadable is None:
+            return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
+        # A colleague's umask closed the file to us. That it lies there is the wish; the text is only a comment.
+        found = b"", unreadable
     if found is None:
         return None
     content, info = found
@@ -72,7 +83,7 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     refusal = _refusal(info, directory, policy)
     try:
         when = parse_iso_time(fields.get("when", ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         when = info.st_mtime
     scope = fields.get("scope", Scope.JOB.value)
     return Switch(
@@ -82,7 +93,7 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
         when=when,
         why=fields.get("why", ""),
         scope=Scope(scope) if scope in set(Scope) else Scope.JOB,
-        label=fields.get("label", ""),
+        label=_label(fields.get("label", "")),
         honoured=not refusal,
         refusal=refusal,
     )
@@ -114,9 +125,27 @@ def _fields(content: bytes) -> dict[str, str]:
     """The texts in a switch file. A bare `touch`, or a note in free text, is a switch too."""
     text = content.decode("utf-8", "replace")
     try:
-        return {key: str(value) for key, value in tomllib.loads(text).items()}
-    except tomllib.TOMLDecodeError:
-        return {"why": " ".join(text.split())[:200]}
+        return {key: _printable(str(value)) for key, value in tomllib.loads(text).items()}
+    except (ValueError, RecursionError):  # ValueError: not TOML, or a number of a thousand digits
+        return {"why": _printable(text)}
+
+
+def _printable(text: str) -> str:
+    """One short line that can be shown on a terminal: others write these files."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:TEXT_LIMIT]
+
+
+def _label(text: str) -> str:
+    """A label becomes part of a folder's name, so it is a plain word or nothing."""
+    return text if _LABEL.fullmatch(text) else ""
+
+
+def _look_at(path: Path) -> os.stat_result | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info if stat.S_ISREG(info.st_mode) else None
 
 
 def _stat(path: Path) -> os.stat_result:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resilience.errors import UsageError
 from resilience.system.clock import SystemClock
 from resilience.system.ports import Clock, Runner
 from resilience.system.process import ProcessRunner
@@ -25,13 +26,25 @@ class Host:
 
     @classmethod
     def current(cls) -> Host:
-        """Look at this machine. An account without a name (a container's bare uid) is named by its number."""
+        """Look at this machine. An account without a name (a container's bare uid) is named by its number; without a
+        home, its home is `/`."""
         uid = os.getuid()
         try:
             user = getpass.getuser()
         except (KeyError, OSError):
             user = str(uid)
-        return cls(name=socket.gethostname(), user=user, uid=uid, home=Path.home())
+        try:
+            home = Path.home()
+        except RuntimeError:
+            home = Path("/")
+        return cls(name=socket.gethostname(), user=user, uid=uid, home=home)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder does not exist any more", hint="cd to one that does") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +55,4 @@ class World:
     runner: Runner = field(default_factory=ProcessRunner)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     host: Host = field(default_factory=Host.current)
-    cwd: Path = field(default_factory=Path.cwd)
+    cwd: Path = field(default_factory=_current_folder)
