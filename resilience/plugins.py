@@ -66,26 +66,42 @@ class Family:
     def load(self, name: str) -> Any:
         """Import a plugin and return its constant.
 
-        Raise UsageError if there is none of that name, or if it cannot be imported, saying why.
+        Loaded once: a second call gives the same object, or the same refusal. Raise UsageError if there is none of
+        that name, or if it cannot be imported, saying why.
         """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        found = self._loaded[name]
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+    @cached_property
+    def _loaded(self) -> dict[str, Any]:
+        return {}
+
+    def _load(self, name: str) -> Any:
+        """The constant, or the UsageError that says why there is none."""
         source = self._sources.get(name)
         if source is None:
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.names(), n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self.names())}"
-            raise UsageError(f"no {self.name} plugin is called {name!r}", hint=hint)
+            return UsageError(f"no {self.name} plugin is called {name!r}", hint=hint)
         try:
             if isinstance(source, metadata.EntryPoint):
                 return source.load()
             module = importlib.import_module(source) if isinstance(source, str) else self._import_file(source)
             return getattr(module, self.constant)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = source if not isinstance(source, metadata.EntryPoint) else source.value
-            raise UsageError(
+            refusal = UsageError(
                 f"the {self.name} plugin {name!r} ({where}) cannot be loaded: {type(error).__name__}: {error}",
                 hint=f"it must export {self.constant}",
-            ) from error
+            )
+            refusal.__cause__ = error
+            return refusal
 
     def _import_file(self, path: Path) -> Any:
         qualified = f"resil_plugins.{self.name}.{path.stem}"
@@ -94,5 +110,9 @@ class Family:
             raise ImportError(f"cannot import {path}")
         module = importlib.util.module_from_spec(spec)
         sys.modules[qualified] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[qualified]
+            raise
         return module
