@@ -1,0 +1,179 @@
+"""What SLURM's error texts mean, and what to try. Pure.
+
+Exit codes say little (scancel's is errno & 255, `squeue -u nosuch` is 0), so the text decides. The texts are the same
+from 20.11 to 26.05; those that need a reason carry it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resilience.errors import NoSuchJob, NotSupported, SchedulerError, SchedulerUnavailable
+from resilience.system.process import DeadlineExceeded, ProgramMissing
+
+JOBS_KEEP_RUNNING = "slurmctld may be down or busy; jobs keep running. `scontrol ping` tells"
+
+
+class Meaning(StrEnum):
+    """What a failed command proves."""
+
+    REFUSED = "refused"
+    """SLURM understood and said no: nothing was done."""
+    NOT_SENT = "not sent"
+    """The client gave up before it spoke to the controller: nothing was done, and nothing is known."""
+    UNAVAILABLE = "unavailable"
+    """The controller did not answer, or not in a way that can be trusted. What was asked may have been done."""
+    NO_SUCH_JOB = "no such job"
+    NO_ACCOUNTING = "no accounting"
+    UNCLEAR = "unclear"
+    """A text that this table does not have. What was asked may have been done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a command's failure means, in words, and what to try."""
+
+    meaning: Meaning
+    words: str
+    hint: str = ""
+
+    def error(self, program: str) -> SchedulerError:
+        """The exception that says so."""
+        if self.meaning is Meaning.REFUSED:
+            return SchedulerError(f"{program} refused: {self.words}", hint=self.hint)
+        if self.meaning is Meaning.NO_SUCH_JOB:
+            return NoSuchJob(f"{program}: {self.words}", hint=self.hint)
+        if self.meaning is Meaning.NO_ACCOUNTING:
+            return NotSupported(self.words, hint=self.hint)
+        return SchedulerUnavailable(f"{program} gave no answer: {self.words}", hint=self.hint or JOBS_KEEP_RUNNING)
+
+
+_Row = tuple[str, Meaning, str, str]
+_R, _U, _N = Meaning.REFUSED, Meaning.UNAVAILABLE, Meaning.NOT_SENT
+_ASSOCIATIONS = "`sacctmgr show assoc user=$USER` lists your accounts, partitions and QOS"
+_PARTITIONS = "`sinfo` lists the partitions and their limits"
+_NODES = "`sinfo -N -o '%N %c %m %G %f'` shows what the nodes have"
+
+# The first match wins: a lost connection is looked for before anything else.
+_TABLE: tuple[_Row, ...] = (
+    (r"Munge encode failed|Did you start munged", _N, "munge, which proves who you are, does not answer on this host",
+     "ask the administrators to start munged here; jobs keep running"),
+    (r"Could not establish a configuration source|resolve_ctls_from_dns_srv|Unable to process configuration file"
+     r"|cannot stat file .*slurm\.conf|s_p_parse_file",
+     _N, "no usable slurm.conf was found", "is this a SLURM login node? check $SLURM_CONF"),
+    (r"[Aa]ccounting storage is disabled|not running with accounting|accounting_storage/none", Meaning.NO_ACCOUNTING,
+     "accounting is off on this cluster, so sacct remembers nothing", "`scontrol show job` remembers for MinJobAge"),
+    (r"slurm_persist_conn_open|Problem talking to the database|slurmdbd", _U, "the accounting database does not answer",
+     "slurmdbd may be down; the queue is not affected, and its records arrive later"),
+    (r"RPC (rate )?limit|rate.?limit", _U, "the controller limits how often it may be asked", "ask again later"),
+    (r"Socket timed out|connect failure|Unable to contact slurm controller|Connection (refused|reset|timed out)"
+     r"|Insane message length|Unexpected message rec|Zero Bytes were transmitted|Transport endpoint|Broken pipe"
+     r"|Message (receive|send) failure|Header lengths are longer|Incompatible versions of client and server"
+     r"|Protocol authentication error|Protocol version|Invalid authentication credential|standby mode"
+     r"|controller not responding|temporarily unable to accept job|Resource temporarily unavailable"
+     r"|Network is unreachable|No route to host|Temporary failure in name resolution|sleeping and retrying",
+     _U, "the controller could not be reached", ""),
+    (r"Invalid job id specified|Job \S+ not found|Invalid job id: \S+|Invalid job id \S+", Meaning.NO_SUCH_JOB,
+     "there is no such job", "it may have ended and been forgotten; `sacct -j` remembers where accounting is on"),
+    # ---- sbatch
+    (r"[Ii]nvalid partition (specified|name)", _R, "there is no such partition", _PARTITIONS),
+    (r"Invalid account or account/partition", _R, "this account does not exist, or may not use this partition, or you "
+     "are not known to accounting", _ASSOCIATIONS),
+    (r"[Ii]nvalid qos", _R, "there is no such QOS, or it is not yours", _ASSOCIATIONS),
+    (r"Invalid job array specification", _R, "the array's indices are wrong or beyond MaxArraySize",
+     "`scontrol show config | grep MaxArraySize`; the largest index is one less"),
+    (r"[Jj]ob dependency problem", _R, "the dependency is wrong or names a job that SLURM has forgotten",
+     "write it with its type, for instance afterany:123"),
+    (r"[Tt]ime limit is invalid|Requested time limit", _R, "the time limit is beyond the partition's", _PARTITIONS),
+    (r"accounting/QOS policy|Assoc\w+Limit|QOS\w+Limit|MaxSubmit\w*", _R, "a limit of your account or QOS is reached",
+     "wait for jobs to end (an array counts with all its tasks); `sacctmgr show assoc user=$USER` shows the limits"),
+    (r"More processors requested", _R, "it asks for more processors than the partition permits", _PARTITIONS),
+    (r"Memory specification can not be satisfied|Requested node configuration is not available|Node count"
+     r"|Too many tasks|CPU count", _R, "no node of the partition has what it asks for", _NODES),
+    (r"Invalid generic resource|[Ii]nvalid gres|Invalid Trackable RESource", _R, "there is no such generic resource",
+     _NODES),
+    (r"[Ii]nvalid node name", _R, "there is no such node", "`sinfo -N` lists the nodes"),
+    (r"[Ii]nvalid feature", _R, "no node has this feature", _NODES),
+    (r"Required partition not available|inactive or drain", _R, "the partition takes no jobs now", _PARTITIONS),
+    (r"group not permitted", _R, "your group may not use this partition", _PARTITIONS),
+    (r"account not permitted|not permitted to use this partition", _R, "your account may not use this partition",
+     _PARTITIONS),
+    (r"[Rr]eservation", _R, "the reservation does not exist, is over, or is not yours",
+     "`scontrol show reservation` lists them"),
+    (r"[Ll]icense", _R, "the licence is not known", "`scontrol show licenses` lists them"),
+    (r"does not look like a batch script", _R, "the script does not start with #!",
+     "its first line must be #!/bin/bash"),
+    (r"DOS line breaks", _R, "the script has DOS line breaks", "`dos2unix` the script or its template"),
+    (r"Batch script is empty", _R, "the script is empty", ""),
+    (r"Unable to open file", _R, "the script cannot be read", "is it there, and readable from this host?"),
+    (r"too long", _R, "a parameter is too long (a comment holds about 1 KB)", "shorten the comment or the path"),
+    (r"only permitted by root", _R, "only root may do that", ""),
+    (r"mutually exclusive", _R, "two options exclude each other",
+     "SBATCH_* variables count as options too: `env | grep SBATCH_`"),
+    (r"unrecognized option|Try \"\w+ --help\"|invalid option --|requires an argument|ambiguous", _R,
+     "an option is not known to this release", "`sbatch --help` lists the options"),
+    (r"Invalid --?[\w-]+ specification|[Ii]nvalid .{0,60}specification|Invalid argument|Invalid numeric value", _R,
+     "an option's value is wrong", "`sbatch --help` shows the form"),
+    (r"Unable to allocate resources|allocation failure", _R, "the request was refused", "`resil doctor` looks for why"),
+    # job_submit plugins of the site refuse with a text of their own and this errno
+    (r"Unspecified error|job_submit|cli_filter", _R, "a rule of this site refused it",
+     "the words are the administrators' own; ask them"),
+    (r"[Rr]equest denied|[Jj]ob submit/allocate failed|Job (cannot|can not) be submitted", _R, "it was refused", ""),
+    # ---- scontrol, scancel
+    (r"disabled for job|[Oo]peration is presently disabled", _R, "the job forbids it",
+     "a job submitted with --no-requeue cannot be requeued: submit it anew"),
+    (r"pending execution for job", _R, "the job is waiting already", "release it, or wait"),
+    (r"no longer pending", _R, "the job has started: only waiting jobs can be changed like this", ""),
+    (r"[Aa]lready finished|already completing|already completed", _R, "the job has ended", ""),
+    (r"permission denied|Invalid user id", _R, "the job is somebody else's, or this is for administrators only "
+     "(owners may shorten a time limit, never lengthen it)", "`squeue -j` shows whose job it is"),
+    (r"scrontab jobs", _R, "a job of scrontab is changed by `scrontab -e` only", ""),
+    (r"Unknown job signal", _R, "there is no such signal", "write for instance USR1"),
+    (r"Invalid time specif", _R, "the time is not one this release reads", ""),
+    (r"Invalid user: \S+", _R, "there is no such user", "check the name with `id NAME`"),
+    (r"Invalid job format specification", _U, "this release does not know a column we need",
+     "SLURM 20.11 or newer is needed; please report the release"),
+)  # fmt: skip
+_COMPILED = tuple((re.compile(pattern), meaning, words, hint) for pattern, meaning, words, hint in _TABLE)
+_PREFIX = re.compile(r"^(?:\[[^\]]*\] )?(?:\w+: )?(?:error|fatal): ")
+
+
+def diagnose(stderr: str, returncode: int) -> Diagnosis:
+    """Given what a failed command wrote to its standard error, say what it means. SLURM's own words are kept."""
+    said = quote(stderr)
+    for pattern, meaning, words, hint in _COMPILED:
+        if pattern.search(stderr):
+            return Diagnosis(meaning, f"{words} ({said})", hint)
+    if not said:
+        return Diagnosis(Meaning.UNCLEAR, f"it ended with {returncode} and said nothing")
+    return Diagnosis(Meaning.UNCLEAR, f"{said} [{returncode}]")
+
+
+def quote(stderr: str) -> str:
+    """Given standard error, return it as one short line without the `sbatch: error:` prefixes."""
+    lines = [_PREFIX.sub("", line.strip()).strip() for line in stderr.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))[:400]
+
+
+def complains(stderr: str) -> bool:
+    """Whether SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
+
+    Lines of others - a dynamic loader, a locale warning - are no reason to distrust an answer whose rows are whole.
+    """
+    own = r"^(?:(?:squeue|sinfo|scontrol|sacct|scancel|slurm_\w+)\b.*(?:error|fatal|limit|retry)|.*(?:RPC|Invalid ).*)"
+    return re.search(own, stderr, re.MULTILINE) is not None
+
+
+def runner_error(error: Exception, program: str) -> SchedulerUnavailable:
+    """Given why a program gave no result at all, return the error that says so."""
+    if isinstance(error, ProgramMissing):
+        return SchedulerUnavailable(
+            f"{program} is not installed on this machine",
+            hint="go to a login node, install SLURM's clients, or try `--scheduler local`",
+            transient=False,
+        )
+    if isinstance(error, DeadlineExceeded):
+        return SchedulerUnavailable(f"{program} did not answer: {error}", hint=JOBS_KEEP_RUNNING)
+    return SchedulerUnavailable(f"{program} could not be asked: {error}", hint=JOBS_KEEP_RUNNING)
