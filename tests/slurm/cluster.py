@@ -30,15 +30,13 @@ if __name__ == "__main__":  # run as a file: make `tests` importable
 from tests.slurm import accounting, host
 from tests.slurm.clients import Clients
 from tests.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_names, slurm_conf
-from tests.slurm.keeper import Keeper
+from tests.slurm.keeper import PREFIX, Keeper, remove, sweep
 from tests.slurm.processes import (
     Process,
     belonging,
     descendants,
     environ,
     kill_all,
-    remove_cgroups,
-    thaw,
     until,
 )
 
@@ -103,10 +101,11 @@ class Cluster(Clients):
             return
         if reasons := self.requirements(self.dbd):
             raise RuntimeError(f"no test cluster: {'; '.join(reasons)}. To get it: {host.HOW_TO_GET}")
+        sweep(Path("/tmp"))
         host.ensure_users()
         self.proctrack = host.choose_proctrack(self.proctrack)
         ports = host.Ports(len(self.nodes) + 3)
-        self.root = Path(tempfile.mkdtemp(prefix="resil-slurm-", dir="/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
         try:
             self._keeper = Keeper(self.root, keep_open=ports.lock)
             self._write_files(ports.numbers)
@@ -133,10 +132,7 @@ class Cluster(Clients):
             return
         left = keeper.stop()
         # The keeper has done all this; here it is checked, and made good should the keeper itself have been killed.
-        thaw(self.root.name)
-        left = [*left, *kill_all(lambda: belonging(self.root))]
-        remove_cgroups(self.root.name)
-        shutil.rmtree(self.root, ignore_errors=True)
+        left += remove(self.root, lambda: belonging(self.root))
         self._daemons.clear()
         if left or self.root.exists():
             raise RuntimeError(f"the test cluster in {self.root} left something behind: pids {left}")

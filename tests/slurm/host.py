@@ -27,7 +27,7 @@ PROGRAMS = (
     "useradd",
     "unshare",
 )
-HOW_TO_GET = "sudo apt-get install slurm-wlm munge, then run the tests as root (sudo make test)"
+HOW_TO_GET = "sudo apt-get install slurm-wlm munge (or sudo scripts/system-packages), then make test as root"
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -21,14 +21,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.slurm.processes import belonging, descendants, kill_all, remove_cgroups, thaw
+from tests.slurm.processes import Process, belonging, descendants, kill_all, remove_cgroups, thaw
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_EVERY_S = 0.5
+PREFIX = "resil-slurm-"
+NOTE = "keeper"  # a file of the cluster's directory: the keeper's pid and start time
 
 _libc = ctypes.CDLL(None)
 
@@ -62,14 +65,34 @@ def clean_up(root: Path) -> set[int]:
 
     def find() -> set[int]:
         reap()
-        thaw(root.name)
         return descendants([os.getpid()]) or belonging(root)
 
-    left = kill_all(find)
+    left = remove(root, find)
     reap()
+    return left
+
+
+def remove(root: Path, find: Callable[[], set[int]]) -> set[int]:
+    """Kill whom `find` finds, then remove a cluster's cgroups and directory; return the survivors."""
+
+    def thawed() -> set[int]:
+        thaw(root.name)
+        return find()
+
+    left = kill_all(thawed)
     remove_cgroups(root.name)
     shutil.rmtree(root, ignore_errors=True)
     return left
+
+
+def sweep(directory: Path) -> None:
+    """Remove what is left of clusters here whose keeper was killed together with its tests."""
+    for note in directory.glob(f"{PREFIX}*/{NOTE}"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, note.read_text().split())
+            if note.stat().st_uid == 0 and not Process(pid, started).alive:
+                root = note.parent
+                remove(root, lambda root=root: belonging(root))  # type: ignore[misc]
 
 
 def orders(parent: int) -> Any:
@@ -93,6 +116,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     answer: dict[str, Any]
+    if me := Process.of(os.getpid()):
+        (root / NOTE).write_text(f"{me.pid} {me.started}\n")
     try:
         for order in orders(parent):
             if "stop" in order:

@@ -61,6 +61,20 @@ def until(true: Callable[[], bool], what: str, timeout_s: float, every_s: float 
         time.sleep(every_s)
 
 
+def text_of(path: Path, what: str = "\n", timeout_s: float = 20.0) -> str:
+    """Wait until another process has written `what` (by default a whole line) into a file; return the file's text."""
+    seen = ""
+
+    def there() -> bool:
+        nonlocal seen
+        with contextlib.suppress(FileNotFoundError):
+            seen = path.read_text()
+        return what in seen
+
+    until(there, f"{what!r} in {path}", timeout_s)
+    return seen
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on: [0] state, [1] parent, [19] start time."""
     try:
@@ -109,13 +123,14 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def belonging(root: Path) -> set[int]:
-    """Return the pids whose command line, working directory or SLURM_CONF lies in this cluster's directory.
+    """Return the pids in this cluster's cgroups, and those that name its directory.
 
-    The caller and its ancestors are left out: a test may have changed into the directory itself.
+    They name it by their command line, their working directory or SLURM_CONF in their environment. The caller and its
+    ancestors are left out: a test may have changed into the directory itself.
     """
     needle = os.fsencode(f"{root}")
     spared = set(_ancestors(os.getpid()))
-    found = set()
+    found = cgroup_members(root.name) - spared
     for pid in pids():
         if pid in spared or Process.of(pid) is None:
             continue
@@ -149,6 +164,16 @@ def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 10.0) -> se
 def cgroups(name: str) -> list[Path]:
     """Return the cgroup (version 1) directories that exist for this cluster, one per hierarchy."""
     return [path for h in HIERARCHIES if (path := CGROUPS / h / CGROUP_PARENT / name).is_dir()]
+
+
+def cgroup_members(name: str) -> set[int]:
+    """Return who was started as a job of this cluster, wherever its environment, session and parent went since."""
+    found: set[int] = set()
+    for top in cgroups(name):
+        for file in top.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found.update(map(int, file.read_text().split()))
+    return {pid for pid in found if Process.of(pid)}
 
 
 def thaw(name: str) -> None:

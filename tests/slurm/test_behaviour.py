@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import Process, until
+from tests.slurm.processes import Process, text_of, until
 
 SLEEP = "#!/bin/bash\nsleep 300\n"
 DEAF = "#!/bin/bash\ntrap '' TERM\necho $$ > {name}.pid\nwhile :; do sleep 0.2; done\n"
@@ -41,12 +41,12 @@ def test_one_at_a_time_arrays_and_singletons_overlap_and_afterany_does_not(clust
     chain = cluster.sbatch(DEAF.format(name="chain"))
     cluster.sbatch(LOOK.format(name="chain"), f"--dependency=afterany:{chain}")
     names = ("array", "single", "chain")
-    until(lambda: all((home / f"{name}.pid").exists() for name in names), "all three to run", 20)
+    for name in names:
+        text_of(home / f"{name}.pid")
 
     cluster.run(["scancel", f"{array}_1", single, chain], alice, check=True)
-    until(lambda: all((home / f"{name}.seen").exists() for name in names), "all successors to have looked", 30)
 
-    seen = {name: (home / f"{name}.seen").read_text().strip() for name in names}
+    seen = {name: text_of(home / f"{name}.seen", timeout_s=30).strip() for name in names}
     assert seen == {"array": "overlap", "single": "overlap", "chain": "alone"}
 
 
@@ -119,18 +119,17 @@ def test_a_requeued_job_counts_its_restarts_and_truncates_its_output_unless_told
     keeping = cluster.sbatch(script, "-o", "append.out", "--open-mode=append")
     losing = cluster.sbatch(script, "-o", "truncate.out")
     append, truncate = (cluster.home(alice) / name for name in ("append.out", "truncate.out"))
-    until(lambda: all(f.exists() and "unset" in f.read_text() for f in (append, truncate)), "first run", 20)
+    assert [text_of(file) for file in (append, truncate)] == ["restarts=unset\n"] * 2
 
     for job in (keeping, losing):
         cluster.run(["scontrol", "requeue", job], alice, check=True)
         cluster.wait_for(job, "PENDING")
         assert reasons(cluster, job) == {"BeginTime"}, "it waits for its old credential to expire"
         cluster.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], alice, check=True)
-    until(lambda: all("restarts=1" in f.read_text() for f in (append, truncate)), "second run", 30)
 
-    assert append.read_text().splitlines()[0] == "restarts=unset"
-    assert append.read_text().splitlines()[-1] == "restarts=1"
-    assert truncate.read_text() == "restarts=1\n"
+    kept = text_of(append, "restarts=1\n", 30).splitlines()
+    assert (kept[0], kept[-1]) == ("restarts=unset", "restarts=1")
+    assert text_of(truncate, "restarts=1\n", 30) == "restarts=1\n"
 
 
 def test_requeue_is_refused_for_a_pending_or_unknown_job(cluster: Cluster, alice: str) -> None:
@@ -202,9 +201,7 @@ def test_jobs_in_a_closed_partition_are_accepted_and_wait(cluster: Cluster) -> N
 def test_a_dead_controller_leaves_jobs_running_and_clients_say_so(cluster: Cluster, alice: str) -> None:
     job = cluster.sbatch(DEAF.format(name="lives"))
     cluster.wait_for(job, "RUNNING")
-    pid_file = cluster.home(alice) / "lives.pid"
-    until(lambda: pid_file.exists() and pid_file.read_text() != "", "the job", 10)
-    process = Process.of(int(pid_file.read_text()))
+    process = Process.of(int(text_of(cluster.home(alice) / "lives.pid")))
     cluster.terminate_controller()
 
     down = cluster.run(["squeue", "-h"], alice)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import Process, until
+from tests.slurm.processes import Process, text_of, until
 
 # Tells a file of every signal, and goes on.
 PYTHON = """\
@@ -92,8 +92,8 @@ def story() -> Iterator[Story]:
         for job in jobs.values():
             cluster.wait_for(job, "RUNNING")
         story = Story(cluster, jobs)
-        pids = [story.home / f"{name}.pid" for name in ("requeued", "not-requeued", "twin")]
-        until(lambda: all(pid.exists() for pid in pids), "the jobs of the nodes to fail", 10)
+        for name in ("requeued", "not-requeued", "twin"):
+            text_of(story.home / f"{name}.pid")
         cluster.fail_node("n3")
         cluster.lose_slurmd("n4")
         time.sleep(1)  # python installs its handlers

@@ -13,7 +13,7 @@ import pytest
 
 from tests.slurm import host
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import Process, belonging, cgroups, until
+from tests.slurm.processes import Process, belonging, cgroups, text_of, until
 
 # A job that does all it can to get away: no environment, its own session, another directory, deaf to SIGTERM.
 RUNAWAY = """\
@@ -29,16 +29,17 @@ INNER = """
 import time
 from pathlib import Path
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.slurm.processes import text_of
 
 def test_that_ends_badly():
     pids = Path({pids!r})
     cluster = Cluster(nodes=2, proctrack={proctrack!r})
     cluster.start()
     cluster.run(["sbatch"], input={job!r}, check=True)
-    until(lambda: (pids / "runaway").exists() and (pids / "batch").exists(), "the job", 20)
+    text_of(pids / "runaway")
+    text_of(pids / "batch")
     (pids / "keeper").write_text(str(cluster.keeper_pid))
-    (pids / "root").write_text(str(cluster.root))
+    (pids / "root").write_text(f"{{cluster.root}}\\n")
     {end}
 """
 
@@ -55,13 +56,13 @@ def inner_pytest(directory: Path, proctrack: str, end: str) -> subprocess.Popen[
 
 
 def processes_of(directory: Path) -> list[Process]:
-    until((directory / "root").exists, "the inner test to be ready", 40)
+    text_of(directory / "root", timeout_s=40)
     found = [Process.of(int((directory / name).read_text())) for name in ("batch", "runaway", "keeper")]
     return [process for process in found if process is not None]
 
 
 def assert_no_trace(directory: Path, processes: list[Process]) -> None:
-    root = Path((directory / "root").read_text())
+    root = Path((directory / "root").read_text().strip())
     until(lambda: not any(process.alive for process in processes), f"{processes} to be gone", 10)
     until(lambda: not root.exists(), f"{root} to be removed", 10)
     assert belonging(root) == set()
@@ -115,6 +116,25 @@ def test_stop_cleans_up_even_when_the_keeper_was_killed() -> None:
     assert cgroups(cluster.root.name) == []
 
 
+def test_the_next_cluster_sweeps_up_after_tests_killed_with_their_keeper(tmp_path: Path) -> None:
+    inner = inner_pytest(tmp_path, "auto", end="time.sleep(100)")
+    processes = processes_of(tmp_path)
+    os.kill(int((tmp_path / "keeper").read_text()), signal.SIGKILL)
+    inner.kill()
+    inner.wait()
+    root = Path((tmp_path / "root").read_text().strip())
+    assert root.exists()
+
+    with Cluster(nodes=1):
+        assert not root.exists()
+        assert belonging(root) == set()
+    left = [process for process in processes if process.alive]
+    for process in left:
+        process.send(signal.SIGKILL)
+    # Without cgroups, nothing tells whose a process is that dropped its environment, directory and parents.
+    assert len(left) == (0 if host.choose_proctrack("auto") == "cgroup" else 1)
+
+
 def test_start_and_stop_may_be_called_twice() -> None:
     cluster = Cluster(nodes=1)
     cluster.stop()
@@ -137,8 +157,7 @@ def test_users_are_real_and_cannot_touch_each_others_jobs(cluster: Cluster, alic
     assert refused.stderr == f"scancel: error: Kill job error on job id {job}: Access/permission denied\n"
     assert cluster.job_state(job) == "RUNNING"
     out = cluster.home(alice) / "mine.out"
-    until(lambda: out.exists() and out.read_text().count("\n") == 2, "the job's output", 10)
-    assert out.read_text() == f"{alice}\n{cluster.home(alice)}\n"
+    assert text_of(out, f"{cluster.home(alice)}\n") == f"{alice}\n{cluster.home(alice)}\n"
     assert cluster.run(["cat", out], user=bob).returncode != 0
 
 
@@ -170,10 +189,9 @@ def test_reset_undoes_every_fault(cluster: Cluster) -> None:
 
 def test_a_failed_node_takes_its_jobs_along_and_no_other(cluster: Cluster) -> None:
     script = "#!/bin/bash\ntrap '' TERM\necho $$ > $HOME/$SLURMD_NODENAME.pid\nwhile :; do sleep 0.2; done\n"
-    jobs = {node: cluster.sbatch(script, "-w", node) for node in ("n1", "n2")}
-    files = {node: cluster.home(cluster.users[0]) / f"{node}.pid" for node in jobs}
-    until(lambda: all(f.exists() and f.read_text() for f in files.values()), "both jobs", 10)
-    one, other = (Process.of(int(files[node].read_text())) for node in ("n1", "n2"))
+    for node in ("n1", "n2"):
+        cluster.sbatch(script, "-w", node)
+    one, other = (Process.of(int(text_of(cluster.home(cluster.users[0]) / f"{node}.pid"))) for node in ("n1", "n2"))
     assert one
     assert other
 
