@@ -1,0 +1,127 @@
+"""Looks at processes of this machine: who lives, who descends from whom, which belong to a lost job.
+
+Source: proc(5), prctl(2). A pid alone names nobody: it is used again. Pid, start time and boot id together do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps -o comm` and `top` show, 15 bytes of it."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def _prctl(option: int, value: object) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+@cache
+def boot_id() -> str:
+    """This boot of this machine; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since the boot; 0 when it is dead or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_alive(pid: int, ticks: int, boot: str) -> bool:
+    """Whether this very process lives."""
+    return pid > 0 and ticks > 0 and boot == boot_id() and start_ticks(pid) == ticks
+
+
+def descendants(pid: int, *, spare: int = 0) -> list[int]:
+    """Every process below `pid`, parents before children. Zombies, and `spare` with what is below it, are left out."""
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = [child for parent in level for child in _children(parent) if child not in found and child != spare]
+        found.extend(level)
+    return [one for one in found if start_ticks(one)]
+
+
+def _children(pid: int) -> list[int]:
+    result: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are wanted
+    except OSError:
+        return result
+    for thread in threads:
+        try:
+            result.extend(int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+        except FileNotFoundError:
+            return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN, or the thread is gone
+        except OSError:
+            continue
+    return result
+
+
+def _children_by_parent(pid: int) -> list[int]:
+    result = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == pid:
+                    result.append(int(name))
+    return result
+
+
+def carrying(variables: Iterable[str]) -> list[int]:
+    """Every process of ours whose environment holds all of these `NAME=value`.
+
+    Finds what is left of a job whose supervisor is gone.
+    """
+    wanted = [os.fsencode(variable) for variable in variables]
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                environment = set(Path(f"/proc/{name}/environ").read_bytes().split(b"\0"))
+                if all(one in environment for one in wanted) and start_ticks(int(name)):
+                    found.append(int(name))
+    return found
+
+
+def send(pids: Iterable[int], number: int) -> int:
+    """Send a signal to each; return how many got it. Those that are gone meanwhile are no error."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            count += 1
+    return count
+
+
+def default_signals() -> None:
+    """Undo every handler and mask that a child would inherit, so that it starts as from a fresh shell."""
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,0 +1,274 @@
+"""What the embedded scheduler remembers of a submission and of each of its jobs, and their JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from resilience.errors import ResilError
+from resilience.model.job import ExitCode, Job, JobId
+from resilience.model.job_state import JobState
+
+
+class DamagedRecord(ResilError):
+    """A record cannot be read as what it should be: half of it is missing, or somebody edited it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One submission: a job, or an array. Written once; only `throttle` may change.
+
+    Attributes:
+        id: the job's or the array's id.
+        indices: of an array's tasks, sorted; None for a plain job.
+        throttle: how many tasks may run at once; 0 is no limit.
+        time_limit_s: seconds; None is no limit.
+        signal: number of the signal to send before the end of the time; 0 is none.
+        signal_lead_s: how many seconds before.
+        signal_batch: whether it goes to the batch shell (`B:`) and not to the steps.
+        directory: the job's working directory; `submit_dir` is where sbatch was called.
+        kill_wait_s: seconds between SIGTERM and SIGKILL.
+    """
+
+    id: int
+    name: str
+    user: str
+    token: str
+    comment: str
+    submit_time: float
+    command: str
+    script_args: tuple[str, ...]
+    directory: str
+    submit_dir: str
+    indices: tuple[int, ...] | None = None
+    step: int = 1
+    throttle: int = 0
+    ntasks: int = 1
+    ntasks_given: bool = False
+    cpus_per_task: int | None = None
+    time_limit_s: int | None = None
+    signal: int = 0
+    signal_lead_s: int = 60
+    signal_batch: bool = False
+    requeue: bool = True
+    output: str = ""
+    error: str = ""
+    input: str = ""
+    append: bool = False
+    begin: float | None = None
+    held: bool = False
+    dependency: str = ""
+    kill_invalid: bool = False
+    kill_wait_s: float = 30.0
+    umask: int = 0o022
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs each of its jobs takes."""
+        return self.ntasks * (self.cpus_per_task or 1)
+
+    @property
+    def raw_ids(self) -> tuple[int, ...]:
+        """The number of each of its jobs: its own, or for an array the numbers that follow the array's."""
+        if self.indices is None:
+            return (self.id,)
+        return tuple(self.id + 1 + position for position in range(len(self.indices)))
+
+    def index_of(self, raw: int) -> int | None:
+        """The task index of one of its jobs; None for a plain job."""
+        return None if self.indices is None else self.indices[raw - self.id - 1]
+
+    def fresh(self, raw: int) -> Task:
+        """The job `raw` as it was when it was submitted."""
+        return Task(
+            raw=raw,
+            index=self.index_of(raw),
+            held=self.held,
+            begin=self.begin,
+            dependency=self.dependency,
+            time_limit_s=self.time_limit_s,
+            queued_at=self.submit_time,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One job: a plain one, or one task of an array.
+
+    Attributes:
+        raw: its number (SLURM_JOB_ID).
+        queued_at: when it was submitted or last requeued; who came first starts first.
+        supervisor: pid of the process that watches it; `supervisor_ticks` (its start) and `boot` tell it from
+            another process with the same pid.
+        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED), empty when nobody ended it.
+        ending_at: when that was asked.
+        lost: when it was found without processes though it should have run.
+        order: changes with every requeue, so that a restarted job is not taken for the first run.
+    """
+
+    raw: int
+    index: int | None = None
+    state: JobState = JobState.PENDING
+    reason: str = ""
+    held: bool = False
+    begin: float | None = None
+    dependency: str = ""
+    time_limit_s: int | None = None
+    queued_at: float = 0.0
+    start: float | None = None
+    end: float | None = None
+    exit_status: int | None = None
+    exit_signal: int = 0
+    restarts: int = 0
+    supervisor: int = 0
+    supervisor_ticks: int = 0
+    boot: str = ""
+    signalled: bool = False
+    ending: str = ""
+    ending_at: float | None = None
+    termed: bool = False
+    requeue_held: bool = False
+    stdout: str = ""
+    stderr: str = ""
+    lost: tuple[float, ...] = ()
+
+    @property
+    def deadline(self) -> float | None:
+        """When its time is over; None while it does not run or when it has no limit."""
+        if self.start is None or self.time_limit_s is None:
+            return None
+        return self.start + self.time_limit_s
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may have processes."""
+        return self.state in (JobState.RUNNING, JobState.COMPLETING)
+
+
+def to_json(record: Entry | Task) -> str:
+    """Write a record as JSON. File names that are not UTF-8 survive, as escaped surrogates."""
+    return json.dumps(asdict(record), separators=(",", ":")) + "\n"
+
+
+def entry_from_json(text: str) -> Entry:
+    """Read a submission. Raise DamagedRecord if it is none."""
+    data = _load(text, Entry)
+    try:
+        for name in ("script_args", "indices"):
+            if data.get(name) is not None:
+                data[name] = tuple(data[name])
+        return Entry(**data)
+    except (TypeError, ValueError) as error:
+        raise DamagedRecord(f"not a submission: {error}") from error
+
+
+def task_from_json(text: str) -> Task:
+    """Read a job. Raise DamagedRecord if it is none."""
+    data = _load(text, Task)
+    try:
+        data["state"] = JobState(data["state"])
+        data["lost"] = tuple(data.get("lost", ()))
+        return Task(**data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecord(f"not a job: {error}") from error
+
+
+def _load(text: str, kind: type[Entry] | type[Task]) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise DamagedRecord(f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise DamagedRecord("not a record")
+    known = {field.name for field in fields(kind)}
+    return {key: value for key, value in data.items() if key in known}
+
+
+def job_of(entry: Entry, task: Task, host: str) -> Job:
+    """One job as the model tells it."""
+    return Job(
+        id=JobId(entry.id, task.index),
+        raw_id=task.raw,
+        name=entry.name,
+        state=task.state,
+        user=entry.user,
+        reason=task.reason,
+        partition="local",
+        nodes=host if task.start is not None else "",
+        node_count=1,
+        submit_time=task.queued_at,
+        start_time=task.start,
+        end_time=task.end if task.end is not None else task.deadline,
+        time_limit_s=task.time_limit_s,
+        dependency=f"{task.dependency}(unfulfilled)" if task.dependency and task.start is None else "",
+        comment=entry.comment,
+        command=entry.command,
+        stdout=task.stdout or entry.output,
+        restarts=task.restarts,
+        exit_code=None if task.exit_status is None else ExitCode(task.exit_status, task.exit_signal),
+    )
+
+
+def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
+    """The records of one submission as squeue shows them.
+
+    The tasks that wait for the same reason and never ran are one record (`2-10%1`); every other task has its own.
+    """
+    if entry.indices is None:
+        return tuple(job_of(entry, task, host) for task in tasks)
+    groups: dict[object, list[Task]] = {}
+    own: list[Job] = []
+    for task in tasks:
+        if task.state is JobState.PENDING and not task.restarts and not task.lost:
+            key = (task.held, task.begin, task.dependency, task.time_limit_s)
+            groups.setdefault(key, []).append(task)
+        else:
+            own.append(job_of(entry, task, host))
+    folded: list[Job] = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        if folded and len(group) == 1:
+            own.append(job_of(entry, group[0], host))
+        else:
+            folded.append(_folded(entry, group, host))
+    return (*folded, *sorted(own, key=lambda job: job.id))
+
+
+def _folded(entry: Entry, group: Sequence[Task], host: str) -> Job:
+    indices = format_indices([task.index for task in group if task.index is not None])
+    first = job_of(entry, group[0], host)
+    throttle = f"%{entry.throttle}" if entry.throttle else ""
+    # squeue says why the first of them waits.
+    return Job(
+        id=JobId(entry.id),
+        raw_id=entry.id,
+        name=first.name,
+        state=first.state,
+        user=first.user,
+        reason=first.reason,
+        tasks=indices + throttle,
+        task_count=len(group),
+        partition=first.partition,
+        node_count=1,
+        submit_time=first.submit_time,
+        time_limit_s=first.time_limit_s,
+        dependency=first.dependency,
+        comment=first.comment,
+        command=first.command,
+        stdout=first.stdout,
+    )
+
+
+def format_indices(indices: Sequence[int]) -> str:
+    """Given task indices, return SLURM's short form. For instance, 1, 2, 3, 7 gives `1-3,7`."""
+    parts: list[str] = []
+    ordered = sorted(indices)
+    position = 0
+    while position < len(ordered):
+        last = position
+        while last + 1 < len(ordered) and ordered[last + 1] == ordered[last] + 1:
+            last += 1
+        parts.append(str(ordered[position]) if last == position else f"{ordered[position]}-{ordered[last]}")
+        position = last + 1
+    return ",".join(parts)
