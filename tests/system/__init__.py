@@ -1,0 +1,1 @@
+"""Tests of the doors to the machine, and what they share."""

@@ -1,0 +1,65 @@
+"""A file system that never answers: a FUSE server of the standard library that takes every request and is silent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_INIT = 26
+_OUT_HEADER = struct.Struct("<IiQ")
+_INIT_OUT = struct.Struct("<IIIIHHI")
+_MNT_FORCE, _MNT_DETACH = 1, 2
+
+
+def mount_hung(folder: Path) -> int:
+    """Mount it and return the connection. Raise OSError where that is not permitted."""
+    connection = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={connection},rootmode=40000,user_id=0,group_id=0".encode()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"hung", bytes(folder), b"fuse", 0, options) != 0:
+        os.close(connection)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return connection
+
+
+def serve(connection: int) -> None:
+    """Answer the first greeting, so that the kernel sends requests; answer nothing else, for ever."""
+    while True:
+        try:
+            request = os.read(connection, 2**17)
+        except OSError:
+            return  # unmounted
+        _, operation, unique = struct.unpack_from("<IIQ", request)
+        if operation == _INIT:
+            answer = _INIT_OUT.pack(7, 19, 0, 0, 0, 0, 65536)  # protocol 7.19: its answer is 24 bytes long
+            os.write(connection, _OUT_HEADER.pack(_OUT_HEADER.size + len(answer), 0, unique) + answer)
+
+
+@contextmanager
+def hung_folder(folder: Path) -> Iterator[Path]:
+    """A folder below which every look waits for ever, in a process of its own; released at the end."""
+    folder.mkdir()
+    connection = mount_hung(folder)
+    server = subprocess.Popen(
+        [sys.executable, "-c", f"from tests.system.hung import serve; serve({connection})"],
+        pass_fds=[connection], cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    os.close(connection)
+    try:
+        yield folder
+    finally:
+        # The connection's end wakes everybody who waits, with an error.
+        server.kill()
+        server.wait()
+        ctypes.CDLL(None).umount2(bytes(folder), _MNT_DETACH)
+
+
+def release(folder: Path) -> None:
+    """Wake everybody who waits there, with an error, as when a server comes back without them."""
+    ctypes.CDLL(None).umount2(bytes(folder), _MNT_FORCE)

@@ -1,0 +1,36 @@
+"""Another person on this machine, for tests of what file permissions allow. Needs root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root (sudo make test)")
+
+
+@contextmanager
+def acting_as(uid: int, gid: int | None = None) -> Iterator[None]:
+    """Let the kernel judge file accesses as it would for this person."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid if gid is None else gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def open_the_way(path: Path) -> None:
+    """pytest's folders are private; let others pass through them."""
+    for folder in path.parents:
+        if folder.owner() == "root" and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
