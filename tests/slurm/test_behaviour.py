@@ -124,8 +124,8 @@ def test_a_requeued_job_counts_its_restarts_and_truncates_its_output_unless_told
     for job in (keeping, losing):
         cluster.run(["scontrol", "requeue", job], alice, check=True)
         cluster.wait_for(job, "PENDING")
-        assert reasons(cluster, job) == {"BeginTime"}, "it waits for its old credential to expire"
-        cluster.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], alice, check=True)
+        until(lambda job=job: reasons(cluster, job) == {"BeginTime"}, "its old credential to expire", 10)  # type: ignore[misc]
+        # StartTime=now would not wait, and sometimes the node refuses: "Job credential revoked", and the job is FAILED.
 
     kept = text_of(append, "restarts=1\n", 30).splitlines()
     assert (kept[0], kept[-1]) == ("restarts=unset", "restarts=1")
