@@ -1,0 +1,182 @@
+"""The `#SBATCH` lines of a batch script, as sbatch reads them. Pure. Source: sbatch(1) and sbatch 22.05's behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MARK = "#SBATCH"
+
+SHORT_OPTIONS = {
+    "A": "account",
+    "a": "array",
+    "B": "extra-node-info",
+    "b": "begin",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "d": "dependency",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "i": "input",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "N": "nodes",
+    "n": "ntasks",
+    "O": "overcommit",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "Q": "quiet",
+    "S": "core-spec",
+    "s": "oversubscribe",
+    "t": "time",
+    "v": "verbose",
+    "w": "nodelist",
+    "W": "wait",
+    "x": "exclude",
+}
+"""sbatch's short options to their long names (sbatch(1))."""
+
+FLAGS = frozenset(
+    {
+        "contiguous",
+        "disable-stdout-job-summary",
+        "exclusive",
+        "get-user-env",
+        "hold",
+        "ignore-pbs",
+        "nice",
+        "no-kill",
+        "no-requeue",
+        "overcommit",
+        "oversubscribe",
+        "parsable",
+        "propagate",
+        "quiet",
+        "reboot",
+        "requeue",
+        "spread-job",
+        "test-only",
+        "use-min-nodes",
+        "verbose",
+        "wait",
+    }
+)
+"""Long options whose value is optional or does not exist: the next word is never theirs (sbatch(1))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """What the directives of a script say.
+
+    Attributes:
+        options: long names to values, in their order; None for a flag. A later one of the same name wins, as with
+            sbatch.
+        late: the directives after the first command, as written; sbatch ignores them without a word.
+        crlf: whether the script has DOS line ends, which sbatch refuses.
+        problems: what cannot be read, a sentence each.
+    """
+
+    options: tuple[tuple[str, str | None], ...]
+    late: tuple[str, ...] = ()
+    crlf: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def parse_directives(script: str) -> Directives:
+    """Given a batch script, return its directives, short options by their long names. Never raises."""
+    options: dict[str, str | None] = {}
+    late: list[str] = []
+    problems: list[str] = []
+    header = True
+    for line in script.splitlines():
+        stripped = line.strip()
+        if header and stripped and not stripped.startswith("#"):
+            header = False
+        if not line.startswith(MARK) or line[len(MARK) : len(MARK) + 1].strip():
+            continue
+        if not header:
+            late.append(line.rstrip())
+            continue
+        words, problem = split_words(line[len(MARK) :])
+        if problem:
+            problems.append(f"{line.rstrip()!r}: {problem}")
+        for name, value in _options(words, problems):
+            options.pop(name, None)  # keep the place of the last one
+            options[name] = value
+    return Directives(tuple(options.items()), tuple(late), "\r\n" in script, tuple(problems))
+
+
+def split_words(text: str) -> tuple[list[str], str]:
+    """Given what follows `#SBATCH`, return its words and what is wrong with it, or an empty text.
+
+    As sbatch does: quotes and backslashes as in a shell, `#` begins a comment, nothing is expanded.
+    """
+    words: list[str] = []
+    word: str | None = None
+    quote = ""
+    characters = iter(text)
+    for character in characters:
+        if character == "\\" and quote != "'":
+            word = (word or "") + next(characters, "")
+        elif quote:
+            if character == quote:
+                quote = ""
+            else:
+                word = (word or "") + character
+        elif character in "'\"":
+            quote, word = character, word or ""
+        elif character.isspace():
+            if word is not None:
+                words.append(word)
+            word = None
+        elif character == "#":
+            break
+        else:
+            word = (word or "") + character
+    if word is not None:
+        words.append(word)
+    return words, f"unmatched {quote}" if quote else ""
+
+
+def _options(words: list[str], problems: list[str]) -> Iterator[tuple[str, str | None]]:
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            if equals:
+                yield name, value
+            elif name in FLAGS:
+                yield name, None
+            else:
+                yield name, queue.pop(0) if queue and not queue[0].startswith("-") else None
+        elif word.startswith("-") and len(word) > 1:
+            yield from _short(word, queue, problems)
+        else:
+            problems.append(f"{word!r} is not an option")
+
+
+def _short(word: str, queue: list[str], problems: list[str]) -> Iterator[tuple[str, str | None]]:
+    """`-N2`, `-N 2`, and flags together: `-HQ`."""
+    letters = word[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        name = SHORT_OPTIONS.get(letter)
+        if name is None:
+            problems.append(f"{word!r}: there is no option -{letter}")
+            return
+        if name in FLAGS and letter not in "k":
+            yield name, None
+            continue
+        value: str | None = letters
+        if not letters:
+            value = queue.pop(0) if queue and name not in FLAGS else None
+        yield name, value
+        return

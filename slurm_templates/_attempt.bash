@@ -1,0 +1,605 @@
+# ---------------------------------------------------------------------------------------------------------------
+# The attempt: what a batch script of resil does around the launch. Plain bash, 4.2 or newer; no Python is needed here.
+# Files and their formats: docs/reference/run-directory.md. Why it is so: docs/decisions/0010 to 0014.
+set -u -o pipefail
+
+resil_host=${SLURMD_NODENAME:-${HOSTNAME:-unknown}}
+resil_user=$(id -un 2>/dev/null) || resil_user=$UID
+resil_number=            # of this attempt, 0003 as in its file's name; empty before it is taken
+resil_child=             # process id of the launch
+resil_beat_pid=          # process id of the heartbeat
+resil_code=0             # the launch's true exit code
+resil_launched=false
+resil_interrupted=       # a trap has run: `wait` may have returned early
+resil_stop_asked=        # why somebody wants this attempt to stop; empty when nobody does
+resil_term=              # name of the signal by which the job is being ended
+resil_forwarded=
+resil_over=              # the end is written
+
+export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
+export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
+resil_label=$RESIL_JOB_ID
+if [ -n "${SLURM_ARRAY_JOB_ID:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+  resil_label=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
+fi
+[ "${RESIL_SCHEDULER:-}" = local ] && resil_forward=yes
+
+resil_stop_file=$RESIL_RUN_DIR/switches/stop.$RESIL_JOB_ID
+resil_journal_file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.batch.jsonl
+
+# ---- words ----------------------------------------------------------------------------------------------------
+
+resil_say() { printf 'resil: %s\n' "$*"; }
+
+resil_time() { printf '%(%Y-%m-%dT%H:%M:%S%z)T' "${1:--1}"; }
+
+resil_clean() { # text of a stranger -> REPLY: without control characters, C1 ones in UTF-8 included
+  REPLY=$(
+    LC_ALL=C
+    text=${1//$'\xc2'[$'\x80'-$'\x9f']/ }
+    printf '%s' "${text//[[:cntrl:]]/ }"
+  )
+}
+
+resil_json() { # text -> REPLY: as a JSON string
+  resil_clean "$1"
+  REPLY=${REPLY//\\/\\\\}
+  REPLY=\"${REPLY//\"/\\\"}\"
+}
+
+resil_write() { # file text: whole or not there
+  local temporary="${1%/*}/.${1##*/}.$resil_host.$BASHPID.tmp"
+  (umask "$resil_umask" && printf '%s\n' "$2" >"$temporary" && mv -fT -- "$temporary" "$1") 2>/dev/null && return
+  rm -f -- "$temporary"
+  return 1
+}
+
+resil_journal() { # event [key json]...: one line, one write
+  local line
+  printf -v line '{"event":"%s","time":%(%s)T,"attempt":%s,"job_id":%s,"label":"%s","restart":%s,"host":"%s"' \
+    "$1" -1 "${RESIL_ATTEMPT:-null}" "$RESIL_JOB_ID" "$resil_label" "$RESIL_RESTART_COUNT" "$resil_host"
+  shift
+  while (($# > 1)); do
+    line+=",\"$1\":$2"
+    shift 2
+  done
+  (umask "$resil_umask" && printf '%s}\n' "$line" >>"$resil_journal_file") 2>/dev/null || :
+}
+
+resil_field() { # key < TOML: REPLY is its value; fails when there is none
+  local line value pattern="^[[:space:]]*$1[[:space:]]*=[[:space:]]*(.*[^[:space:]])[[:space:]]*\$"
+  REPLY=
+  while IFS= read -r line || [ -n "$line" ]; do
+    if [[ $line =~ $pattern ]]; then
+      value=${BASH_REMATCH[1]}
+      case $value in
+        \"*\") value=${value#\"} value=${value%\"} value=${value//\\\"/\"} value=${value//\\\\/\\} ;;
+        \'*\') value=${value#\'} value=${value%\'} ;;
+      esac
+      REPLY=$value
+      return 0
+    fi
+  done
+  return 1
+}
+
+resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind when we are killed
+
+# ---- switches -------------------------------------------------------------------------------------------------
+
+# Read so that a link is not followed and a FIFO does not block.
+resil_read() { dd if="$1" iflag=nofollow,nonblock bs=4096 count=1 2>/dev/null; }
+
+resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there is nothing
+  local uid gid owner run_uid run_gid
+  REPLY=
+  if [ -L "$1" ] || { [ -e "$1" ] && [ ! -f "$1" ]; }; then
+    REPLY='it is not a regular file'
+    return 1
+  fi
+  [ -f "$1" ] || return 1
+  read -r uid gid owner < <(stat -c '%u %g %U' -- "$1" 2>/dev/null) || return 1
+  read -r run_uid run_gid < <(stat -c '%u %g' -- "$RESIL_RUN_DIR" 2>/dev/null) || return 1
+  [ "$resil_owner_policy" = any ] && return
+  [ "$uid" = "$run_uid" ] || [ "$uid" = 0 ] && return
+  [ "$resil_owner_policy" = group ] && [ "$gid" = "$run_gid" ] && return
+  REPLY="it belongs to $owner; this run obeys the policy \"$resil_owner_policy\""
+  return 1
+}
+
+resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resil_scope how far it reaches
+  local file=$RESIL_RUN_DIR/switches/kill sentence
+  if ! resil_honoured "$file"; then
+    if [ -n "$REPLY" ] && [ "$REPLY" != "${resil_refused:-}" ]; then
+      resil_say "the kill switch $file is not obeyed: $REPLY"
+      resil_refused=$REPLY
+    fi
+    return 1
+  fi
+  sentence="the kill switch is thrown by $(stat -c %U -- "$file" 2>/dev/null)"
+  resil_field when < <(resil_read "$file") && sentence+=" at $REPLY"
+  resil_field why < <(resil_read "$file") && [ -n "$REPLY" ] && sentence+=": $REPLY"
+  resil_field scope < <(resil_read "$file") || REPLY=job
+  resil_scope=$REPLY
+  resil_clean "$sentence"
+}
+
+# ---- the scheduler --------------------------------------------------------------------------------------------
+
+# Asked without what the environment would make it hide, and never longer than this.
+resil_squeue() { (unset "${!SQUEUE_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 20 squeue -h "$@" 2>/dev/null); }
+
+# What the scheduler says of a job. REPLY is its state, or GONE when no process of it can be left as far as the
+# scheduler knows, or UNKNOWN. An answer counts only if it shows the witness, a job that lives for certain.
+resil_job_state() { # job-id witness user
+  local rows users id state
+  if [ "${RESIL_SCHEDULER:-}" = local ]; then
+    rows=
+    for id in "$1" "$2"; do
+      state=
+      if [ -f "$RESIL_LOCAL_SPOOL/jobs/$id/state" ]; then
+        read -r state <"$RESIL_LOCAL_SPOOL/jobs/$id/state"
+        rows+="$id ${state:-UNKNOWN}"$'\n'
+      fi
+    done 2>/dev/null
+  elif [ "$SECONDS" -lt "${resil_asked:--99}" ] && [ "$3" = "${resil_asked_for:-}" ]; then
+    rows=$resil_answer
+  else
+    users=$resil_user
+    [ "$3" = "$users" ] || users+=,$3
+    rows=$(resil_squeue -t all -u "$users" -o '%A %T') || rows=
+    resil_asked=$((SECONDS + 10)) resil_asked_for=$3 resil_answer=$rows
+  fi
+  REPLY=UNKNOWN
+  [[ $'\n'$rows == *$'\n'"$2 "* ]] || return 0
+  REPLY=GONE
+  while read -r id state; do
+    [ "$id" = "$1" ] || continue
+    case $state in
+      # Over, or waiting in the queue with no process of its own (squeue(1), JOB STATE CODES).
+      BOOT_FAIL | CANCELLED | COMPLETED | DEADLINE | FAILED | NODE_FAIL | OUT_OF_MEMORY | PREEMPTED | REVOKED | TIMEOUT) ;;
+      PENDING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD | SPECIAL_EXIT) ;;
+      *) REPLY=$state ;;
+    esac
+  done <<<"$rows"
+}
+
+resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the person at the switch cannot cancel them
+  local ids=() id array comment own=
+  if [ "${RESIL_SCHEDULER:-}" = local ]; then
+    for id in "$RESIL_LOCAL_SPOOL"/jobs/*/; do
+      id=${id%/} comment='' array=''
+      { read -r comment <"$id/comment"; } 2>/dev/null || [ -n "$comment" ] || continue
+      { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
+      [[ $comment == "resil:$RESIL_RUN:"* && $array == PENDING ]] && : >"$id/cancel" && ids+=("${id##*/}")
+    done
+  else
+    while IFS=$'\x1f' read -r id array comment; do
+      [ "$id" = "$RESIL_JOB_ID" ] && own=$array
+    done < <(resil_squeue -t all -u "$resil_user" -o $'%A\x1f%F\x1f%k')
+    while IFS=$'\x1f' read -r id array comment; do
+      [[ $comment == "resil:$RESIL_RUN:"* || $array == "${own:-none}" ]] && ids+=("$id")
+    done < <(resil_squeue -t PENDING -u "$resil_user" -o $'%A\x1f%F\x1f%k')
+    [ -z "${ids[*]-}" ] || (unset "${!SCANCEL_@}" SLURM_CLUSTERS && timeout 60 scancel --state=PENDING "${ids[@]}")
+  fi
+  resil_say "cancelled the queued jobs of this run: ${ids[*]-none}"
+  resil_journal siblings_cancelled count "${#ids[@]}"
+}
+
+# ---- one attempt at a time ------------------------------------------------------------------------------------
+
+# The number is a fencing token. A hard link is made by one of many, on NFS too; where there are none, O_EXCL.
+resil_take_number() {
+  local folder=$RESIL_RUN_DIR/attempts temporary file content name highest=0
+  temporary=$folder/.new.$resil_host.$RESIL_JOB_ID.$BASHPID.tmp
+  for file in "$folder"/[0-9][0-9][0-9][0-9]*; do
+    name=${file##*/}
+    [[ $name =~ ^[0-9]+$ ]] && ((10#$name > highest)) && highest=$((10#$name))
+  done
+  while :; do
+    printf -v resil_number '%04d' $((++highest))
+    printf -v content 'number = %d\njob_id = %s\nlabel = "%s"\nrestart = %s\nhost = "%s"\npid = %d\nstart = %(%s)T\nuser = '"'%s'" \
+      "$highest" "$RESIL_JOB_ID" "$resil_label" "$RESIL_RESTART_COUNT" "$resil_host" $$ -1 "$resil_user"
+    file=$folder/$resil_number
+    (umask "$resil_umask" && printf '%s\n' "$content" >"$temporary") 2>/dev/null
+    # A server that answered twice says "exists" of our own link: look what it leads to.
+    if ln -- "$temporary" "$file" 2>/dev/null || [ "$temporary" -ef "$file" ]; then
+      break
+    fi
+    [ -e "$file" ] && continue
+    if (umask "$resil_umask" && set -o noclobber && printf '%s\n' "$content" >"$file") 2>/dev/null; then
+      break
+    fi
+    [ -e "$file" ] && continue
+    rm -f -- "$temporary"
+    resil_number=
+    return 1
+  done
+  rm -f -- "$temporary"
+  export RESIL_ATTEMPT=$highest
+}
+
+# Has a newer attempt taken our place? REPLY is its number. One with our own job id is the twin that SLURM started
+# after it had given us up. One of another job counts only if the scheduler no longer has our job: else it is a second
+# copy that somebody queued, and waits for us.
+resil_superseded() {
+  local number=$((RESIL_ATTEMPT + 1)) file user
+  while printf -v file '%s/attempts/%04d' "$RESIL_RUN_DIR" "$number" && [ -e "$file" ]; do
+    if [ ! -e "$file.end" ]; then
+      { resil_field user <"$file" && user=$REPLY; } 2>/dev/null || user=$resil_user
+      { resil_field job_id <"$file"; } 2>/dev/null || REPLY=
+      if [ "$REPLY" = "$RESIL_JOB_ID" ]; then
+        REPLY=$number
+        return 0
+      elif [ -n "$REPLY" ]; then
+        resil_job_state "$RESIL_JOB_ID" "$REPLY" "$user"
+        if [ "$REPLY" = GONE ]; then
+          REPLY=$number
+          return 0
+        fi
+      fi
+    fi
+    number=$((number + 1))
+  done
+  return 1
+}
+
+resil_wait_for_previous() {
+  local began=$SECONDS said=-30 file name waiting reason
+  local -A beat=() since=()
+  while :; do
+    waiting='' reason=''
+    for file in "$RESIL_RUN_DIR"/attempts/[0-9][0-9][0-9][0-9]*; do
+      name=${file##*/}
+      [[ $name =~ ^[0-9]+$ ]] || continue
+      ((10#$name < RESIL_ATTEMPT && 10#$name > RESIL_ATTEMPT - 100)) || continue
+      [ -e "$file.end" ] && continue
+      if resil_is_gone "$file"; then
+        resil_mark_lost "$file"
+      else
+        waiting+=" $name" reason=$REPLY
+      fi
+    done
+    [ -n "$waiting" ] || return 0
+    resil_check_start
+    if resil_superseded; then
+      resil_finish 75 superseded "attempt $REPLY has begun"
+    elif ((SECONDS - began >= resil_previous_wait_s)); then
+      resil_say "gave up after $((SECONDS - began)) s: attempt$waiting is not known to be over ($reason); nothing was launched"
+      resil_finish 75 stopped "attempt$waiting is not known to be over"
+    elif ((SECONDS - began >= said + 30)); then
+      said=$((SECONDS - began))
+      resil_say "waiting for attempt$waiting to be truly gone: $reason; $said s so far, at most $resil_previous_wait_s s"
+      ((said > 0)) || resil_journal waiting for "\"${waiting# }\""
+    fi
+    resil_pause 1
+  done
+}
+
+resil_is_gone() { # attempt file: REPLY says why not; beat and since are the caller's
+  local name=${1##*/} job user now='' still
+  { read -r now <"$1.beat"; } 2>/dev/null || :
+  if [ "$now" != "${beat[$name]-unseen}" ]; then
+    beat[$name]=$now since[$name]=$SECONDS
+  fi
+  still=$((SECONDS - since[$name]))
+  { resil_field job_id <"$1"; } 2>/dev/null || REPLY=
+  job=$REPLY
+  { resil_field user <"$1"; } 2>/dev/null || REPLY=$resil_user
+  user=$REPLY
+  if [ "$job" = "$RESIL_JOB_ID" ] || [ -z "$job" ]; then
+    # A requeue: the scheduler has only one word for both of us, so the heartbeat must tell.
+    REPLY="an earlier start of this job, its heartbeat is still for $still s, to be $((3 * resil_still_s)) s"
+    ((still > 3 * resil_still_s))
+    return
+  fi
+  resil_job_state "$job" "$RESIL_JOB_ID" "$user"
+  if [ "$REPLY" = GONE ]; then
+    REPLY="job $job is over, its heartbeat is still for $still s, to be $((2 * resil_still_s)) s"
+    ((still > 2 * resil_still_s))
+    return
+  fi
+  REPLY="job $job is $REPLY"
+  return 1
+}
+
+resil_mark_lost() { # attempt file: nobody else will ever write its end, and later attempts need not wait again
+  local temporary="$1.lost.$resil_host.$BASHPID.tmp"
+  temporary=${temporary%/*}/.${temporary##*/}
+  resil_say "attempt ${1##*/} is gone without a word"
+  resil_journal attempt_lost lost "$((10#${1##*/}))"
+  (
+    umask "$resil_umask"
+    printf 'end = "lost"\ntime = %(%s)T\nseen_by = %d\n' -1 "$RESIL_ATTEMPT" >"$temporary" &&
+      ln -- "$temporary" "$1.end"
+  ) 2>/dev/null || :
+  rm -f -- "$temporary"
+}
+
+# ---- the heartbeat --------------------------------------------------------------------------------------------
+
+# Runs in the background: shows that we live, and looks whether a newer attempt has taken our place. It lies beside
+# the attempts because writing there makes an NFS client look again at what others wrote there.
+resil_heartbeat() {
+  local count=0 file=$RESIL_RUN_DIR/attempts/$resil_number.beat temporary never
+  temporary=$RESIL_RUN_DIR/attempts/.$resil_number.beat.$resil_host.$BASHPID.tmp
+  umask "$resil_umask"
+  exec {never}<> <(:)
+  while kill -0 $$ 2>/dev/null; do
+    count=$((count + 1))
+    { printf '%d %d %(%s)T\n' "$RESIL_ATTEMPT" "$count" -1 >"$temporary" && mv -fT -- "$temporary" "$file"; } 2>/dev/null
+    if resil_superseded; then
+      trap '' TERM HUP INT QUIT USR1 USR2
+      resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT ends its training without saving"
+      resil_journal superseded by "$REPLY"
+      resil_kill_training
+      exit 3
+    fi
+    read -r -t "$resil_beat_s" -u "$never" || :
+  done
+}
+
+resil_descendants() { # pid -> REPLY: all pids below it
+  local -A parent=()
+  local line pid found=" $1 " grown=yes
+  while IFS= read -r line; do # /proc/12/status:PPid:	1
+    pid=${line#/proc/}
+    parent[${pid%%/*}]=${line##*[[:blank:]]}
+  done < <(grep -H '^PPid:' /proc/[0-9]*/status 2>/dev/null)
+  REPLY=
+  while [ -n "$grown" ]; do
+    grown=
+    for pid in "${!parent[@]}"; do
+      if [[ $found == *" ${parent[$pid]} "* && $found != *" $pid "* ]]; then
+        found+="$pid " REPLY+="$pid " grown=yes
+      fi
+    done
+  done
+}
+
+# Every process of this attempt on this host: what is below the batch shell, and what carries its name in its
+# environment (tasks of srun are children of slurmstepd). Ourselves excepted. REPLY: pids; resil_srun: those of srun.
+resil_processes() {
+  local files word pid comm
+  resil_descendants $$
+  for word in "RESIL_ATTEMPT=$RESIL_ATTEMPT" "RESIL_RUN_DIR=$RESIL_RUN_DIR" ${SLURM_JOB_ID:+"SLURM_JOB_ID=$SLURM_JOB_ID"}; do
+    [ "${files-unset}" = unset ] && files=$(printf '%s\n' /proc/[0-9]*/environ)
+    # shellcheck disable=SC2086 # words
+    files=$(grep -lzxFs -e "$word" -- /dev/null $files)
+  done
+  word="$REPLY $files"
+  REPLY='' resil_srun=''
+  # shellcheck disable=SC2086 # words
+  for pid in $word; do
+    pid=${pid#/proc/} pid=${pid%/environ} comm=
+    { [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ]; } && continue
+    { read -r comm <"/proc/$pid/comm"; } 2>/dev/null || continue
+    if [ "$comm" = srun ]; then resil_srun+=" $pid"; else REPLY+=" $pid"; fi
+  done
+}
+
+# SIGKILL and nothing softer: USR1, INT or TERM would make the training save over what its successor reads. Tasks of
+# other nodes cannot be reached from here but through srun, which is asked last, when our own ranks are gone already.
+# Never scancel: our successor may have the same job id.
+resil_kill_training() {
+  local round
+  for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    resil_processes
+    # shellcheck disable=SC2086 # words
+    [ -z "$REPLY" ] || kill -KILL $REPLY 2>/dev/null
+    [ -z "$REPLY$resil_srun" ] && return
+    # shellcheck disable=SC2086 # words
+    case $round in
+      [1-3]) [ -z "$resil_srun" ] || kill -INT $resil_srun 2>/dev/null ;;
+      1[5-9] | 20) [ -z "$resil_srun" ] || kill -KILL $resil_srun 2>/dev/null ;;
+    esac
+    resil_pause 0.3
+  done
+}
+
+# ---- signals --------------------------------------------------------------------------------------------------
+
+resil_on_lead() { # our time is nearly over, or somebody else sent that signal: ask the training to stop, by file
+  resil_interrupted=yes
+  [ -n "$resil_stop_asked" ] && return
+  resil_stop_asked="SIG$1"
+  local text why="the batch shell got SIG$1: about $RESIL_SIGNAL_LEAD_S s are left before the time limit"
+  printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$(resil_time)" "$why"
+  if resil_write "$resil_stop_file" "$text"; then
+    resil_say "SIG$1 came: asked the training to save and stop ($resil_stop_file)"
+  else
+    resil_say "SIG$1 came, and $resil_stop_file could not be written"
+  fi
+  resil_journal stop_requested signal "\"$1\""
+}
+
+resil_on_term() { # the job is being ended: time limit, cancel, requeue, preemption. SIGKILL follows after KillWait
+  resil_interrupted=yes
+  resil_journal terminating signal "\"$1\""
+  if [ -z "$resil_term" ]; then
+    resil_term=$1
+    resil_say "SIG$1 came at $(resil_time): the job is being ended"
+  fi
+  resil_forward_term
+}
+
+resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tasks, and nobody below the batch shell
+  local word words=('') file pid comm
+  if [ -z "$resil_child" ] || [ -z "$resil_term" ] || [ -n "$resil_forwarded" ] || [ -z "${resil_forward:-}" ]; then
+    return
+  fi
+  resil_forwarded=yes
+  while IFS= read -r -d '' word; do words+=("$word"); done 2>/dev/null <"/proc/$resil_child/cmdline"
+  if [ "${words[*]:1:4}" != 'bash -o pipefail -c' ]; then
+    kill -s TERM "$resil_child" 2>/dev/null
+    return
+  fi
+  # The shell that we put around a compound command would die of it and leave the training an orphan: tell those
+  # below it, but not `tee`, into which the training writes to its end.
+  while IFS= read -r file; do
+    pid=${file#/proc/} pid=${pid%/status} comm=
+    { read -r comm <"/proc/$pid/comm"; } 2>/dev/null
+    [ "$comm" = tee ] || kill -s TERM "$pid" 2>/dev/null
+  done < <(grep -ls "^PPid:[[:blank:]]*$resil_child\$" /proc/[0-9]*/status)
+}
+
+resil_on_other() {
+  resil_interrupted=yes
+  resil_say "SIG$1 came, and is not ours to act upon"
+  resil_journal signal signal "\"$1\""
+}
+
+resil_traps() {
+  local name
+  for name in HUP INT QUIT USR1 USR2 ALRM; do
+    # shellcheck disable=SC2064 # the name of now
+    trap "resil_on_other $name" "$name"
+  done
+  trap 'resil_on_term TERM' TERM
+  trap 'resil_on_term INT' INT
+  if [ "$resil_signal" = TERM ] || [ "$resil_signal" = INT ]; then
+    # shellcheck disable=SC2064 # the name of now
+    trap "resil_on_lead $resil_signal; resil_on_term $resil_signal" "$resil_signal"
+  else
+    # shellcheck disable=SC2064 # the name of now
+    trap "resil_on_lead $resil_signal" "$resil_signal"
+  fi
+  trap 'resil_on_exit "$?"' EXIT
+}
+
+# ---- from beginning to end ------------------------------------------------------------------------------------
+
+resil_check_start() { # may this job train at all?
+  if [ -e "$RESIL_RUN_DIR/finished" ]; then
+    resil_say "the run $RESIL_RUN is finished; nothing to do"
+    resil_finish 0 finished 'the run is finished'
+  elif resil_killed; then
+    resil_say "$REPLY"
+    local why=$REPLY
+    [ "$resil_scope" = all ] && resil_cancel_siblings
+    resil_say "exiting with 75; \"resil unkill\" lets the run go on"
+    resil_finish 75 stopped "$why"
+  elif [ -n "$resil_stop_asked$resil_term" ]; then
+    resil_finish 75 stopped "told to stop before the launch"
+  fi
+}
+
+resil_begin() {
+  local folder
+  if [ ! -d "$RESIL_RUN_DIR" ]; then
+    resil_say "cannot use the run directory $RESIL_RUN_DIR on $resil_host: is the file system mounted here?"
+    exit 75
+  fi
+  for folder in switches journal attempts logs; do
+    [ -d "$RESIL_RUN_DIR/$folder" ] || (umask "$resil_umask" && mkdir -p -- "$RESIL_RUN_DIR/$folder")
+  done
+  rm -f -- "$resil_stop_file" # of an earlier start of this very job: a requeue keeps the id
+  resil_traps
+  resil_check_start
+  if ! resil_take_number; then
+    resil_say "cannot write to $RESIL_RUN_DIR/attempts on $resil_host: is the disk or the quota full?"
+    resil_finish 75 stopped "no attempt number could be taken"
+  fi
+  resil_heartbeat </dev/null &
+  resil_beat_pid=$!
+  resil_wait_for_previous
+  resil_check_start
+  resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $(resil_time), restart $RESIL_RESTART_COUNT"
+  resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
+}
+
+resil_job_environment() { # what the launch needs to know of the job
+  export RESIL_END_TIME=${SLURM_JOB_END_TIME:-}
+  if [ -z "$RESIL_END_TIME" ] && [ "${RESIL_SCHEDULER:-}" != local ] && [ "$RESIL_JOB_ID" != 0 ]; then
+    RESIL_END_TIME=$(SLURM_TIME_FORMAT=%s resil_squeue -j "$RESIL_JOB_ID" -o %e) || RESIL_END_TIME=
+  fi
+  [[ $RESIL_END_TIME =~ ^[0-9]+$ ]] || RESIL_END_TIME= # N/A, NONE: unknown, unlimited
+  export MASTER_ADDR='' MASTER_PORT=$((10000 + RESIL_JOB_ID % 22000)) # below the ephemeral ports, which begin at 32768
+  if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+    read -r MASTER_ADDR < <(timeout 20 scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) || :
+  fi
+  [ -n "$MASTER_ADDR" ] || MASTER_ADDR=$(hostname)
+  # Since 22.05 srun does not inherit it; and --export=NONE is meant for the batch shell, not for what it prepares.
+  [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+  [ "${SLURM_EXPORT_ENV:-}" = NONE ] && export SLURM_EXPORT_ENV=ALL
+  export SLURM_NNODES=${SLURM_NNODES:-1}
+}
+
+resil_setup_failed() { # code command
+  resil_say "the setup failed with $1 at: $2"
+  exit "$1"
+}
+
+resil_launch() { # command...: run it, and wait until it is really gone
+  resil_check_start
+  if resil_superseded; then
+    resil_finish 75 superseded "attempt $REPLY has begun"
+  fi
+  "$@" &
+  resil_child=$!
+  resil_launched=true
+  resil_forward_term # should it have come just now
+  while :; do
+    resil_interrupted=
+    wait "$resil_child"
+    resil_code=$?
+    [ -n "$resil_interrupted" ] || break # else a trap ended the wait, and the code may be the signal's: wait again
+  done
+  resil_child=
+}
+
+resil_end() { # the launch is over: why, and with which code
+  local why=''
+  if [ "$resil_code" = 0 ]; then
+    if resil_killed; then
+      resil_stop_asked=${resil_stop_asked:-kill switch}
+    fi
+    if [ -n "$resil_finish_on_success" ] && [ -z "$resil_stop_asked$resil_term" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
+      printf -v why 'attempt = %d\ntime = %(%s)T\njob = "%s"' "$RESIL_ATTEMPT" -1 "$resil_label"
+      resil_write "$RESIL_RUN_DIR/finished" "$why" || resil_say "cannot write $RESIL_RUN_DIR/finished"
+    fi
+    [ -e "$RESIL_RUN_DIR/finished" ] && resil_finish 0 finished ''
+  elif [ "$resil_code" = 75 ]; then
+    resil_finish 75 stopped "${resil_stop_asked:-it stopped on purpose}"
+  fi
+  if [ -n "$resil_term" ]; then
+    resil_finish "$resil_code" terminated "SIG$resil_term"
+  fi
+  resil_finish "$resil_code" exited ''
+}
+
+resil_finish() { # code end why: write down how this attempt ended, and exit
+  local code=$1 end=$2 why=$3 text json
+  resil_over=yes
+  if [ -n "$resil_beat_pid" ]; then
+    kill -s TERM "$resil_beat_pid" 2>/dev/null
+    while :; do
+      resil_interrupted=
+      wait "$resil_beat_pid" 2>/dev/null
+      # 3: it saw a newer attempt, and it has ended the training
+      case $?:$resil_interrupted in
+        3:*) code=75 end=superseded why='a newer attempt has begun' && break ;;
+        *:) break ;;
+      esac
+    done
+  fi
+  resil_clean "$why" && why=$REPLY
+  if [ -n "$resil_number" ]; then
+    printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\nwhy = "%s"' \
+      "$end" "$code" -1 "$resil_launched" "${why//[\"\\]/\'}"
+    if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
+      rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*
+    else
+      resil_say "cannot write $RESIL_RUN_DIR/attempts/$resil_number.end"
+    fi
+  fi
+  resil_json "$why" && json=$REPLY
+  resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
+  resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $(resil_time): $end, exit code $code"
+  exit "$code"
+}
+
+resil_on_exit() { # code: somebody called exit: the setup, or an own block of the template
+  [ -n "$resil_over" ] || resil_finish "$1" exited 'the batch script ended early'
+}
+# ---------------------------------------------------------------------------------------------------------------
