@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-import pkgutil
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience.errors import UsageError
+
+if TYPE_CHECKING:  # importlib.metadata costs 15 ms, and only those pay who look for plugins
+    from importlib.metadata import EntryPoint
 
 PLUGIN_PATH = "RESIL_PLUGINS"
 """Environment variable: folders (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
@@ -45,9 +45,12 @@ class Family:
         return f"resilience.{self.name}"
 
     @cached_property
-    def _sources(self) -> dict[str, Path | str | metadata.EntryPoint]:
+    def _sources(self) -> dict[str, Path | str | EntryPoint]:
+        import pkgutil
+        from importlib import metadata
+
         package = importlib.import_module(self.package)
-        sources: dict[str, Path | str | metadata.EntryPoint] = {}
+        sources: dict[str, Path | str | EntryPoint] = {}
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_") and not module.ispkg:
                 sources[module.name] = f"{self.package}.{module.name}"
@@ -90,12 +93,13 @@ class Family:
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self.names())}"
             return UsageError(f"no {self.name} plugin is called {name!r}", hint=hint)
         try:
-            if isinstance(source, metadata.EntryPoint):
-                return source.load()
-            module = importlib.import_module(source) if isinstance(source, str) else self._import_file(source)
-            return getattr(module, self.constant)
+            if isinstance(source, str):
+                return getattr(importlib.import_module(source), self.constant)
+            if isinstance(source, Path):
+                return getattr(self._import_file(source), self.constant)
+            return source.load()
         except (Exception, SystemExit) as error:
-            where = source if not isinstance(source, metadata.EntryPoint) else source.value
+            where = source if isinstance(source, str | Path) else source.value
             refusal = UsageError(
                 f"the {self.name} plugin {name!r} ({where}) cannot be loaded: {type(error).__name__}: {error}",
                 hint=f"it must export {self.constant}",
@@ -104,6 +108,8 @@ class Family:
             return refusal
 
     def _import_file(self, path: Path) -> Any:
+        import importlib.util
+
         qualified = f"resil_plugins.{self.name}.{path.stem}"
         spec = importlib.util.spec_from_file_location(qualified, path)
         if spec is None or spec.loader is None:

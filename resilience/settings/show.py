@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
+from resilience.quantities import quote_toml
 from resilience.settings.load import Loaded
 
 
@@ -29,3 +30,30 @@ def rows(loaded: Loaded) -> Iterator[SettingRow]:
         for key, value in pairs:
             dotted = f"{name}.{key}"
             yield SettingRow(dotted, value, loaded.origins.get(dotted, "default"))
+
+
+def to_toml(loaded: Loaded, run: str) -> str:
+    """The resolved settings as TOML, for `run.toml`: what counted at the last submit."""
+    lines = [f"# The settings of run {run} at its last submit. Written by resil; edit resil.toml instead."]
+    section = ""
+    for row in rows(loaded):
+        name, _, key = row.key.partition(".")
+        if name != section:
+            lines += ["", f"[{name}]"]
+            section = name
+        value = run if row.key == "run.name" else row.value
+        if value is not None:
+            lines.append(
+                f"{key if key.replace('_', '').replace('-', '').isalnum() else quote_toml(key)} = {_toml(value)}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(quote_toml(str(item)) for item in value) + "]"
+    return quote_toml(str(value))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import Job, JobId, JobUpdate
-from resilience.model.node import Node
-from resilience.model.presence import Presence
-from resilience.model.submission import Submission, Submitted
-from resilience.system.process import Completed
+if TYPE_CHECKING:  # words that only annotate; whoever asks imports them
+    from resilience.model.cluster_config import ClusterConfig
+    from resilience.model.job import Job, JobId, JobUpdate
+    from resilience.model.node import Node
+    from resilience.model.presence import Presence
+    from resilience.model.submission import Submission, Submitted
+    from resilience.system.process import Completed
 
 
 class Clock(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,7 +51,7 @@ class Intent:
 
 def new_token() -> str:
     """A random word for one intent."""
-    return secrets.token_hex(TOKEN_BYTES)
+    return os.urandom(TOKEN_BYTES).hex()
 
 
 def record_intent(directory: RunDirectory, intent: Intent, user: str) -> None:

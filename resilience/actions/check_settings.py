@@ -1,0 +1,33 @@
+"""`resil config check`: whether the settings could be used, beyond their types."""
+
+from __future__ import annotations
+
+from resilience.actions.project import Project, schedulers
+from resilience.actions.submit_plan import SubmitRequest, plan_submit, split_signal
+from resilience.actions.submit_script import template_library
+from resilience.errors import SettingsError, UsageError
+from resilience.model.submission import check_run_name
+from resilience.model.switch import OwnerPolicy
+
+
+def check_settings(project: Project) -> None:
+    """Raise SettingsError or UsageError for the first setting that no submit could use."""
+    settings = project.loaded.settings
+    if settings.run.name:
+        check_run_name(settings.run.name)
+    template_library(project).source(settings.run.template)
+    if settings.scheduler.name != "auto" and settings.scheduler.name not in schedulers().names():
+        schedulers().load(settings.scheduler.name)
+    if settings.run.switch_owners and settings.run.switch_owners not in set(OwnerPolicy):
+        raise SettingsError(
+            f"switch_owners = {settings.run.switch_owners!r} is no owner policy", hint="there are: owner, group, any"
+        )
+    if settings.submit.signal_lead_s > 65535:
+        raise SettingsError(
+            "signal_lead_s is above 65535 s, which sbatch refuses", hint="for instance signal_lead_s = 300"
+        )
+    try:
+        split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
+        plan_submit(SubmitRequest(run=settings.run.name or "run"), settings, "logs")
+    except UsageError as error:
+        raise SettingsError(error.message, hint=error.hint) from error

@@ -1,0 +1,282 @@
+"""`resil demo`: a real small training as ten jobs, hurt three ways, told live, compared with one left alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from resilience.actions import submit
+from resilience.actions.demo_story import DemoAttempt, tell_attempts
+from resilience.actions.project import Project
+from resilience.actions.submit_plan import SubmitRequest
+from resilience.errors import ResilError
+from resilience.model import layout
+from resilience.model.job import Job, JobId, JobUpdate
+from resilience.quantities import quote_toml
+from resilience.settings.load import FILE_NAME, load
+from resilience.system.attempts import read_attempts
+from resilience.system.files import make_folder, read_lines, write_atomic
+from resilience.system.process import DeadlineExceeded
+from resilience.system.run_directory import RunDirectory
+
+RUN = "demo"
+JOBS = 10
+STEPS = 400
+SAVE_EVERY = 40
+FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 90), "2": ("hard kill", 190)}
+SHORTENED_ATTEMPT = 3
+"""The attempt whose walltime is cut while it runs."""
+
+POLL_S = 0.1
+_TRAINING = Path(__file__).with_name("_demo_training.py")
+
+
+class DemoFailed(ResilError):
+    """The demo did not end as it must."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slow a demo must be for its scheduler.
+
+    Attributes:
+        step_s: seconds that a step takes at least.
+        walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
+        lead_s: how long before the limit the signal comes.
+        time_limit: of every job.
+        deadline_s: after which the demo gives up.
+    """
+
+    step_s: float
+    walltime_s: float
+    lead_s: int
+    time_limit: str
+    deadline_s: float
+
+
+PACES = {
+    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", deadline_s=90),
+    "slurm": Pace(step_s=0.25, walltime_s=45.0, lead_s=30, time_limit="10", deadline_s=600),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """How it ended.
+
+    Attributes:
+        attempts: the ones that trained, in order.
+        burned: how many jobs started after the end, and how long they took together.
+        loss: final loss of the interrupted run, exactly as written.
+        reference: final loss of the uninterrupted run.
+        seconds: of the whole demo.
+        folder: where everything lies, when it was kept.
+    """
+
+    attempts: tuple[DemoAttempt, ...]
+    burned: int
+    burned_s: float
+    loss: float
+    reference: float
+    seconds: float
+    folder: Path
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether interruption changed nothing, to the last bit."""
+        return self.loss == self.reference
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What the demo works with while it runs."""
+
+    project: Project
+    folder: Path
+    directory: RunDirectory
+    pace: Pace
+    array: JobId | None = None
+    told: set[str] = field(default_factory=set)
+
+
+def run_demo(
+    project: Project,
+    *,
+    folder: Path | None,
+    keep: bool,
+    tell: Callable[[float, str], None],
+    show: Callable[[str], None],
+) -> DemoResult:
+    """Run the demo and return how it ended.
+
+    `tell(seconds, sentence)` is called for each event, `show(line)` with a line of progress that replaces the one
+    before. Raise DemoFailed if it does not end in time, or not as it must; then the folder is kept.
+    """
+    clock = project.world.clock
+    began = clock.monotonic()
+    scheduler = project.scheduler_name()
+    parent = None if scheduler == "local" else project.world.cwd  # jobs on other nodes must see it
+    path = folder or Path(tempfile.mkdtemp(prefix="resil-demo-", dir=parent))
+    make_folder(path, mode=0o755)
+    stage = _set_up(project, path, PACES.get(scheduler, PACES["slurm"]))
+    try:
+        result = _play(stage, began, tell, show)
+    except BaseException:
+        _cancel_quietly(stage)
+        tell(clock.monotonic() - began, f"everything is kept in {path}")
+        raise
+    if not keep and folder is None:
+        shutil.rmtree(path, ignore_errors=True)
+    return result
+
+
+def _set_up(project: Project, folder: Path, pace: Pace) -> _Stage:
+    """A project of its own in the folder: resil.toml as a user would write it, and a spool of its own."""
+    faults = json.dumps(
+        {number: ["crash" if kind == "crash" else "kill", step] for number, (kind, step) in FAULTS.items()}
+    )
+    command = shlex.join([*_training(folder / "checkpoints", pace.step_s), "--faults", faults])
+    settings = f"""\
+[run]
+name = "{RUN}"
+command = {quote_toml(command)}
+template = "python"
+[submit]
+array = "{JOBS}"
+signal_lead_s = {pace.lead_s}
+[attempt]
+beat_s = 1
+[sbatch]
+time = {quote_toml(pace.time_limit)}
+"""
+    write_atomic(folder / FILE_NAME, settings, mode=0o644)
+    environ = dict(project.world.environ)
+    if project.scheduler_name() == "local":
+        environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
+        environ.setdefault("RESIL_LOCAL_IDLE_S", "2")
+    world = replace(project.world, cwd=folder, environ=environ)
+    overrides = {"scheduler.name": project.scheduler_name()}
+    own = Project(world, load(world, wanted=folder / FILE_NAME, overrides=overrides))
+    return _Stage(own, folder, own.directory(RUN), pace)
+
+
+def _training(checkpoints: Path, pace_s: float) -> list[str]:
+    words = [sys.executable, "-u", str(_TRAINING), str(checkpoints)]
+    return [*words, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--pace", str(pace_s)]
+
+
+def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
+    clock = stage.project.world.clock
+
+    def say(sentence: str) -> None:
+        tell(clock.monotonic() - began, sentence)
+
+    reference = _uninterrupted(stage)
+    say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt three times")
+    request = SubmitRequest(run=RUN, time=stage.pace.time_limit)
+    result = submit.perform(stage.project, request, submit.prepare(stage.project, request))
+    stage.array = result.ids[0]
+    say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
+    finished_at = 0.0
+    for sentence in _events(stage, show, began + stage.pace.deadline_s):
+        say(sentence)
+        if stage.directory.is_finished() and not finished_at:
+            finished_at = clock.monotonic()
+    attempts = tell_attempts(stage.directory)
+    loss_file = stage.folder / "checkpoints" / "final-loss"
+    if not loss_file.exists():
+        raise DemoFailed(
+            "all jobs are over and the training is not finished", hint=f"see the logs in {stage.directory.path}"
+        )
+    burned = JOBS - len(attempts)
+    seconds = clock.monotonic()
+    say(f"the other {burned} jobs saw that it is finished and ended in {seconds - finished_at:.1f} s together")
+    return DemoResult(
+        attempts=attempts,
+        burned=burned,
+        burned_s=seconds - finished_at,
+        loss=float(loss_file.read_text(encoding="utf-8")),
+        reference=reference,
+        seconds=seconds - began,
+        folder=stage.folder,
+    )
+
+
+def _uninterrupted(stage: _Stage) -> float:
+    """The loss of the same training when nothing happens to it."""
+    folder = stage.folder / "uninterrupted"
+    environ = {key: value for key, value in stage.project.world.environ.items() if not key.startswith("RESIL_")}
+    try:
+        done = stage.project.world.runner.run(_training(folder, 0.0), timeout_s=stage.pace.deadline_s, env=environ)
+    except DeadlineExceeded as error:
+        raise DemoFailed(error.message, hint="this machine is very busy; try again") from error
+    if done.returncode != 0:
+        raise DemoFailed(f"the training cannot run here: {done.stderr.strip()[-300:]}")
+    return float((folder / "final-loss").read_text(encoding="utf-8"))
+
+
+def _events(stage: _Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
+    """Yield what happens, as sentences, until every job is over."""
+    clock = stage.project.world.clock
+    shortened = False
+    while True:
+        yield from _news(stage)
+        attempts = read_attempts(stage.directory)
+        if not shortened and attempts and attempts[-1].number == SHORTENED_ATTEMPT and attempts[-1].end is None:
+            shortened = _shorten(stage, attempts[-1].job_id)
+            if shortened:
+                yield f"attempt {SHORTENED_ATTEMPT}: its walltime is cut; {stage.pace.walltime_s:g} s are left"
+        show(_progress(stage))
+        if not _live(stage):
+            yield from _news(stage)
+            return
+        if clock.monotonic() > deadline:
+            raise DemoFailed("the demo did not end in time", hint=f"see the logs in {stage.directory.path}")
+        clock.sleep(POLL_S if stage.project.scheduler_name() == "local" else 1.0)
+
+
+def _news(stage: _Stage) -> Iterator[str]:
+    for attempt in tell_attempts(stage.directory):
+        for key, sentence in attempt.sentences():
+            if f"{attempt.number} {key}" not in stage.told:
+                stage.told.add(f"{attempt.number} {key}")
+                yield sentence
+
+
+def _shorten(stage: _Stage, raw_id: int) -> bool:
+    """Leave the running job little time. The training must have begun, so that there is something to save."""
+    if not any(
+        r.get("event") == "resume" for r in read_lines(stage.directory.path / layout.JOURNAL / f"{raw_id}.0.jsonl")
+    ):
+        return False
+    end = stage.project.world.clock.now() + stage.pace.walltime_s
+    stage.project.scheduler().update(JobId(raw_id), JobUpdate(end_time=end))
+    return True
+
+
+def _live(stage: _Stage) -> tuple[Job, ...]:
+    if stage.array is None:
+        return ()
+    jobs = stage.project.scheduler().jobs()
+    return tuple(job for job in jobs if job.id.array == stage.array.array and job.state.is_alive)
+
+
+def _progress(stage: _Stage) -> str:
+    steps = [attempt.last_step for attempt in tell_attempts(stage.directory)]
+    step = steps[-1] if steps else 0
+    filled = 30 * step // STEPS
+    return f"step {step:3d}/{STEPS} [{'#' * filled}{'.' * (30 - filled)}]"
+
+
+def _cancel_quietly(stage: _Stage) -> None:
+    """The demo is being given up: leave no job behind, whatever else goes wrong."""
+    try:
+        stage.project.scheduler().cancel([job.id for job in _live(stage)])
+    except ResilError:
+        return

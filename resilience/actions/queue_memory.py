@@ -1,0 +1,121 @@
+"""Remembers the last answer about the queue, so that ten commands in a minute ask the controller once."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from resilience.errors import ResilError, SchedulerUnavailable
+from resilience.model.job import ExitCode, Job, JobId
+from resilience.model.job_state import JobState
+from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.world import World
+
+FLOOR_S = 10.0
+"""Not asked again within this time unless somebody insists. squeue(1) asks not to be called from loops."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """What is known about the queue.
+
+    Attributes:
+        jobs: my jobs, ended ones included as long as the scheduler remembers them.
+        age_s: how old the answer is; 0 when just asked.
+        trouble: why the scheduler could not be asked now; then the answer is an old one, or there is none.
+        is_known: False when there is no answer at all, not even an old one.
+    """
+
+    jobs: tuple[Job, ...]
+    age_s: float = 0.0
+    trouble: str = ""
+    is_known: bool = True
+
+
+def ask_queue(
+    world: World, scheduler: str, fetch: Callable[[], tuple[Job, ...]], *, fresh: bool = False, floor_s: float = FLOOR_S
+) -> QueueAnswer:
+    """The queue: remembered when it is younger than the floor, else asked for.
+
+    `fetch` asks the scheduler; it is only called when needed. When it does not answer, the last answer comes back
+    with its age and the trouble. Never raises for a scheduler that does not answer.
+    """
+    path = _path(world, scheduler)
+    remembered = _read(path)
+    now = world.clock.now()
+    if remembered is not None and not fresh and 0 <= now - remembered[0] < floor_s:
+        return QueueAnswer(remembered[1], now - remembered[0])
+    try:
+        jobs = fetch()
+    except SchedulerUnavailable as error:
+        trouble = f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+        if remembered is None:
+            return QueueAnswer((), trouble=trouble, is_known=False)
+        return QueueAnswer(remembered[1], max(0.0, now - remembered[0]), trouble)
+    remember(world, scheduler, jobs)
+    return QueueAnswer(jobs)
+
+
+def remember(world: World, scheduler: str, jobs: tuple[Job, ...]) -> None:
+    """Keep an answer for the next command. A cache that cannot be written is no error."""
+    path = _path(world, scheduler)
+    document = {"version": _VERSION, "time": world.clock.now(), "jobs": [_to_json(job) for job in jobs]}
+    try:
+        make_folder(path.parent, mode=0o700)
+        write_atomic(path, json.dumps(document))
+    except ResilError:
+        return
+
+
+def forget(world: World, scheduler: str) -> None:
+    """Drop what is remembered, because something was just changed."""
+    try:
+        _path(world, scheduler).unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _path(world: World, scheduler: str) -> Path:
+    home = Path(world.environ.get("XDG_CACHE_HOME") or world.host.home / ".cache")
+    # One memory per cluster: the configuration and the spool are what tells clusters apart from outside.
+    names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
+    cluster = "|".join(f"{name}={world.environ.get(name, '')}" for name in names)
+    return home / "resil" / f"queue-{scheduler}-{zlib.crc32(cluster.encode()):08x}.json"
+
+
+def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:
+    try:
+        found = read_regular(path, limit_bytes=64 * 2**20)
+        if found is None:
+            return None
+        document = json.loads(found[0])
+        if document["version"] != _VERSION:
+            return None
+        return float(document["time"]), tuple(_from_json(record) for record in document["jobs"])
+    except (ResilError, ValueError, KeyError, TypeError):
+        return None  # a damaged memory is no memory
+
+
+def _to_json(job: Job) -> dict[str, Any]:
+    record = asdict(job)
+    record["id"] = [job.id.array, job.id.task]
+    record["exit_code"] = None if job.exit_code is None else [job.exit_code.status, job.exit_code.signal]
+    return record
+
+
+def _from_json(record: dict[str, Any]) -> Job:
+    exit_code = record.pop("exit_code")
+    return Job(
+        **{
+            **record,
+            "id": JobId(*record["id"]),
+            "state": JobState(record["state"]),
+            "exit_code": None if exit_code is None else ExitCode(*exit_code),
+        }
+    )

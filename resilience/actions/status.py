@@ -1,0 +1,209 @@
+"""`resil status`: every run in one row per job or array, what happens next, and what was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from resilience.actions.last_step import last_step
+from resilience.actions.project import Project
+from resilience.actions.queue_memory import QueueAnswer, ask_queue
+from resilience.actions.run_jobs import jobs_of_run
+from resilience.errors import StateDirectoryError
+from resilience.model import layout
+from resilience.model.attempt import Attempt
+from resilience.model.job import Job
+from resilience.model.job_state import JobState
+from resilience.model.pending_reason import explain_reason
+from resilience.model.switch import Switch
+from resilience.system.attempts import read_attempts
+from resilience.system.run_directory import RunDirectory
+from resilience.system.submissions import read_intents, submitted_ids
+from resilience.system.switches import policy_of, read_switch
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job, or one array folded.
+
+    Attributes:
+        job: the id as people write it; the array's for a folded array.
+        state: the state of what runs, else of what waits, else of what ended last.
+        counts: how many tasks are in each state; a plain job counts 1.
+        words: why it waits or how it ended, in words.
+        advice: what to do about it, or empty.
+        time_left_s: of what runs, None when unlimited or not known.
+        nodes: hostlist.
+        is_alive: whether anything of it may run now or later.
+    """
+
+    job: str
+    state: JobState
+    counts: Mapping[str, int]
+    words: str
+    advice: str
+    time_left_s: float | None
+    nodes: str
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What is known about one run.
+
+    Attributes:
+        rows: its jobs, what runs first.
+        next_in_line: what will run next, or empty.
+        step: the last step seen, or None.
+        attempts: every attempt so far, oldest first.
+        finished: whether the training said that it is done.
+        switches: the switches that lie there, honoured or not.
+        lost: sentences about work that a dead node or a reboot took.
+        headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`.
+    """
+
+    run: str
+    path: str
+    scheduler: str
+    rows: tuple[JobRow, ...]
+    next_in_line: str
+    step: int | None
+    attempts: tuple[Attempt, ...]
+    finished: bool
+    switches: tuple[Switch, ...]
+    lost: tuple[str, ...]
+    headline: str
+    trouble: str = ""
+    age_s: float = 0.0
+
+
+def run_statuses(
+    project: Project, directories: Sequence[RunDirectory], *, fresh: bool = False
+) -> tuple[RunStatus, ...]:
+    """Look at the runs; each scheduler is asked once for all of them, and not at all while its answer is young."""
+    answers: dict[str, QueueAnswer] = {}
+    statuses = []
+    for directory in directories:
+        intents = read_intents(directory)
+        name = intents[-1].scheduler if intents else project.scheduler_name()
+        if name not in answers:
+            answers[name] = _ask(project, name, fresh)
+        answer = answers[name]
+        jobs = jobs_of_run(answer.jobs, directory.run, submitted_ids(intents))
+        statuses.append(_status(project, directory, name, jobs, answer))
+    return tuple(statuses)
+
+
+def _ask(project: Project, scheduler: str, fresh: bool) -> QueueAnswer:
+    return ask_queue(project.world, scheduler, lambda: project.scheduler(scheduler).jobs(finished=True), fresh=fresh)
+
+
+def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
+    """Given the jobs of a run, return one row per job or array: what runs first, then what waits, then what ended."""
+    arrays: dict[int, list[Job]] = {}
+    for job in jobs:
+        arrays.setdefault(job.id.array, []).append(job)
+    rows = [_row(array, records, now) for array, records in arrays.items()]
+    return tuple(sorted(rows, key=lambda row: (_rank(row.state), int(row.job.split("_")[0]))))
+
+
+def _row(array: int, records: list[Job], now: float) -> JobRow:
+    counts: Counter[str] = Counter()
+    for job in records:
+        counts[job.state.value] += job.task_count
+    leading = min(records, key=lambda job: (_rank(job.state), -(job.start_time or 0.0)))
+    words, advice = _explain(leading)
+    left = leading.end_time - now if leading.state.may_have_processes and leading.end_time is not None else None
+    return JobRow(
+        job=str(leading.id if len(records) == 1 and not leading.is_array_record else array),
+        state=leading.state,
+        counts=dict(counts),
+        words=words,
+        advice=advice,
+        time_left_s=None if left is None else max(0.0, left),
+        nodes=leading.nodes,
+        is_alive=any(job.state.is_alive for job in records),
+    )
+
+
+def _rank(state: JobState) -> int:
+    if state is JobState.RUNNING:
+        return 0
+    if state.may_have_processes:
+        return 1
+    return 2 if state.is_waiting else 3
+
+
+def _explain(job: Job) -> tuple[str, str]:
+    if job.state.is_waiting:
+        reason = explain_reason(job.reason, str(job.id))
+        return reason.words, reason.advice
+    if job.state is JobState.COMPLETING:
+        return "its processes are ending", ""
+    if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
+        if job.exit_code.signal:
+            return f"ended by signal {job.exit_code.signal}", ""
+        return f"exit code {job.exit_code.status}", ""
+    return "", ""
+
+
+def _status(
+    project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
+) -> RunStatus:
+    rows = fold(jobs, project.world.clock.now())
+    finished = directory.is_finished()
+    return RunStatus(
+        run=directory.run,
+        path=str(directory.path),
+        scheduler=scheduler,
+        rows=rows,
+        next_in_line=_next_in_line(jobs),
+        step=last_step(directory),
+        attempts=read_attempts(directory),
+        finished=finished,
+        switches=_switches(project, directory),
+        lost=_lost(jobs),
+        headline=_headline(rows, finished, answer),
+        trouble=answer.trouble,
+        age_s=answer.age_s,
+    )
+
+
+def _headline(rows: Sequence[JobRow], finished: bool, answer: QueueAnswer) -> str:
+    if finished:
+        return "finished"
+    if not answer.is_known:
+        return "unknown"
+    if any(row.state.may_have_processes for row in rows):
+        return "running"
+    if any(row.is_alive for row in rows):
+        return "queued"
+    return "not queued"
+
+
+def _next_in_line(jobs: Sequence[Job]) -> str:
+    waiting = sorted((job for job in jobs if job.state.is_waiting), key=lambda job: (job.id.array, job.id.task or 0))
+    if not waiting:
+        return ""
+    first = waiting[0]
+    total = sum(job.task_count for job in waiting)
+    label = f"{first.id.array}_[{first.tasks}]" if first.is_array_record else str(first.id)
+    return f"{label} ({total} {'job' if total == 1 else 'jobs'} waiting)"
+
+
+def _lost(jobs: Sequence[Job]) -> tuple[str, ...]:
+    sentences = []
+    for job in jobs:
+        if job.state is JobState.NODE_FAIL or (job.state.is_waiting and job.reason == "NodeDown"):
+            sentences.append(f"job {job.id} was lost with its node{f' {job.nodes}' if job.nodes else ''}")
+    return tuple(sentences)
+
+
+def _switches(project: Project, directory: RunDirectory) -> tuple[Switch, ...]:
+    try:
+        policy = policy_of(directory, project.loaded.settings.run.switch_owners)
+        found = (read_switch(directory, kind, policy) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH))
+        return tuple(switch for switch in found if switch is not None)
+    except StateDirectoryError:
+        return ()

@@ -1,0 +1,302 @@
+"""`resil submit`: queue a run, exactly once, and only if that is what is wanted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resilience.actions.project import Project
+from resilience.actions.run_jobs import jobs_of_run, newest, refuse_if_alive
+from resilience.actions.submit_facts import lint_facts, passed_options
+from resilience.actions.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
+from resilience.actions.submit_script import read_own_script, render_script
+from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SubmissionUncertain, UsageError
+from resilience.model import layout
+from resilience.model.job import Job, JobId
+from resilience.model.presence import Liveness
+from resilience.model.submission import Submission, check_run_name
+from resilience.rendering.lint import LintFinding, Severity, lint
+from resilience.settings.show import to_toml
+from resilience.system.files import write_atomic
+from resilience.system.ports import Scheduler
+from resilience.system.run_directory import RunDirectory
+from resilience.system.submissions import (
+    Intent,
+    Outcome,
+    new_token,
+    read_intents,
+    record_intent,
+    record_result,
+    submitted_ids,
+)
+from resilience.system.switches import policy_of, read_switch
+
+IN_FLIGHT_S = 120.0
+"""An open intent younger than this may be another `resil submit` that is at it right now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A submit that could be carried out as it stands.
+
+    Attributes:
+        script: the text that would run.
+        submissions: one, or the links of a chain (without their dependency on each other yet).
+        findings: what the lint has to say; none of them refuses.
+    """
+
+    directory: RunDirectory
+    plan: SubmitPlan
+    script: str
+    submissions: tuple[Submission, ...]
+    findings: tuple[LintFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitResult:
+    """What was queued.
+
+    Attributes:
+        ids: the jobs, in their order.
+        notes: what the scheduler said besides.
+        recovered: whether a job was found by its token after the call had failed.
+    """
+
+    run: str
+    directory: Path
+    ids: tuple[JobId, ...]
+    notes: tuple[str, ...]
+    recovered: bool
+
+
+def prepare(project: Project, request: SubmitRequest) -> Prepared:
+    """Work out everything and write nothing.
+
+    Raise UsageError, SettingsError or TemplateError if it cannot be meant; the message names the reason of the lint.
+    """
+    check_run_name(request.run)
+    directory = project.directory(request.run)
+    settings = project.loaded.settings
+    plan = plan_submit(request, settings, str(directory.path / layout.LOGS))
+    tokens = [new_token() for _ in range(plan.jobs)]
+    if request.script is None:
+        script = render_script(project, request, plan, directory)
+        paths = [str(directory.path / layout.SCRIPTS / f"{token}.sbatch") for token in tokens]
+    else:
+        own = (project.world.cwd / request.script).resolve()
+        script = read_own_script(own)
+        paths = [str(own)] * plan.jobs
+    environment = {"RESIL_RUN": request.run, "RESIL_RUN_DIR": str(directory.path)}
+    submissions = tuple(
+        Submission(
+            token=token,
+            run=request.run,
+            script=path,
+            script_args=request.script_args,
+            options=plan.options,
+            extra_args=request.extra_args,
+            directory=str(project.world.cwd if request.script is not None else project.loaded.project),
+            environment=environment,
+        )
+        for token, path in zip(tokens, paths, strict=True)
+    )
+    options = {**plan.options, **passed_options(request.extra_args)}
+    findings = lint(script, options, lint_facts(project, request, plan, directory, script))
+    refused = [finding for finding in findings if finding.severity is Severity.REFUSE]
+    if refused:
+        others = "".join(f"\n       also: {finding.message}" for finding in refused[1:])
+        raise UsageError(refused[0].message + others, hint=refused[0].hint)
+    return Prepared(directory, plan, script, submissions, tuple(findings))
+
+
+def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
+    """The exact commands that `perform` would run, for people."""
+    scheduler = project.scheduler()
+    previous: JobId | None = None
+    lines = []
+    for number, submission in enumerate(prepared.submissions):
+        chained = _behind(submission, previous) if number else submission
+        text = describe_command(scheduler.command_line(chained))
+        lines.append(text if not number else text.replace("afterany:1 ", "afterany:<job before> "))
+        previous = JobId(1)
+    return tuple(lines)
+
+
+def test_only(project: Project, prepared: Prepared, request: SubmitRequest) -> str:
+    """Ask the scheduler whether and when it would start; nothing is queued and nothing is left behind."""
+    scheduler = project.scheduler()
+    submission = prepared.submissions[0]
+    if request.script is not None:
+        return scheduler.test(submission)
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="resil-test-") as folder:
+        path = Path(folder) / "script.sbatch"
+        write_atomic(path, prepared.script)
+        return scheduler.test(replace(submission, script=str(path)))
+
+
+def perform(
+    project: Project, request: SubmitRequest, prepared: Prepared, progress: Callable[[str], None] = lambda _: None
+) -> SubmitResult:
+    """Queue it: one job per intent, whatever happens to the controller meanwhile.
+
+    Raise RunAlive if the run lives and neither `--after` nor `--force` was given, SchedulerUnavailable if that could
+    not be found out, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if
+    it could not be found out whether the job was queued: the next submit looks first.
+    """
+    directory, scheduler = prepared.directory, project.scheduler()
+    fresh = not directory.exists()
+    if not fresh:
+        _check_run(project, request, directory, scheduler, progress)
+    ids: list[JobId] = []
+    notes: list[str] = []
+    recovered = False
+    try:
+        directory.create(to_toml(project.loaded, request.run))
+        for number, submission in enumerate(prepared.submissions):
+            current = _behind(submission, ids[-1]) if number else submission
+            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request)
+            ids.append(submitted[0])
+            notes += [note for note in submitted[1] if note not in notes]
+            recovered = recovered or submitted[2]
+            if len(prepared.submissions) > 1:
+                progress(f"queued {number + 1} of {len(prepared.submissions)}: job {submitted[0]}")
+    except ResilError as error:
+        if ids:
+            queued = ", ".join(map(str, ids))
+            error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
+        elif fresh and not isinstance(error, SubmissionUncertain):
+            shutil.rmtree(directory.path, ignore_errors=True)  # all that lies there was written a moment ago, by us
+        raise
+    return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
+
+
+def resolve_after(project: Project, run: str, after: str) -> JobId:
+    """Given what follows `--after`, return the job to queue behind.
+
+    `auto` is the newest live job of the run. Raise SchedulerError if that job is not in the queue any more, and
+    SchedulerUnavailable if the scheduler does not say.
+    """
+    scheduler = project.scheduler()
+    if after != "auto":
+        job_id = JobId.parse(after)
+        presence = scheduler.presence(job_id)
+        if presence.liveness is Liveness.UNKNOWN:
+            raise SchedulerUnavailable(f"cannot tell whether job {job_id} is alive: {presence.reason}")
+        if presence.liveness is Liveness.GONE:
+            raise SchedulerError(
+                f"job {job_id} is not in the queue: {presence.reason}",
+                hint="submit without --after, or see: resil status",
+            )
+        return presence.job.id.whole if presence.job is not None else job_id.whole
+    directory = project.directory(run)
+    alive = live_jobs(scheduler, directory)
+    job = newest(alive)
+    if job is None:
+        raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
+    return job.id.whole
+
+
+def live_jobs(scheduler: Scheduler, directory: RunDirectory) -> tuple[Job, ...]:
+    """The live jobs of a run. Raise SchedulerUnavailable if the scheduler does not say."""
+    ids = submitted_ids(read_intents(directory))
+    return tuple(job for job in jobs_of_run(scheduler.jobs(), directory.run, ids) if job.state.is_alive)
+
+
+def settle_open_intents(
+    project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
+) -> Iterator[JobId]:
+    """Look up every submission whose fate is not known, journal what became of it, and yield the jobs found.
+
+    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may be at it.
+    """
+    now = project.world.clock.now()
+    for intent in read_intents(directory):
+        if intent.outcome is not Outcome.OPEN or intent.scheduler != scheduler.name:
+            continue
+        found = scheduler.find(intent.token)
+        if found:
+            job_id = found[0].id.whole
+            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
+            progress(f"an earlier submit that was cut off did queue job {job_id}")
+            yield job_id
+        elif now - intent.time < IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} began {now - intent.time:.0f} s ago and has not ended",
+                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - (now - intent.time):.0f} s",
+            )
+        else:
+            record_result(directory, intent.token, Outcome.REFUSED, now, why="never reached the queue")
+
+
+def _check_run(
+    project: Project,
+    request: SubmitRequest,
+    directory: RunDirectory,
+    scheduler: Scheduler,
+    progress: Callable[[str], None],
+) -> None:
+    """Find out whether queueing this run now makes sense. Raise if it does not."""
+    settled = tuple(settle_open_intents(project, directory, scheduler, progress))
+    if request.force:
+        return
+    policy = policy_of(directory, project.loaded.settings.run.switch_owners)
+    kill = read_switch(directory, layout.KILL_SWITCH, policy)
+    if kill is not None and kill.honoured:
+        why = f" ({kill.why})" if kill.why else ""
+        raise UsageError(
+            f"run {request.run} has a kill switch, thrown by {kill.who}{why}: its jobs would end at once",
+            hint=f"take it back: resil clear {request.run}; or queue all the same: --force",
+        )
+    if directory.is_finished():
+        raise UsageError(
+            f"run {request.run} is finished: its jobs would end at once",
+            hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
+        )
+    if request.after is None:
+        alive = live_jobs(scheduler, directory)
+        if settled and not alive:
+            progress("it is over already; queueing anew")
+        refuse_if_alive(request.run, alive)
+
+
+def _behind(submission: Submission, previous: JobId | None) -> Submission:
+    """The submission, queued behind another job as well."""
+    if previous is None:
+        return submission
+    options = dict(submission.options)
+    before = f"afterany:{previous.whole}"
+    options["dependency"] = before  # the first link carried the person's own dependency; the others follow it
+    return replace(submission, options=options)
+
+
+def _submit_one(
+    project: Project,
+    directory: RunDirectory,
+    scheduler: Scheduler,
+    submission: Submission,
+    script: str,
+    request: SubmitRequest,
+) -> tuple[JobId, tuple[str, ...], bool]:
+    """Journal the intent, submit, journal the result."""
+    clock = project.world.clock
+    path = Path(submission.script)
+    if request.script is None:
+        write_atomic(path, script, mode=directory.folder_mode & 0o777)
+    argv = scheduler.command_line(submission)
+    intent = Intent(submission.token, scheduler.name, submission.script, argv, clock.now())
+    record_intent(directory, intent, project.world.host.user)
+    try:
+        submitted = scheduler.submit(submission)
+    except SubmissionUncertain:
+        raise  # the intent stays open: the next submit looks it up
+    except SchedulerError as error:
+        record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
+        if request.script is None:
+            path.unlink(missing_ok=True)
+        raise
+    record_result(directory, submission.token, Outcome.SUBMITTED, clock.now(), job_id=submitted.id)
+    return submitted.id, submitted.notes, submitted.recovered

@@ -1,0 +1,77 @@
+"""The text that `resil submit` queues: rendered from the run's template, or the person's own script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resilience.actions.project import Project
+from resilience.actions.submit_plan import SubmitPlan, SubmitRequest
+from resilience.errors import UsageError
+from resilience.rendering.library import TemplateLibrary
+from resilience.rendering.script import ScriptSpec, render
+from resilience.system.run_directory import RunDirectory
+from resilience.system.shipped import shipped_folder
+
+TEMPLATES = "slurm_templates"
+
+
+def template_library(project: Project) -> TemplateLibrary:
+    """The templates in sight: the project's own win over the person's, and those over the shipped ones."""
+    config_home = Path(project.world.environ.get("XDG_CONFIG_HOME") or project.world.host.home / ".config")
+    return TemplateLibrary(
+        (
+            ("project", project.loaded.project / TEMPLATES),
+            ("user", config_home / "resil" / TEMPLATES),
+            ("shipped", shipped_folder(TEMPLATES)),
+        )
+    )
+
+
+def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:
+    """The run's template as a batch script. Raise UsageError without a command, TemplateError if it cannot be made."""
+    settings = project.loaded.settings
+    if not settings.run.command.strip():
+        raise UsageError(
+            "there is no command to run",
+            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+        )
+    spec = ScriptSpec(
+        run=request.run,
+        run_dir=str(directory.path),
+        command=settings.run.command,
+        directives=plan.directives,
+        setup=settings.run.setup,
+        environment={key: str(value) for key, value in settings.environment.items()},
+        signal=plan.signal,
+        signal_lead_s=plan.signal_lead_s,
+        beat_s=settings.attempt.beat_s,
+        previous_wait_s=settings.attempt.previous_wait_s,
+        owner_policy=settings.run.switch_owners or ("group" if settings.run.group else "owner"),
+        group=settings.run.group,
+        user=project.world.host.user,
+        finish_on_success=settings.run.finish_on_success,
+        launcher=dict(settings.launcher),
+        variables=dict(request.variables),
+    )
+    return render(template_library(project), request.template or settings.run.template, spec)
+
+
+def read_own_script(path: Path) -> str:
+    """A person's own script. Raise UsageError for what sbatch would refuse, saying what to do."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no script {path}", hint="give a path, or leave it out to render the template"
+        ) from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, not a script") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if not raw.strip():
+        raise UsageError(f"{path} is empty", hint="a batch script starts with #!/bin/bash")
+    if not raw.startswith(b"#!"):
+        raise UsageError(f"{path} does not start with #!", hint="make its first line #!/bin/bash")
+    if b"\r\n" in raw:
+        raise UsageError(f"{path} has DOS line ends (CRLF); sbatch refuses them", hint=f"sed -i 's/\\r$//' {path}")
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,134 @@
+"""`resil demo`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resilience.actions.demo import JOBS, DemoFailed, DemoResult, run_demo
+from resilience.cli.options import JsonOption, open_project
+from resilience.cli.output import paint, print_json, table
+from resilience.quantities import format_duration
+
+EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog=EPILOG)
+def command(
+    scheduler: Annotated[
+        str, typer.Option("--scheduler", metavar="NAME", help="local (the embedded one) or slurm.")
+    ] = "local",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared folder.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder to look at.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also write what was shown as a picture.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a real small training crash, be killed, run out of time, resume each time and finish.
+
+    Ten jobs, one after another, need nothing but this installation and take less than a minute.
+    """
+    project = open_project(scheduler=scheduler)
+    screen = _Screen(quiet=as_json)
+    screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
+    result = run_demo(
+        project,
+        folder=folder.resolve() if folder else None,
+        keep=keep,
+        tell=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", _colour(sentence)),
+        show=screen.show,
+    )
+    for line in _summary(result):
+        screen.say(line)
+    verdict = "exactly the same" if result.is_exact else "NOT the same"
+    screen.say(
+        f"final loss {result.loss!r}; left alone {result.reference!r}: {verdict}", "green" if result.is_exact else "red"
+    )
+    if keep or folder:
+        screen.say(f"kept: {result.folder}")
+    if as_json:
+        _print_result(result)
+    if svg is not None:
+        from resilience.cli.picture import write_svg
+
+        write_svg(svg, screen.lines, title="resil demo")
+    if not result.is_exact:
+        raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
+
+
+class _Screen:
+    """Prints sentences, keeps them for the picture, and shows one changing line at a terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self._quiet = quiet
+        self._live = sys.stdout.isatty() and not quiet
+
+    def say(self, text: str, colour: str = "") -> None:
+        self.lines.append((text, colour))
+        if self._quiet:
+            return
+        if self._live:
+            print("\r\x1b[K", end="")
+        print(paint(text, colour), flush=True)
+
+    def show(self, text: str) -> None:
+        if self._live:
+            print(f"\r\x1b[K          {text}", end="", flush=True)
+
+
+def _colour(sentence: str) -> str:
+    if "finished" in sentence:
+        return "green"
+    if " ended at step " in sentence:
+        return "yellow" if "saved" in sentence else "red"
+    return ""
+
+
+def _summary(result: DemoResult) -> Sequence[str]:
+    headers = ("ATTEMPT", "JOB", "STEPS", "REDONE", "LASTED", "CODE", "WHY IT ENDED")
+    rows = [
+        (
+            str(attempt.number),
+            attempt.label,
+            f"{attempt.first_step}-{attempt.last_step}",
+            str(attempt.redone),
+            format_duration(attempt.seconds or 0.0),
+            "" if attempt.exit_code is None else str(attempt.exit_code),
+            attempt.why,
+        )
+        for attempt in result.attempts
+    ]
+    redone = sum(attempt.redone for attempt in result.attempts)
+    return [
+        "",
+        *table(headers, rows),
+        f"{len(result.attempts)} attempts, {redone} steps redone, {result.burned} of {JOBS} jobs not needed, "
+        f"{result.seconds:.0f} s in all",
+    ]
+
+
+def _print_result(result: DemoResult) -> None:
+    from dataclasses import asdict
+
+    print_json(
+        "demo",
+        {
+            "attempts": [asdict(attempt) for attempt in result.attempts],
+            "burned": result.burned,
+            "burned_s": result.burned_s,
+            "loss": result.loss,
+            "reference": result.reference,
+            "exact": result.is_exact,
+            "seconds": result.seconds,
+        },
+    )

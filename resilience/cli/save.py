@@ -1,0 +1,31 @@
+"""`resil save`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from resilience.actions.steer import throw
+from resilience.cli.options import ConfigOption, RunArgument, open_project
+from resilience.model import layout
+from resilience.model.switch import Scope
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog='Examples: resil save gpt; resil save gpt --label before-lr-drop --why "trying a new schedule"')
+def command(
+    run: RunArgument = "",
+    label: Annotated[str, typer.Option("--label", metavar="NAME", help="Name for the checkpoint.")] = "",
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For the journal.")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Make a run save now and go on, by its save switch."""
+    project = open_project(config)
+    directory = project.existing(run)
+    thrown = throw(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
+    print(f"save switch thrown: {thrown.path}")
+    if thrown.warning:
+        print(f"  warning: {thrown.warning}")
+    print("  the training saves at its next look, goes on, and removes the switch")

@@ -1,0 +1,135 @@
+"""Prints what `resil status` found. Knows nothing of Typer: the common call skips it (cli/entry.py)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from resilience.actions.status import JobRow, RunStatus, run_statuses
+from resilience.cli.output import clean, paint, print_json, table
+from resilience.errors import EX_TEMPFAIL
+from resilience.quantities import format_duration, format_slurm_time
+
+if TYPE_CHECKING:
+    from resilience.actions.project import Project
+    from resilience.model.job_state import JobState
+
+WATCH_S = 10.0
+_HEADERS = ("JOB", "STATE", "TASKS", "WHY", "LEFT", "NODES")
+_HEADLINE_COLOURS = {"running": "green", "queued": "yellow", "finished": "blue", "not queued": "red", "unknown": "red"}
+
+
+def show_status(
+    project: Project,
+    run: str = "",
+    *,
+    watch_s: float | None = None,
+    fresh: bool = False,
+    everything: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Look and print, once or every `watch_s` seconds; return the exit code: 75 when nothing could be seen."""
+    while True:
+        statuses = _look(project, run, fresh=fresh)
+        if as_json:
+            print_json("status", {"runs": [_to_json(status) for status in statuses]})
+        else:
+            if watch_s is not None and sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            _show(project, statuses, everything=everything)
+        if watch_s is None:
+            break
+        sys.stdout.flush()
+        project.world.clock.sleep(watch_s)
+    return EX_TEMPFAIL if any(status.headline == "unknown" for status in statuses) else 0
+
+
+def _look(project: Project, run: str, *, fresh: bool) -> tuple[RunStatus, ...]:
+    directories = (project.existing(run),) if run else project.runs()
+    return run_statuses(project, directories, fresh=fresh)
+
+
+def _show(project: Project, statuses: Sequence[RunStatus], *, everything: bool) -> None:
+    if not statuses:
+        print(f"no run was submitted from here yet (looked in {project.loaded.state_dir})")
+        print("  try: resil submit --array 10; to see one first: resil demo")
+        return
+    for number, status in enumerate(statuses):
+        if number:
+            print()
+        _show_run(status, everything=everything, now=project.world.clock.now())
+
+
+def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
+    facts = [paint(status.headline, _HEADLINE_COLOURS.get(status.headline, ""))]
+    if status.step is not None:
+        facts.append(f"step {status.step}")
+    if status.attempts:
+        facts.append(f"attempt {status.attempts[-1].number}")
+    if status.age_s >= 1:
+        facts.append(f"queue seen {format_duration(status.age_s)} ago")
+    print(f"{paint(clean(status.run), 'bold')}  {', '.join(facts)}")
+    rows = [row for row in status.rows if everything or row.is_alive] or list(status.rows[-1:])
+    cells = [_cells(row) for row in rows]
+    colours = [_colour(row.state) for row in rows]
+    for line in table(_HEADERS, cells, colours, indent=2) if cells else []:
+        print(line)
+    for row in rows:
+        if row.advice:
+            print(f"  job {row.job}: {clean(row.advice)}")
+    if status.next_in_line:
+        print(f"  next: {status.next_in_line}")
+    for sentence in status.lost:
+        print(f"  lost: {clean(sentence)}")
+    for switch in status.switches:
+        why = f": {clean(switch.why)}" if switch.why else ""
+        state = "" if switch.honoured else f" (not obeyed: {clean(switch.refusal)})"
+        print(f"  {switch.kind} switch of {clean(switch.who)}{why}{state}")
+    if status.trouble:
+        print(f"  the scheduler did not answer: {clean(status.trouble)}; what runs is unknown, not dead")
+    if everything and status.attempts:
+        _show_attempts(status, now)
+
+
+def _show_attempts(status: RunStatus, now: float) -> None:
+    cells = []
+    for attempt in status.attempts:
+        length = (attempt.end_time or now) - attempt.start_time
+        ended = "" if attempt.end is None else attempt.end.value
+        code = "" if attempt.exit_code is None else str(attempt.exit_code)
+        cells.append((str(attempt.number), attempt.label, attempt.host, format_duration(length), ended, code))
+    for line in table(("ATTEMPT", "JOB", "HOST", "LASTED", "END", "CODE"), cells, indent=2):
+        print(line)
+
+
+def _cells(row: JobRow) -> tuple[str, ...]:
+    tasks = "" if sum(row.counts.values()) == 1 else " ".join(f"{n} {state}" for state, n in sorted(row.counts.items()))
+    left = "" if row.time_left_s is None else format_slurm_time(row.time_left_s)
+    return row.job, row.state.value, tasks, row.words, left, row.nodes
+
+
+def _colour(state: JobState) -> str:
+    if state.value == "RUNNING":
+        return "green"
+    return "" if state.is_alive else "dim"
+
+
+def _to_json(status: RunStatus) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "run": status.run,
+        "path": status.path,
+        "scheduler": status.scheduler,
+        "headline": status.headline,
+        "finished": status.finished,
+        "step": status.step,
+        "next_in_line": status.next_in_line,
+        "jobs": [asdict(row) for row in status.rows],
+        "attempts": [asdict(attempt) for attempt in status.attempts],
+        "switches": [asdict(switch) for switch in status.switches],
+        "lost": list(status.lost),
+        "trouble": status.trouble,
+        "age_s": status.age_s,
+    }
