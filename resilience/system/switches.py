@@ -23,7 +23,7 @@ from resilience.system.clock import iso_time, parse_iso_time
 from resilience.system.files import explain_os_error, read_regular, write_atomic
 from resilience.system.run_directory import RunDirectory
 
-TEXT_LIMIT = 200
+TEXT_LIMIT = 500
 """What is shown of a text in a switch file."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
