@@ -1,0 +1,1 @@
+"""Tests; a package, so that tests can share by import."""

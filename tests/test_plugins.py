@@ -1,0 +1,183 @@
+"""Adding one thing is adding one file: its name is the plugin's name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from resilience.errors import UsageError
+from resilience.plugins import PLUGIN_PATH, Family
+
+Drop = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
+    """Drop a file of this content into a plugin folder of one's own."""
+    folder = tmp_path / "plugins" / "channels"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv(PLUGIN_PATH, str(tmp_path / "plugins"))
+
+    def write(name: str, content: str) -> Path:
+        path = folder / name
+        path.write_text(content)
+        return path
+
+    return write
+
+
+def channels() -> Family:
+    return Family("channels", "CHANNEL")
+
+
+def test_a_dropped_file_is_a_plugin_of_its_name(drop: Drop) -> None:
+    drop("carrier_pigeon.py", "CHANNEL = ('coo', __name__)")
+    family = channels()
+    assert "carrier_pigeon" in family.names()
+    assert family.load("carrier_pigeon")[0] == "coo"
+
+
+def test_listing_names_imports_nothing(drop: Drop) -> None:
+    drop("loud.py", "raise SystemError('imported')")
+    assert "loud" in channels().names()
+
+
+def test_a_plugin_is_loaded_once(drop: Drop) -> None:
+    drop("counted.py", "class CHANNEL: pass")
+    family = channels()
+    assert family.load("counted") is family.load("counted")
+
+
+def test_a_plugins_classes_know_their_module(drop: Drop) -> None:
+    """Dataclasses with text annotations look their module up in sys.modules."""
+    drop(
+        "typed.py",
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\nclass Settings:\n    url: str = 'x'\nCHANNEL = Settings()",
+    )
+    loaded = channels().load("typed")
+    assert loaded.url == "x"
+    assert sys.modules[type(loaded).__module__].CHANNEL is loaded
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("import no_such_module_at_all", "no_such_module_at_all"),
+        ("CHANNEL = (", "SyntaxError"),
+        ("OTHER = 1", "CHANNEL"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("raise ValueError('bad day')", "bad day"),
+    ],
+)
+def test_a_broken_plugin_hurts_only_who_asks_for_it(drop: Drop, content: str, why: str) -> None:
+    drop("broken.py", content)
+    drop("sound.py", "CHANNEL = 1")
+    family = channels()
+    assert family.load("sound") == 1
+    with pytest.raises(UsageError, match=why) as caught:
+        family.load("broken")
+    assert "broken.py" in caught.value.message, "it says which file"
+    assert caught.value.__cause__ is not None
+    assert "resil_plugins.channels.broken" not in sys.modules or why == "CHANNEL"
+
+
+def test_a_broken_plugin_is_remembered_and_not_run_again(drop: Drop, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    drop("broken.py", f"with open({str(ran)!r}, 'a') as file:\n    file.write('x')\nraise ValueError('bad day')")
+    family = channels()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="bad day"):
+            family.load("broken")
+    assert ran.read_text() == "x"
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(drop: Drop) -> None:
+    drop("carrier_pigeon.py", "CHANNEL = 1")
+    with pytest.raises(UsageError, match="'carrier_pidgeon'") as caught:
+        channels().load("carrier_pidgeon")
+    assert caught.value.hint == "did you mean carrier_pigeon?"
+
+
+def test_a_name_like_no_other_is_answered_with_all(drop: Drop) -> None:
+    drop("carrier_pigeon.py", "CHANNEL = 1")
+    with pytest.raises(UsageError) as caught:
+        channels().load("zzz")
+    assert "carrier_pigeon" in caught.value.hint
+
+
+def test_helpers_and_other_files_are_no_plugins(drop: Drop) -> None:
+    before = channels().names()
+    for name in ("_helper.py", "__init__.py", "notes.txt", "old.py.bak"):
+        drop(name, "CHANNEL = 1")
+    assert channels().names() == before
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A built-in family of a test's own: `resilience.testfamily` with `taken` and `own`."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    for name in ("taken", "shared", "own"):
+        (folder / f"{name}.py").write_text("WORD = 'built in'")
+    (folder / "subpackage").mkdir()
+    (folder / "subpackage" / "__init__.py").touch()
+    module = type(sys)("resilience.testfamily")
+    module.__path__ = [str(folder)]
+    monkeypatch.setitem(sys.modules, "resilience.testfamily", module)
+    for name in ("taken", "shared", "own"):
+        monkeypatch.delitem(sys.modules, f"resilience.testfamily.{name}", raising=False)
+    return "testfamily"
+
+
+def test_entry_points_shadow_what_is_built_in_and_files_shadow_both(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside.py"
+    outside.write_text("WORD = 'entry point'")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [metadata.EntryPoint(name, "outside:WORD", "resil.testfamily") for name in ("taken", "shared")]
+
+    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
+        return [point for point in points if point.group == group]
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    folders = []
+    for order, names in enumerate([("shared", "later"), ("later",)]):
+        folder = tmp_path / str(order)
+        (folder / package).mkdir(parents=True)
+        for name in names:
+            (folder / package / f"{name}.py").write_text(f"WORD = 'folder {order}'")
+        folders.append(folder)
+
+    family = Family(package, "WORD", folders=tuple(folders))
+    assert family.names() == ("later", "own", "shared", "taken")
+    assert {name: family.load(name) for name in family.names()} == {
+        "own": "built in",
+        "taken": "entry point",
+        "shared": "folder 0",
+        "later": "folder 1",
+    }
+
+
+def test_several_folders_are_separated_by_colons_and_missing_ones_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLUGIN_PATH, f":{tmp_path / 'missing'}:{tmp_path / 'plugins'}:")
+    (tmp_path / "plugins" / "channels").mkdir(parents=True)
+    (tmp_path / "plugins" / "channels" / "found.py").write_text("CHANNEL = 1")
+    family = channels()
+    assert family.folders == (tmp_path / "missing", tmp_path / "plugins")
+    assert family.load("found") == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "constant"), [("schedulers", "SCHEDULER"), ("checks", "CHECK"), ("channels", "CHANNEL")]
+)
+def test_every_family_of_the_house_can_be_listed(family: str, constant: str) -> None:
+    assert all(name.isidentifier() and not name.startswith("_") for name in Family(family, constant, ()).names())
