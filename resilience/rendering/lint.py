@@ -211,7 +211,7 @@ def _directories(case: _Case) -> Iterator[LintFinding]:
                       f"mkdir -p {folder}")  # fmt: skip
     if case.facts.state_dir_is_node_local:
         yield _warn(
-            f"the state directory {case.facts.state_dir} is on this machine's own disk: jobs on other nodes see another",
+            f"the state directory {case.facts.state_dir} is on this machine's own disk: other nodes see another",
             "set state_dir in resil.toml to a folder on the shared file system",
         )
     owner = case.facts.run_dir_owner

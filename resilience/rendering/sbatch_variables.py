@@ -13,15 +13,16 @@ _OTHER_NAMES = {
     "SBATCH_TIMELIMIT": "time",
 }
 
-_SAME_NAMES = frozenset(
-    """
-    account acctg-freq batch clusters constraint container core-spec cpus-per-gpu delay-boot distribution error
-    exclusive export get-user-env gpu-bind gpu-freq gpus gpus-per-node gpus-per-task gres gres-flags hint ignore-pbs
-    input job-name mem-bind mem-per-cpu mem-per-gpu network no-kill no-requeue open-mode output overcommit partition
-    power profile qos requeue reservation signal spread-job thread-spec threads-per-core use-min-nodes wait
-    wait-all-nodes wckey
-    """.split()
-)
+# fmt: off
+_SAME_NAMES = frozenset({
+    "account", "acctg-freq", "batch", "clusters", "constraint", "container", "core-spec", "cpus-per-gpu",
+    "delay-boot", "distribution", "error", "exclusive", "export", "get-user-env", "gpu-bind", "gpu-freq", "gpus",
+    "gpus-per-node", "gpus-per-task", "gres", "gres-flags", "hint", "ignore-pbs", "input", "job-name", "mem-bind",
+    "mem-per-cpu", "mem-per-gpu", "network", "no-kill", "no-requeue", "open-mode", "output", "overcommit",
+    "partition", "power", "profile", "qos", "requeue", "reservation", "signal", "spread-job", "thread-spec",
+    "threads-per-core", "use-min-nodes", "wait", "wait-all-nodes", "wckey",
+})
+# fmt: on
 
 
 def option_of(variable: str) -> str | None:

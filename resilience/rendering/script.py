@@ -304,10 +304,16 @@ def _variables_of(environment: Environment, library: TemplateLibrary, name: str)
 
 def _undefined(error: Exception, library: TemplateLibrary) -> TemplateError:
     match = re.search(r"'(\w+)'(?: is undefined)?$", str(error)) or re.match(r"'(\w+)' is undefined", str(error))
-    where = _where(*_place(error, library))
+    file, line = _place(error, library)
     if match is None:
-        return TemplateError(f"{where}: {error}")
-    return TemplateError(f"{where}: the variable {match[1]!r} is not given", hint=_UNDEFINED_HINT.format(name=match[1]))
+        return TemplateError(f"{_where(file, line)}: {error}")
+    if file is not None:  # Jinja knows where the text around the variable begins
+        lines = library.read(Path(file)).split("\n")
+        uses = (n for n, text in enumerate(lines, 1) if n >= line and re.search(rf"\b{match[1]}\b", text))
+        line = next(uses, line)
+    return TemplateError(
+        f"{_where(file, line)}: the variable {match[1]!r} is not given", hint=_UNDEFINED_HINT.format(name=match[1])
+    )
 
 
 def _place(error: BaseException, library: TemplateLibrary) -> tuple[str | None, int]:
