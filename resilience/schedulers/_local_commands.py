@@ -216,7 +216,7 @@ def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[st
         raise UsageError("no script given", hint="a script by standard input is not known to the embedded scheduler")
     submission = Submission(
         token=secrets.token_hex(8),
-        run=environ.get("SLURM_JOB_NAME", "sbatch"),
+        run="sbatch",
         script=str(Path(rest[0]).absolute()),
         script_args=tuple(rest[1:]),
         extra_args=tuple(before),

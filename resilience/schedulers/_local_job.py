@@ -8,6 +8,7 @@ SLURM's slurmstepd is the model.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -45,6 +46,7 @@ class Launch:
         script: the kept copy of the batch script; `arguments` follow it.
         output: path of the standard output, relative ones to `directory`; empty for none. So `error` and `input`.
         append: whether the files are continued and not emptied.
+        daemon: what to run if there is no daemon any more once the job has ended.
         kill_wait_s: how long steps may live on once the batch shell has ended.
     """
 
@@ -61,6 +63,7 @@ class Launch:
     kill_wait_s: float
     wake: Path
     host: str
+    daemon: tuple[str, ...] = ()
 
 
 def spawn(launch: Launch, gate: int) -> int:
@@ -155,6 +158,9 @@ def _watch(launch: Launch) -> None:
     _keep_exit(launch, os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0, number, "")
     _wake(launch.wake)
     _clear(launch)
+    if not _wake(launch.wake) and launch.daemon and launch.folder.is_dir():
+        # The daemon was killed. The queue must go on though nobody may call for days.
+        os.execv(launch.daemon[0], launch.daemon)
 
 
 def _open_streams(launch: Launch) -> tuple[str, list[int]]:
@@ -247,8 +253,13 @@ def _reap() -> None:
             pass
 
 
-def _wake(fifo: Path) -> None:
-    with contextlib.suppress(OSError):
+def _wake(fifo: Path) -> bool:
+    """Tell the daemon; False when nobody listens."""
+    try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    with contextlib.suppress(OSError):
         os.write(descriptor, b"x")
-        os.close(descriptor)
+    os.close(descriptor)
+    return True

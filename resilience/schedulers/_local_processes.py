@@ -9,10 +9,11 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+CPUS_VARIABLE = "RESIL_LOCAL_CPUS"
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,6 +40,15 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+@cache
+def machine_id() -> str:
+    """This machine: /etc/machine-id (machine-id(5)), or its name where there is none."""
+    with contextlib.suppress(OSError):
+        if found := Path("/etc/machine-id").read_text().strip():
+            return found
+    return os.uname().nodename
 
 
 def start_ticks(pid: int) -> int:
@@ -106,6 +116,12 @@ def carrying(variables: Iterable[str]) -> list[int]:
                 if all(one in environment for one in wanted) and start_ticks(int(name)):
                     found.append(int(name))
     return found
+
+
+def available_cpus(environ: Mapping[str, str]) -> int:
+    """How many CPUs the jobs may share: $RESIL_LOCAL_CPUS, else those this process may use."""
+    chosen = environ.get(CPUS_VARIABLE, "")
+    return int(chosen) if chosen.isdigit() and int(chosen) else len(os.sched_getaffinity(0))
 
 
 def send(pids: Iterable[int], number: int) -> int:

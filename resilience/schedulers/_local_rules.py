@@ -121,7 +121,8 @@ def due(entry: Entry, task: Task, now: float) -> Due:
     if not task.is_running:
         return Due.NOTHING
     if task.ending and task.ending_at is not None:
-        if now >= task.ending_at + entry.kill_wait_s:
+        # One that has nothing to ask yet (it is only just starting) is killed all the same, a second later.
+        if now >= task.ending_at + entry.kill_wait_s + (0.0 if task.termed else 1.0):
             return Due.KILL
         return Due.NOTHING if task.termed else Due.TERM
     deadline = task.deadline

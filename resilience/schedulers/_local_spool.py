@@ -35,6 +35,8 @@ from typing import TypeVar, cast
 
 from resilience.errors import SchedulerUnavailable
 from resilience.model.job_state import JobState
+from resilience.schedulers._local_files import SPOOL_VARIABLE, reading, replace_file, unavailable
+from resilience.schedulers._local_processes import machine_id
 from resilience.schedulers._local_records import (
     DamagedRecord,
     Entry,
@@ -44,7 +46,6 @@ from resilience.schedulers._local_records import (
     to_json,
 )
 
-SPOOL_VARIABLE = "RESIL_LOCAL_SPOOL"
 KEEP_ENDED_S = 7 * 86400.0
 """How long ended jobs are remembered."""
 
@@ -57,15 +58,8 @@ _LOCK_POLL_S = 0.005
 _SAFE_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def spool_path(environ: Mapping[str, str]) -> Path:
-    """Where the spool lies: $RESIL_LOCAL_SPOOL, $XDG_STATE_HOME/resil/local, or ~/.local/state/resil/local."""
-    if chosen := environ.get(SPOOL_VARIABLE):
-        return Path(chosen).absolute()
-    state = environ.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):
-        home = environ.get("HOME") or Path("~").expanduser()
-        return Path(home) / ".local" / "state" / "resil" / "local"
-    return Path(state) / "resil" / "local"
+class RecordSetAside(SchedulerUnavailable):
+    """A submission's record was damaged. What became of its jobs is not known."""
 
 
 R = TypeVar("R", Entry, Task)
@@ -86,12 +80,12 @@ class Spool:
 
     def exists(self) -> bool:
         """Whether anything was ever submitted here."""
-        with self._reading(self.root):
+        with reading(self.root):
             return (self.root / "next-id").exists()
 
     def create(self) -> None:
         """Make the folders, private whatever the umask. Harmless when they are there."""
-        with self._reading(self.root):
+        with reading(self.root):
             self.root.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.root, *(self.root / name for name in ("jobs", "active", "tokens", "incoming", "bin"))):
                 if not folder.is_dir():
@@ -103,7 +97,31 @@ class Spool:
             for name in ("lock", "serial", "daemon.lock"):
                 (self.root / name).touch(mode=0o600)
             if not (self.root / "next-id").exists():
-                self._replace(self.root / "next-id", "0\n", sync=True)
+                replace_file(self.root / "next-id", "0\n", sync=True)
+
+            if self.root.stat().st_uid != os.getuid():
+                raise SchedulerUnavailable(f"the spool {self.root} belongs to somebody else", transient=False)
+
+    def refuse_other_machine(self) -> None:
+        """Raise SchedulerUnavailable if jobs of another machine are in here: process ids mean nothing across machines.
+
+        A home directory that several machines share has one spool in it; the first to submit has it.
+        """
+        with reading(self.root):
+            owner = self.root / "machine"
+            if owner.exists() and owner.read_text().strip() != machine_id() and self.active():
+                raise SchedulerUnavailable(
+                    f"the spool {self.root} holds live jobs of another machine",
+                    hint=f"set ${SPOOL_VARIABLE} to a folder of this machine; or, if that machine is no more, remove "
+                    f"{owner}",
+                    transient=False,
+                )
+
+    def claim(self) -> None:
+        """Make it this machine's, unless jobs of another live in it. Under the lock."""
+        self.refuse_other_machine()
+        if not (self.root / "machine").exists() or (self.root / "machine").read_text().strip() != machine_id():
+            replace_file(self.root / "machine", machine_id() + "\n", sync=True)
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float, *, announce: bool = True) -> Iterator[None]:
@@ -111,16 +129,16 @@ class Spool:
 
         Unless told not to, it is announced to the daemon, which then looks at all records again.
         """
-        with self._reading(self.root / "lock"):
+        with reading(self.root / "lock"):
             descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor, timeout_s)
             # Before anything is changed: the daemon that sees it waits for the lock, and so for the change.
             if announce:
-                with self._reading(self.root / "serial"):
+                with reading(self.root / "serial"):
                     os.utime(self.root / "serial")
             self._written = 0
-            with self._reading(self.root):
+            with reading(self.root):
                 yield
         finally:
             os.close(descriptor)
@@ -133,7 +151,7 @@ class Spool:
                 return
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise _unavailable(error, self.root / "lock") from error
+                    raise unavailable(error, self.root / "lock") from error
             if time.monotonic() >= deadline:
                 raise SchedulerUnavailable(
                     f"the queue in {self.root} is locked by another process for more than {timeout_s:g} s",
@@ -143,7 +161,7 @@ class Spool:
 
     def serial(self) -> int:
         """A number that changes whenever somebody took the lock."""
-        with self._reading(self.root / "serial"):
+        with reading(self.root / "serial"):
             return (self.root / "serial").stat().st_mtime_ns
 
     def wake(self) -> None:
@@ -166,7 +184,7 @@ class Spool:
         return [key for key in self._ids(self._jobs) if (self._jobs / str(key) / "submission.json").exists()]
 
     def _ids(self, folder: Path) -> list[int]:
-        with self._reading(folder):
+        with reading(folder):
             try:
                 return sorted(int(name) for name in os.listdir(folder) if name.isdigit())  # noqa: PTH208
             except FileNotFoundError:
@@ -179,7 +197,7 @@ class Spool:
         path = self._jobs / str(key) / "submission.json"
         found = self._read(path, entry_from_json)
         if found is None and path.with_name("submission.json.bad").exists():
-            raise SchedulerUnavailable(
+            raise RecordSetAside(
                 f"the record of job {key} was damaged and has been set aside",
                 hint=f"look at {path}.bad; if you can mend it, rename it back",
                 transient=False,
@@ -202,7 +220,7 @@ class Spool:
 
     def owner_of(self, raw: int) -> Entry | None:
         """The submission that the job `raw` belongs to, or whose array's id it is."""
-        with self._reading(self._jobs):
+        with reading(self._jobs):
             try:
                 return self.entry(int((self._jobs / str(raw) / "array").read_text()))
             except (FileNotFoundError, ValueError):
@@ -211,7 +229,7 @@ class Spool:
     def find(self, token: str) -> Entry | None:
         """The submission that carries the token."""
         path = self.root / "tokens" / _token_file(token)
-        with self._reading(path):
+        with reading(path):
             try:
                 found = self.entry(int(path.read_text()))
             except (FileNotFoundError, ValueError):
@@ -221,7 +239,7 @@ class Spool:
     def environment(self, key: int) -> dict[str, str]:
         """The environment kept for a submission's jobs."""
         path = self._jobs / str(key) / "environment.json"
-        with self._reading(path):
+        with reading(path):
             return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
 
     def folder(self, raw: int) -> Path:
@@ -230,7 +248,7 @@ class Spool:
 
     def _read(self, path: Path, parse: Callable[[str], R]) -> R | None:
         """Read a record; set it aside when it is damaged. None when there is none (any more)."""
-        with self._reading(path):
+        with reading(path):
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
                     status = os.fstat(file.fileno())
@@ -258,20 +276,20 @@ class Spool:
         """Give a submission its id and commit it. Return it with the id. Under the lock."""
         entry = replace(entry, id=self._allocate(1 + len(entry.indices or ())))
         marker = self.root / "incoming" / str(entry.id)
-        self._replace(marker, f"{entry.id} {entry.raw_ids[-1]}\n", sync=False)
+        replace_file(marker, f"{entry.id} {entry.raw_ids[-1]}\n", sync=False)
         own = self._jobs / str(entry.id)
         for raw in {entry.id, *entry.raw_ids}:
             folder = self._jobs / str(raw)
             folder.mkdir(mode=0o700)
             if raw != entry.id:
-                self._replace(folder / "array", str(entry.id), sync=False)
+                replace_file(folder / "array", str(entry.id), sync=False)
         for raw in entry.raw_ids:
             self._tell(entry, entry.fresh(raw))
-        self._replace(own / "slurm_script", script, sync=True, mode=0o700)
-        self._replace(own / "environment.json", json.dumps(dict(environment)), sync=True)
-        self._replace(self.root / "tokens" / _token_file(entry.token), str(entry.id), sync=True)
+        replace_file(own / "slurm_script", script, sync=True, mode=0o700)
+        replace_file(own / "environment.json", json.dumps(dict(environment)), sync=True)
+        replace_file(self.root / "tokens" / _token_file(entry.token), str(entry.id), sync=True)
         (self.root / "active" / str(entry.id)).touch(mode=0o600)
-        self._replace(own / "submission.json", to_json(entry), sync=True)
+        replace_file(own / "submission.json", to_json(entry), sync=True)
         marker.unlink()
         return entry
 
@@ -291,12 +309,12 @@ class Spool:
         if task.state.is_alive:
             (self.root / "active" / str(entry.id)).touch(mode=0o600)
         self._written += 1
-        self._replace(self._jobs / str(task.raw) / "task.json", to_json(task), sync=self._written <= _FEW)
+        replace_file(self._jobs / str(task.raw) / "task.json", to_json(task), sync=self._written <= _FEW)
         self._tell(entry, task)
 
     def save_entry(self, entry: Entry) -> None:
         """Keep a submission's new record. Under the lock."""
-        self._replace(self._jobs / str(entry.id) / "submission.json", to_json(entry), sync=True)
+        replace_file(self._jobs / str(entry.id) / "submission.json", to_json(entry), sync=True)
 
     def close(self, key: int) -> None:
         """Say that a submission is over. Under the lock."""
@@ -324,8 +342,8 @@ class Spool:
     def _tell(self, entry: Entry, task: Task) -> None:
         folder = self._jobs / str(task.raw)
         if not (folder / "comment").exists():
-            self._replace(folder / "comment", f"{entry.comment}\n", sync=False)
-        self._replace(folder / "state", f"{task.state}\n", sync=False)
+            replace_file(folder / "comment", f"{entry.comment}\n", sync=False)
+        replace_file(folder / "state", f"{task.state}\n", sync=False)
 
     def _allocate(self, count: int) -> int:
         path = self.root / "next-id"
@@ -333,48 +351,8 @@ class Spool:
             last = int(path.read_text())
         except ValueError:
             last = max(self._ids(self._jobs), default=0)
-        self._replace(path, f"{last + count}\n", sync=True)
+        replace_file(path, f"{last + count}\n", sync=True)
         return last + 1
-
-    def _replace(self, path: Path, content: str | bytes, *, sync: bool, mode: int = 0o600) -> None:
-        raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            try:
-                os.fchmod(descriptor, mode)
-                view = memoryview(raw)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                if sync:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, path)  # noqa: PTH105 - one system call, named as the manual names it
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        if sync:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    @contextlib.contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise _unavailable(error, path) from error
-
-
-def _unavailable(error: OSError, path: Path) -> SchedulerUnavailable:
-    return SchedulerUnavailable(
-        f"the embedded scheduler's spool cannot be used: {error.filename or path}: {error.strerror or error}",
-        hint=f"it lies where ${SPOOL_VARIABLE} says, else in ~/.local/state/resil/local",
-        transient=error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS),
-    )
 
 
 def _token_file(token: str) -> str:
