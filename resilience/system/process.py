@@ -228,7 +228,7 @@ def _start(
     try:
         return _Launch(start).wait(timeout_s)
     except _OutOfTime:
-        raise DeadlineExceeded(f"{argv[0]} could not be started within {timeout_s:g} s", transient=True) from None
+        raise DeadlineExceeded(f"{argv[0]} could not be started within {timeout_s:.3g} s", transient=True) from None
     except OSError as error:
         raise _cannot_start(argv[0], cwd, error) from error
     except (ValueError, RuntimeError) as error:  # a NUL byte in an argument; no more threads
