@@ -1,0 +1,572 @@
+"""The embedded scheduler, with a real daemon, real processes and a spool of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
+from resilience.model.job import ExitCode, JobId, JobUpdate
+from resilience.model.job_state import JobState
+from resilience.model.presence import Liveness
+from resilience.schedulers._local_processes import carrying, start_ticks
+from tests.schedulers.spooled import Lab, lab, until
+
+IMPORTS = """
+import os, signal, threading
+from resilience.model.submission import Submission
+from resilience.schedulers.local import LocalScheduler as S
+from resilience.system.clock import SystemClock as C
+from resilience.system.process import ProcessRunner as R
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Lab]:
+    with lab(tmp_path) as opened:
+        yield opened
+
+
+def test_a_job_runs_and_its_output_and_exit_code_are_kept(local: Lab) -> None:
+    job = local.end_of("echo hello; exit 3")
+    assert (job.state, job.exit_code, local.output(job)) == (JobState.FAILED, ExitCode(3), "hello\n")
+    assert Path(job.stdout).name == f"slurm-{job.raw_id}.out"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [("exit 0", ExitCode(0)), ("exit 255", ExitCode(255)), ("kill -9 $$", ExitCode(0, 9))]
+)
+def test_the_exit_code_is_true(local: Lab, body: str, code: ExitCode) -> None:
+    assert local.end_of(body).exit_code == code
+
+
+def test_a_queued_job_starts_within_a_fifth_of_a_second(local: Lab) -> None:
+    local.end_of("true")
+    job = local.end_of("true")
+    assert job.start_time is not None and job.submit_time is not None
+    assert job.start_time - job.submit_time < 0.2
+
+
+def test_the_submitting_shell_may_die(local: Lab) -> None:
+    submission = local.submission("sleep 0.5; echo alive")
+    code = f"{IMPORTS}\nS(clock=C(), runner=R(), environ=dict(os.environ)).submit({submission!r})\nos.killpg(0, 9)\n"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**local.environ, "PYTHONPATH": str(Path.cwd())},
+        start_new_session=True,
+        check=False,
+    )
+    (found,) = local.scheduler.find(submission.token)
+    assert local.output(local.ended(found.id)[0]) == "alive\n"
+
+
+def test_the_killed_daemon_costs_no_job_its_exit_code(local: Lab) -> None:
+    running = local.submit("sleep 1; exit 42")
+    until(lambda: local.one(running).state is JobState.RUNNING)
+    first = local.daemon_pid()
+    local.kill_daemon()
+    job = local.ended(running)[0]
+    assert (job.exit_code, job.restarts) == (ExitCode(42), 0)
+    assert local.daemon_pid() not in (0, first)
+
+
+def test_the_queue_goes_on_after_the_daemon_was_killed_though_nobody_calls(local: Lab) -> None:
+    array = local.submit("echo $SLURM_ARRAY_TASK_ID >> order; sleep 0.3", array="1-3%1")
+    until(lambda: (local.work / "order").exists())
+    local.kill_daemon()
+    until(lambda: (local.work / "order").read_text().split() == ["1", "2", "3"])
+    assert {job.restarts for job in local.ended(array)} == {0}
+
+
+def test_a_lost_job_is_requeued_with_its_count_and_remembered(local: Lab) -> None:
+    job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}; sleep 1", open_mode="append")
+    local.says(job_id, "first")
+    local.lose(job_id.array)
+    job = local.ended(job_id)[0]
+    assert (job.state, job.restarts, local.output(job)) == (JobState.COMPLETED, 1, "run first\nrun 1\n")
+    assert [lost[0] for lost in local.scheduler.lost()] == [job_id]
+
+
+def test_a_lost_job_that_may_not_be_requeued_is_a_node_failure(local: Lab) -> None:
+    job_id = local.submit("echo up; sleep 30", no_requeue=None)
+    local.says(job_id, "up")
+    local.lose(job_id.array)
+    assert local.ended(job_id)[0].state is JobState.NODE_FAIL
+
+
+def test_after_a_reboot_running_jobs_are_requeued_and_queued_ones_are_still_there(local: Lab) -> None:
+    job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}; sleep 0.5", open_mode="append")
+    waiting = local.submit("echo after", hold=None)
+    local.says(job_id, "first")
+    local.lose(job_id.array)
+    path = local.spool / "jobs" / str(job_id) / "task.json"
+    # The pid may belong to somebody else after a reboot: to this test.
+    text = re.sub(r'"supervisor":\d+', f'"supervisor":{os.getpid()}', path.read_text())
+    text = re.sub(r'"supervisor_ticks":\d+', f'"supervisor_ticks":{start_ticks(os.getpid())}', text)
+    path.write_text(re.sub(r'"boot":"[^"]*"', '"boot":"an-earlier-boot"', text))
+    assert local.ended(job_id)[0].restarts == 1
+    local.scheduler.release(waiting)
+    assert local.output(local.ended(waiting)[0]) == "after\n"
+
+
+def test_what_a_lost_job_left_running_is_ended_before_it_runs_again(local: Lab) -> None:
+    job_id = local.submit("echo up; setsid sleep 60 & sleep 60", no_requeue=None)
+    local.says(job_id, "up")
+    mark = [f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]
+    assert len(until(lambda: carrying(mark))) >= 2
+    os.kill(local.watcher_pid(job_id.array), signal.SIGKILL)
+    assert local.ended(job_id)[0].state is JobState.NODE_FAIL
+    assert carrying(mark) == []
+
+
+def test_a_process_that_detached_itself_ends_with_its_job(local: Lab) -> None:
+    job = local.end_of("(setsid nohup sleep 60 >/dev/null 2>&1 &) ; sleep 0.2")
+    assert job.state is JobState.COMPLETED
+    assert carrying([f"SLURM_JOB_ID={job.raw_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]) == []
+
+
+def test_clients_that_race_start_one_daemon_and_one_job_per_token(local: Lab) -> None:
+    submission = local.submission("sleep 0.5")
+    ids: list[JobId] = []
+
+    def submit() -> None:
+        ids.append(local.scheduler.submit(submission).id)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 8 and len(set(ids)) == 1
+    local.ended(ids[0])
+    assert len(local.scheduler.jobs(finished=True)) == 1
+    names = subprocess.run(
+        ["pgrep", "-f", f"_local_daemon {local.spool}$"], capture_output=True, text=True, check=False
+    )
+    assert names.stdout.split() == [str(local.daemon_pid())]
+
+
+def test_the_daemon_leaves_when_nothing_is_left_to_do(tmp_path: Path) -> None:
+    with lab(tmp_path, RESIL_LOCAL_IDLE_S="0.5") as local:
+        local.end_of("true")
+        pid = local.daemon_pid()
+        until(lambda: not start_ticks(pid), timeout_s=5)
+        assert local.end_of("true").state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize(("throttle", "most"), [("%1", 1), ("%2", 2), ("", 4)])
+def test_no_more_tasks_run_at_once_than_the_throttle_allows(local: Lab, throttle: str, most: int) -> None:
+    jobs = local.ended(local.submit("sleep 0.2", array=f"1-4{throttle}"))
+    times = [(job.start_time or 0.0, job.end_time or 0.0) for job in jobs]
+    overlap = max(sum(start <= moment < end for start, end in times) for moment, _ in times)
+    assert overlap <= most
+
+
+def test_an_array_is_folded_into_one_record_as_squeue_does(local: Lab) -> None:
+    array = local.submit("sleep 30", array="1-10%1")
+    until(lambda: any(job.state is JobState.RUNNING for job in local.scheduler.jobs()))
+    waiting, running = local.scheduler.jobs()
+    assert (waiting.id, waiting.tasks, waiting.task_count) == (array, "2-10%1", 9)
+    assert (waiting.reason, running.id) == ("JobArrayTaskLimit", JobId(array.array, 1))
+
+
+def test_jobs_too_large_wait_for_resources_and_others_share_the_cpus(tmp_path: Path) -> None:
+    with lab(tmp_path, RESIL_LOCAL_CPUS="2") as local:
+        huge = local.submit("true", cpus_per_task="3")
+        first = local.submit("sleep 0.5", ntasks="2")
+        second = local.submit("true")
+        assert local.scheduler.job(huge).reason == "Resources"
+        started = [local.ended(job)[0].start_time or 0.0 for job in (first, second)]
+        assert started[1] - started[0] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "state"),
+    [
+        ("afterok", 0, JobState.COMPLETED),
+        ("afterok", 1, JobState.CANCELLED),
+        ("afternotok", 1, JobState.COMPLETED),
+        ("afternotok", 0, JobState.CANCELLED),
+        ("afterany", 1, JobState.COMPLETED),
+        ("after", 1, JobState.COMPLETED),
+    ],
+)
+def test_dependencies_are_met_or_cannot_be(local: Lab, kind: str, code: int, state: JobState) -> None:
+    first = local.submit(f"sleep 0.2; exit {code}")
+    second = local.submit("true", dependency=f"{kind}:{first}", kill_on_invalid_dep="yes")
+    assert local.ended(second)[0].state is state
+    before, after = local.one(first), local.one(second)
+    if kind != "after" and state is JobState.COMPLETED:
+        assert (after.start_time or 0) >= (before.end_time or 0)
+
+
+def test_an_unsatisfiable_dependency_waits_for_ever_and_says_so(local: Lab) -> None:
+    first = local.end_of("false")
+    second = local.submit("true", dependency=f"afterok:{first.id}")
+    time.sleep(0.3)
+    job = local.scheduler.job(second)
+    assert (job.state, job.reason) == (JobState.PENDING, "DependencyNeverSatisfied")
+
+
+def test_aftercorr_goes_task_by_task(local: Lab) -> None:
+    first = local.submit("[ $SLURM_ARRAY_TASK_ID = 1 ] && sleep 30; exit 0", array="1-2")
+    second = local.submit("true", array="1-2", dependency=f"aftercorr:{first}")
+    until(lambda: local.scheduler.job(JobId(second.array, 2)).state is JobState.COMPLETED)
+    assert local.scheduler.job(JobId(second.array, 1)).state is JobState.PENDING
+
+
+def test_singletons_of_one_name_follow_each_other(local: Lab) -> None:
+    ids = [local.submit("sleep 0.2", job_name="same", dependency="singleton") for _ in range(3)]
+    jobs = [local.ended(job_id)[0] for job_id in ids]
+    assert all((b.start_time or 0) >= (a.end_time or 0) for a, b in itertools.pairwise(jobs))
+
+
+def test_a_dependency_on_an_unknown_job_is_refused_and_leaves_nothing(local: Lab) -> None:
+    with pytest.raises(SchedulerError, match="Job dependency problem"):
+        local.submit("true", dependency="afterok:999")
+    assert local.scheduler.jobs(finished=True) == ()
+
+
+def test_the_batch_signal_reaches_the_batch_shell_alone(local: Lab) -> None:
+    body = "trap 'echo shell; exit 7' USR1; srun bash -c 'trap \"echo step\" USR1; sleep 30' & wait"
+    job = local.end_of(body, time="0:03", signal="B:USR1@2")
+    assert job.exit_code == ExitCode(7)
+    assert (job.end_time or 0) - (job.start_time or 0) < 2
+    assert local.output(job).startswith("shell\n") and "step" not in local.output(job).split()
+
+
+def test_without_b_the_signal_reaches_the_tasks_of_srun_alone(local: Lab) -> None:
+    body = "trap 'echo shell' USR1; srun bash -c 'trap \"echo step\" USR1; sleep 1.5 & wait; wait'; echo $?"
+    assert local.run(body, time="0:03", signal="USR1@2") == "step\n0\n"
+
+
+def test_without_b_a_program_straight_below_the_shell_gets_nothing_as_on_clusters(local: Lab) -> None:
+    assert local.run("bash -c 'trap \"echo got\" USR1; sleep 1.3'; echo end", time="0:02", signal="USR1@1") == "end\n"
+
+
+def test_at_the_limit_comes_sigterm_then_sigkill(local: Lab) -> None:
+    body = "trap 'echo term' TERM; (trap '' TERM; while :; do sleep 0.1; done) & while :; do wait; done"
+    job = local.end_of(body, time="0:01")
+    assert (job.state, job.exit_code) == (JobState.TIMEOUT, ExitCode(0, 9))
+    assert "term" in local.output(job) and "DUE TO TIME LIMIT ***" in local.output(job)
+    assert carrying([f"SLURM_JOB_ID={job.raw_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]) == []
+
+
+def test_a_requeued_job_counts_its_restarts(local: Lab) -> None:
+    body = (
+        "echo run ${SLURM_RESTART_COUNT-first}\n"
+        "if [ ${SLURM_RESTART_COUNT:-0} -lt 2 ]; then scontrol requeue $SLURM_JOB_ID; sleep 30; fi"
+    )
+    job = local.end_of(body, open_mode="append")
+    assert job.restarts == 2
+    assert [line for line in local.output(job).splitlines() if line.startswith("run")] == [
+        "run first",
+        "run 1",
+        "run 2",
+    ]
+
+
+def test_a_requeued_jobs_output_starts_afresh_unless_it_is_appended(local: Lab) -> None:
+    job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}")
+    local.ended(job_id)
+    local.scheduler.requeue(job_id)
+    until(lambda: local.one(job_id).restarts == 1)
+    assert local.output(local.ended(job_id)[0]) == "run 1\n"
+
+
+def test_requeue_refuses_what_it_must(local: Lab) -> None:
+    array = local.submit("sleep 30", array="1-2")
+    held = local.submit("true", hold=None)
+    never = local.end_of("true", no_requeue=None)
+    for job_id, words in ((array, "is an array"), (held, "pending execution"), (never.id, "presently disabled")):
+        with pytest.raises(SchedulerError, match=words):
+            local.scheduler.requeue(job_id)
+
+
+def test_requeue_with_hold_waits_for_release(local: Lab) -> None:
+    job_id = local.end_of("true").id
+    local.scheduler.requeue(job_id, hold=True)
+    job = local.scheduler.job(job_id)
+    assert (job.state, job.reason) == (JobState.PENDING, "job requeued in held state")
+    local.scheduler.release(job_id)
+    assert local.ended(job_id)[0].restarts == 1
+
+
+def test_output_patterns_and_separate_errors(local: Lab) -> None:
+    array = local.submit("echo out; echo err >&2", array="3", output="%x-%A_%4a-%u.o", error="e.%j", job_name="a b")
+    (job,) = local.ended(array)
+    assert Path(job.stdout).name == f"a b-{array}_0003-{job.user}.o"
+    assert ((local.work / f"e.{job.raw_id}").read_text(), local.output(job)) == ("err\n", "out\n")
+
+
+def test_a_missing_output_folder_fails_the_job_as_in_slurm(local: Lab) -> None:
+    job = local.end_of("true", output="no/such/folder/x")
+    assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "JobLaunchFailure", ExitCode(0, 53))
+
+
+@pytest.mark.parametrize(
+    ("export", "said"),
+    [
+        (None, "a=1 b=2 c="),
+        ("ALL,c=3", "a=1 b=2 c=3"),
+        ("NONE", "a= b= c="),
+        ("a", "a=1 b= c="),
+        ("a,c='x,y'", "a=1 b= c=x,y"),
+        ("NIL", "a= b= c="),
+    ],
+)
+def test_export_decides_what_the_job_inherits(local: Lab, export: str | None, said: str) -> None:
+    local.environ |= {"a": "1", "b": "2"}
+    options = {} if export is None else {"export": export}
+    assert local.run("echo a=$a b=$b c=$c", **options) == said + "\n"
+
+
+def test_the_variables_a_training_reads(local: Lab) -> None:
+    local.environ["SLURM_ARRAY_TASK_ID"] = "99"  # of a job around us: not ours
+    text = local.run("env", time="10", cpus_per_task="2", job_name="it", chdir="/")
+    seen = dict(line.split("=", 1) for line in text.splitlines() if line.startswith(("SLURM", "RESIL")))
+    assert seen["SLURM_JOB_NAME"] == "it" and seen["SLURM_CPUS_PER_TASK"] == "2"
+    assert int(seen["SLURM_JOB_END_TIME"]) - int(seen["SLURM_JOB_START_TIME"]) == 600
+    assert seen["SLURM_SUBMIT_DIR"] == str(local.work) and seen["RESIL_SCHEDULER"] == "local"
+    assert "SLURM_ARRAY_TASK_ID" not in seen and "SLURM_RESTART_COUNT" not in seen
+
+
+def test_begin_and_hold_keep_a_job_from_starting(local: Lab) -> None:
+    later = local.submit("true", begin="now+1")
+    held = local.submit("true", hold=None)
+    assert [local.scheduler.job(job).reason for job in (later, held)] == ["BeginTime", "JobHeldUser"]
+    job = local.ended(later)[0]
+    assert 1 <= (job.start_time or 0) - (job.submit_time or 0) < 1.5
+    assert local.one(held).state is JobState.PENDING
+    local.scheduler.release(held)
+    assert local.ended(held)[0].state is JobState.COMPLETED
+
+
+def test_cancel_ends_what_runs_and_what_waits(local: Lab) -> None:
+    array = local.submit("sleep 30", array="1-3%1")
+    until(lambda: local.scheduler.job(JobId(array.array, 1)).state is JobState.RUNNING)
+    local.scheduler.cancel([JobId(array.array, 2)])
+    local.scheduler.cancel([array], pending_only=True)
+    assert [job.state.value for job in local.scheduler.history([array])] == ["RUNNING", "CANCELLED", "CANCELLED"]
+    local.scheduler.cancel([array, JobId(999)])
+    assert {job.state for job in local.ended(array)} == {JobState.CANCELLED}
+    local.scheduler.cancel([array])
+
+
+def test_a_bash_script_can_cancel_and_see_states_by_files_alone(local: Lab) -> None:
+    array = local.submit("sleep 30", array="1-2%1")
+    first, second = (local.spool / "jobs" / str(array.array + place) for place in (1, 2))
+    until(lambda: (first / "state").read_text().strip() == "RUNNING")
+    assert (second / "state").read_text() == "PENDING\n"
+    assert (second / "comment").read_text().startswith("resil:run:")
+    for folder in (second, first):
+        (folder / "cancel").touch()
+        began = time.monotonic()
+        until(lambda folder=folder: (folder / "state").read_text() == "CANCELLED\n")  # type: ignore[misc]
+        assert time.monotonic() - began < 2.5
+
+
+def test_update_changes_throttle_limits_and_dependencies(local: Lab) -> None:
+    array = local.submit("sleep 30", array="1-4%1")
+    until(lambda: len(local.scheduler.jobs()) == 2)
+    local.scheduler.update(array, JobUpdate(array_throttle=3))
+    until(lambda: sum(job.state is JobState.RUNNING for job in local.scheduler.jobs()) == 3)
+    now = time.time()
+    local.scheduler.update(JobId(array.array, 1), JobUpdate(end_time=now + 1))
+    first = until(lambda: (job := local.scheduler.job(JobId(array.array, 1))).state.is_final and job)
+    assert first and first.state is JobState.TIMEOUT and (first.end_time or 0) - now < 2
+    waiting = local.submit("true", dependency=f"afterany:{array}")
+    local.scheduler.update(waiting, JobUpdate(dependency=""))
+    assert local.ended(waiting)[0].state is JobState.COMPLETED
+
+
+def test_signal_reaches_who_scancel_would_reach(local: Lab) -> None:
+    body = (
+        "trap 'echo shell' USR1\n"
+        "bash -c 'trap \"echo below\" USR1; echo up; while :; do sleep 0.1; done' &\n"
+        "srun bash -c 'trap \"echo step\" USR1; echo up; while :; do sleep 0.1; done' &\n"
+        "while :; do wait; done"
+    )
+    job_id = local.submit(body)
+    until(lambda: local.output(local.one(job_id)).count("up") == 2)
+    until(lambda: list((local.spool / "jobs" / str(job_id) / "steps").glob("pids.*")))
+    seen = []
+    for batch, full in ((False, False), (True, False), (False, True)):
+        before = local.output(local.one(job_id))
+        local.scheduler.signal(job_id, "USR1", batch=batch, full=full)
+        time.sleep(0.6)
+        new = local.output(local.one(job_id)).removeprefix(before).split()
+        seen.append(sorted({"shell", "below", "step"}.intersection(new)))
+    assert seen == [["step"], ["shell"], ["below", "shell", "step"]]
+
+
+def test_srun_runs_as_many_copies_as_asked_and_returns_the_highest_code(local: Lab) -> None:
+    text = local.run(
+        "srun -l --mpi=none -n3 bash -c 'echo $SLURM_PROCID/$SLURM_NTASKS; exit $SLURM_PROCID'; echo rc $?"
+    )
+    assert {"0/3", "1/3", "2/3"} <= set(text.split()) and text.endswith("rc 2\n")
+
+
+def test_the_stand_ins_answer_what_scripts_ask(local: Lab) -> None:
+    body = (
+        "scontrol show hostnames; squeue -h -j $SLURM_JOB_ID -o '%A %T %j %k'; scontrol show job $SLURM_JOB_ID\n"
+        "inner=$(sbatch --parsable --hold -J inner $0); squeue -h -t PD --me -o '%i %r'\n"
+        "scancel $inner; squeue -h | wc -l"
+    )
+    job = local.end_of(body, time="5", job_name="asker")
+    lines = local.output(job).splitlines()
+    assert lines[1] == f"{job.raw_id} RUNNING asker {job.comment}"
+    assert any("TimeLimit=00:05:00" in line for line in lines) and lines[-2:] == [f"{job.raw_id + 1} JobHeldUser", "1"]
+
+
+def test_a_daemon_that_a_job_starts_outlives_it(local: Lab) -> None:
+    job_id = local.submit("echo up; sleep 0.7; sbatch --parsable inner.sh; sleep 0.3")
+    (local.work / "inner.sh").write_text("#!/bin/bash\nsleep 1; echo inner > done\n")
+    local.says(job_id, "up")
+    local.kill_daemon()
+    assert local.ended(job_id)[0].state is JobState.COMPLETED
+    until(lambda: (local.work / "done").exists())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"time": "abc"}, UsageError, "Invalid --time"),
+        ({"array": "1-2000"}, SchedulerError, "Invalid job array specification"),
+        ({"array": "x"}, SchedulerError, "Invalid job array specification"),
+        ({"signal": "FOO@1"}, UsageError, "Invalid --signal"),
+        ({"dependency": "bogus:1"}, SchedulerError, "Job dependency problem"),
+        ({"nodes": "2"}, SchedulerError, "Requested node configuration is not available"),
+        ({"begin": "whenever"}, UsageError, "Invalid --begin"),
+        ({"jobname": "x"}, UsageError, "unrecognized option '--jobname'"),
+        ({"cpus-per-task": "0"}, UsageError, "cpus-per-task"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    local: Lab, options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        local.scheduler.submit(replace(local.submission("true"), options=options))
+    assert not list(local.spool.glob("jobs/*")) and not list(local.spool.glob("incoming/*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("", "empty"), ("echo\n", "does not look like"), ("#!/bin/sh\r\necho\r\n", "DOS line breaks")],
+)
+def test_scripts_that_sbatch_refuses_are_refused(local: Lab, content: str, words: str) -> None:
+    submission = local.submission("true")
+    Path(submission.script).write_text(content, newline="")
+    with pytest.raises(SchedulerError, match=words):
+        local.scheduler.submit(submission)
+
+
+def test_options_without_meaning_here_are_named_once(local: Lab) -> None:
+    submission = local.submission("#SBATCH --gres=gpu:8 -p long\ntrue", "-A", "acct", partition="short")
+    notes = local.scheduler.submit(submission).notes
+    assert notes == ("ignored here: --gres, --partition, --account",)
+
+
+def test_the_script_is_the_one_that_was_submitted(local: Lab) -> None:
+    submission = local.submission("echo old", hold=None)
+    job_id = local.scheduler.submit(submission).id
+    Path(submission.script).write_text("#!/bin/bash\necho new\n")
+    local.scheduler.release(job_id)
+    assert local.output(local.ended(job_id)[0]) == "old\n"
+
+
+def test_an_unreadable_spool_is_unknown_not_empty(local: Lab) -> None:
+    job_id = local.submit("true", hold=None)
+    local.scheduler.cancel([job_id])
+    (local.spool / "active").rename(local.spool / "gone")
+    (local.spool / "active").write_text("not a folder")
+    with pytest.raises(SchedulerUnavailable):
+        local.scheduler.jobs()
+    assert local.scheduler.presence(job_id).liveness is Liveness.UNKNOWN
+    (local.spool / "active").unlink()
+    (local.spool / "gone").rename(local.spool / "active")
+    assert local.scheduler.presence(job_id).liveness is Liveness.GONE
+
+
+def test_a_spool_that_is_not_there_says_nothing_about_a_job(local: Lab) -> None:
+    assert local.scheduler.jobs() == () and local.scheduler.find("t") == ()
+    assert local.scheduler.presence(JobId(5)).liveness is Liveness.UNKNOWN
+
+
+def test_a_damaged_record_is_set_aside_and_the_others_go_on(local: Lab) -> None:
+    bad = local.submission("true", hold=None)
+    bad_id = local.scheduler.submit(bad).id
+    good = local.submit("true", hold=None)
+    local.kill_daemon()
+    path = local.spool / "jobs" / str(bad_id) / "submission.json"
+    path.write_text('{"half')
+    assert [job.id for job in local.scheduler.jobs()] == [good]
+    assert path.with_name("submission.json.bad").exists()
+    assert local.scheduler.presence(bad_id).liveness is Liveness.UNKNOWN
+    with pytest.raises(SchedulerUnavailable, match="set aside"):
+        local.scheduler.submit(bad)
+
+
+def test_a_client_killed_while_submitting_leaves_no_half_a_job(local: Lab) -> None:
+    first = local.submit("true")
+    local.ended(first)
+    submission = local.submission("true", array="1-400")
+    code = (
+        f"{IMPORTS}\n"
+        "s = S(clock=C(), runner=R(), environ=dict(os.environ))\n"
+        "threading.Timer(DELAY, os.kill, (os.getpid(), signal.SIGKILL)).start()\n"
+        f"s.submit({submission!r})\n"
+    )
+    environ = {**local.environ, "PYTHONPATH": str(Path.cwd())}
+    for delay in (0.001, 0.005, 0.01, 0.02, 0.04):
+        subprocess.run([sys.executable, "-c", code.replace("DELAY", str(delay))], env=environ, check=False)
+    job_id = local.scheduler.submit(submission).id
+    assert {job.state for job in local.ended(job_id, 60)} == {JobState.COMPLETED}
+    assert len({job.id.array for job in local.scheduler.jobs(finished=True)}) == 2
+    assert not list(local.spool.glob("incoming/*"))
+
+
+def test_unknown_jobs_and_empty_arrays_of_ids(local: Lab) -> None:
+    local.end_of("true")
+    with pytest.raises(NoSuchJob):
+        local.scheduler.job(JobId(77))
+    assert local.scheduler.presence(JobId(77)).liveness is Liveness.GONE
+    assert local.scheduler.history([]) == () and local.scheduler.history([JobId(77)]) == ()
+
+
+def test_the_spool_is_private(local: Lab) -> None:
+    local.submit("true", hold=None)
+    assert local.spool.stat().st_mode & 0o777 == 0o700
+    modes = {path.stat().st_mode & 0o077 for path in local.spool.rglob("*")}
+    assert modes == {0}
+
+
+def test_a_spool_with_live_jobs_of_another_machine_is_left_alone(local: Lab) -> None:
+    job_id = local.submit("true", hold=None)
+    (local.spool / "machine").write_text("another\n")
+    assert local.scheduler.presence(job_id).liveness is Liveness.UNKNOWN
+    with pytest.raises(SchedulerUnavailable, match="another machine"):
+        local.submit("true")
+
+
+def test_the_node_and_the_configuration(local: Lab) -> None:
+    (node,) = local.scheduler.nodes()
+    assert node.is_usable and local.scheduler.config().scheduler == "local"
+    assert local.scheduler.config().kill_wait_s == 1
+
+
+def test_trying_a_submission_queues_nothing(local: Lab) -> None:
+    assert "start now" in local.scheduler.test(local.submission("true"))
+    assert "JobHeldUser" in local.scheduler.test(local.submission("true", hold=None)) or not local.spool.exists()
+    assert local.scheduler.jobs() == ()
