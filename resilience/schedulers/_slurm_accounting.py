@@ -54,7 +54,7 @@ def _job(row: str) -> Job:
             task_count=count_tasks(tasks),
             partition=partition,
             account=account,
-            qos=qos,
+            qos="" if qos == "Unknown" else qos,
             nodes="" if node_list in _NONE else node_list,
             node_count=parse_count(nodes),
             submit_time=parse_time(submit),

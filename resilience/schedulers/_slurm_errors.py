@@ -77,6 +77,8 @@ _TABLE: tuple[_Row, ...] = (
      _U, "the controller could not be reached", ""),
     (r"Invalid job id specified|Job \S+ not found|Invalid job id: \S+|Invalid job id \S+", Meaning.NO_SUCH_JOB,
      "there is no such job", "it may have ended and been forgotten; `sacct -j` remembers where accounting is on"),
+    (r"Invalid job format specification", _U, "this release does not know a column we need",
+     "SLURM 20.11 or newer is needed; please report the release"),
     # ---- sbatch
     (r"[Ii]nvalid partition (specified|name)", _R, "there is no such partition", _PARTITIONS),
     (r"Invalid account or account/partition", _R, "this account does not exist, or may not use this partition, or you "
@@ -124,17 +126,15 @@ _TABLE: tuple[_Row, ...] = (
     # ---- scontrol, scancel
     (r"disabled for job|[Oo]peration is presently disabled", _R, "the job forbids it",
      "a job submitted with --no-requeue cannot be requeued: submit it anew"),
-    (r"pending execution for job", _R, "the job is waiting already", "release it, or wait"),
+    (r"pending execution for job", _R, "the job is waiting already", "`scontrol release` it if it is held"),
     (r"no longer pending", _R, "the job has started: only waiting jobs can be changed like this", ""),
     (r"[Aa]lready finished|already completing|already completed", _R, "the job has ended", ""),
     (r"permission denied|Invalid user id", _R, "the job is somebody else's, or this is for administrators only "
      "(owners may shorten a time limit, never lengthen it)", "`squeue -j` shows whose job it is"),
-    (r"scrontab jobs", _R, "a job of scrontab is changed by `scrontab -e` only", ""),
+    (r"scrontab jobs", _R, "the job belongs to scrontab", "change it by `scrontab -e`"),
     (r"Unknown job signal", _R, "there is no such signal", "write for instance USR1"),
     (r"Invalid time specif", _R, "the time is not one this release reads", ""),
     (r"Invalid user: \S+", _R, "there is no such user", "check the name with `id NAME`"),
-    (r"Invalid job format specification", _U, "this release does not know a column we need",
-     "SLURM 20.11 or newer is needed; please report the release"),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), meaning, words, hint) for pattern, meaning, words, hint in _TABLE)
 _PREFIX = re.compile(r"^(?:\[[^\]]*\] )?(?:\w+: )?(?:error|fatal): ")

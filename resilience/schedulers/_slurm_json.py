@@ -61,7 +61,8 @@ def parse_job(record: dict[str, Any]) -> Job:
         node_count=_count(record.get("node_count")),
         submit_time=_time(record.get("submit_time")),
         start_time=_time(record.get("start_time")),
-        end_time=_time(record.get("end_time")),
+        # of a job without a limit it is a year ahead
+        end_time=None if limit_minutes is None and state.is_alive else _time(record.get("end_time")),
         time_limit_s=None if limit_minutes is None else int(limit_minutes * 60),
         dependency=str(record.get("dependency") or ""),
         comment=str(record.get("comment") or ""),

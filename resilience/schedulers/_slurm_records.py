@@ -30,11 +30,11 @@ _RECORD = re.compile(
     r"(?:HetJobId=(?P<het>\d+) HetJobOffset=\d+ )?"
     # the name, then words that only scontrol writes in this form
     r"JobName=(?P<name>.*?) (?:HetJobIdSet=\S* )?UserId=(?P<user>\S+?)\(\d+\) GroupId=\S+ MCS_label=\S+ Priority=\d+ "
-    r"(?P<middle>.*?) ?JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>.*?) Dependency=(?P<dependency>\S*) Requeue=\d "
+    r"(?P<middle>.*?) ?JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>.*?) (?:FailedNode=\S* )?"
+    r"Dependency=(?P<dependency>\S*) Requeue=\d "
     r"(?P<facts>.*?)Command=(?P<tail>.*)",
     re.DOTALL,
 )
-_START = re.compile(r"^JobId=\d+ ", re.MULTILINE)
 _WORD = re.compile(r"(\w[\w/:]*)=(\S*)")
 _TAIL = re.compile(r"^(?P<command>.*?)(?: SubmitLine=.*?)? WorkDir=(?P<rest>.*)$", re.DOTALL)
 _OUTPUT = re.compile(
@@ -52,15 +52,14 @@ def parse_jobs(text: str) -> tuple[Job, ...]:
 
     Raise SchedulerUnavailable if there is none, or one that is not as scontrol writes it.
     """
-    return tuple(_job(record) for record in _split(text, "JobId="))
+    return tuple(_job(match) for match in _matches(text))
 
 
 def parse_settings(text: str) -> tuple[Mapping[str, str], ...]:
     """Given the same text, return each record's words that `update` changes, with JobState: to verify a change."""
     wanted = {"ExcNodeList", "TimeLimit", "EndTime", "StartTime"}
     found = []
-    for record in _split(text, "JobId="):
-        match = _match(record)
+    for match in _matches(text):
         facts = {k: v for k, v in _WORD.findall(match["facts"]) if k in wanted}
         named = {"JobState": match["state"], "ArrayTaskThrottle": match["throttle"] or "0"}
         found.append(facts | named | {"Dependency": match["dependency"]})
@@ -76,20 +75,24 @@ def _split(text: str, opening: str) -> Iterator[str]:
         yield text[start:end].rstrip("\n")
 
 
-def _match(record: str) -> re.Match[str]:
-    match = _RECORD.fullmatch(record)
-    if match is None:
-        raise unexpected("scontrol", record)
-    return match
+def _matches(text: str) -> Iterator[re.Match[str]]:
+    """Yield jobs. What looks like the start of a record may be a line of a name: a piece too short is put together."""
+    held = ""
+    for piece in _split(text, "JobId="):
+        held = f"{held}\n{piece}" if held else piece
+        if match := _RECORD.fullmatch(held):
+            yield match
+            held = ""
+    if held:
+        raise unexpected("scontrol", held)
 
 
-def _job(record: str) -> Job:
-    match = _match(record)
+def _job(match: re.Match[str]) -> Job:
     words = dict(_WORD.findall(f"{match['middle']} {match['facts']}"))
     tail = _TAIL.match(match["tail"])
     output = tail and _OUTPUT.search(tail["rest"])
     if tail is None or output is None:
-        raise unexpected("scontrol", record)
+        raise unexpected("scontrol", match[0])
     comment = _COMMENT.search(tail["rest"][: output.start()] + " ")
     array, task = match["array"], match["task"] or ""
     single = task.isdigit()
@@ -125,7 +128,7 @@ def _job(record: str) -> Job:
             exit_code=_exit_code(words["ExitCode"]) if state.is_final else None,
         )
     except (KeyError, ValueError, QuantityError):
-        raise unexpected("scontrol", record) from None
+        raise unexpected("scontrol", match[0]) from None
 
 
 def _exit_code(text: str) -> ExitCode:

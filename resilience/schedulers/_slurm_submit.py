@@ -137,7 +137,9 @@ class Submitter:
             except SchedulerUnavailable as error:
                 answered_at, problem = None, error
                 if not error.transient:
-                    break
+                    if sent:
+                        break
+                    raise
             else:
                 if found or not confirm:
                     return found
