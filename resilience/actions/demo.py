@@ -183,11 +183,8 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
     result = submit.perform(stage.project, request, submit.prepare(stage.project, request))
     stage.array = result.ids[0]
     say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
-    finished_at = 0.0
     for sentence in _events(stage, show, began + stage.pace.deadline_s):
         say(sentence)
-        if stage.directory.is_finished() and not finished_at:
-            finished_at = clock.monotonic()
     attempts = tell_attempts(stage.directory)
     loss_file = stage.folder / "checkpoints" / "final-loss"
     if not loss_file.exists():
@@ -195,15 +192,15 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
             "all jobs are over and the training is not finished", hint=f"see the logs in {stage.directory.path}"
         )
     burned = JOBS - len(attempts)
-    seconds = clock.monotonic()
-    say(f"the other {burned} jobs saw that it is finished and ended in {seconds - finished_at:.1f} s together")
+    burned_s = _burned_s(stage)
+    say(f"the other {burned} jobs saw that it is finished and ended in {burned_s:.1f} s together")
     return DemoResult(
         attempts=attempts,
         burned=burned,
-        burned_s=seconds - finished_at,
+        burned_s=burned_s,
         loss=float(loss_file.read_text(encoding="utf-8")),
         reference=reference,
-        seconds=seconds - began,
+        seconds=clock.monotonic() - began,
         folder=stage.folder,
     )
 
@@ -265,6 +262,14 @@ def _live(stage: _Stage) -> tuple[Job, ...]:
         return ()
     jobs = stage.project.scheduler().jobs()
     return tuple(job for job in jobs if job.id.array == stage.array.array and job.state.is_alive)
+
+
+def _burned_s(stage: _Stage) -> float:
+    """How long after the end of the training the last job was over, as files and the scheduler tell."""
+    finished = (stage.directory.path / layout.FINISHED).stat().st_mtime
+    jobs = stage.project.scheduler().jobs(finished=True)
+    ends = [job.end_time for job in jobs if stage.array and job.id.array == stage.array.array and job.end_time]
+    return max(0.0, max(ends, default=finished) - finished)
 
 
 def _progress(stage: _Stage) -> str:
