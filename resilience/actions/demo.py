@@ -62,7 +62,7 @@ class Pace:
 
 PACES = {
     "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", deadline_s=90),
-    "slurm": Pace(step_s=0.25, walltime_s=45.0, lead_s=30, time_limit="10", deadline_s=600),
+    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", deadline_s=600),
 }
 
 

@@ -40,10 +40,12 @@ def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
     if config.over_time_limit_min:
         yield Diagnosis("OverTimeLimit", Verdict.OK, f"jobs may run {config.over_time_limit_min} min over their limit")
     down = sorted(name for name, state in config.partitions.items() if state and state != "UP")
-    if down:
-        yield Diagnosis("partitions", Verdict.WARNING, f"not up: {', '.join(down)}", "choose another with --partition")
+    up = sorted(set(config.partitions) - set(down))
+    if down and not up:
+        yield Diagnosis("partitions", Verdict.CRITICAL, f"none is up: {', '.join(down)}", "jobs wait until one is")
     elif config.partitions:
-        yield Diagnosis("partitions", Verdict.OK, ", ".join(sorted(config.partitions)))
+        closed = f"; not up: {', '.join(down)}" if down else ""
+        yield Diagnosis("partitions", Verdict.OK, f"{', '.join(up)}{closed}")
 
 
 def _yes_no(topic: str, value: bool | None, yes: str, no: str) -> Diagnosis:

@@ -12,7 +12,7 @@ from resilience.errors import ResilError, UsageError
 from resilience.model import layout
 from resilience.model.array import ArrayExpression
 from resilience.rendering.directives import parse_directives
-from resilience.rendering.lint import LintFacts
+from resilience.rendering.lint import SIGNAL_SLACK_S, LintFacts
 from resilience.system.files import read_lines
 from resilience.system.mounts import current_mounts, mount_of
 from resilience.system.run_directory import RunDirectory
@@ -36,6 +36,7 @@ def lint_facts(
         state_dir_is_node_local=mount is not None and mount.is_node_local and not is_local,
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
+        signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
         sbatch_environment=tuple(
             sorted(name for name in project.world.environ if name.startswith("SBATCH_") and not is_local)

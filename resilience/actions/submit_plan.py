@@ -82,6 +82,7 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
         raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
     if request.script is None and request.script_args:
         raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
+    _refuse_line_ends(request)
     array = "" if request.chain else request.array or settings.submit.array
     if request.script is not None and not request.array:
         array = ""  # an own script brings its own directives; only what was asked for on the command line is added
@@ -134,6 +135,14 @@ def split_signal(text: str) -> tuple[str, int]:
 def describe_command(words: tuple[str, ...]) -> str:
     """An argv as a person could paste it."""
     return shlex.join(words)
+
+
+def _refuse_line_ends(request: SubmitRequest) -> None:
+    """A line end in an option is a slip or an attack: in a script it would begin another line."""
+    asked = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
+    for text in (*asked, *request.extra_args):
+        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
 
 
 def _dependency(request: SubmitRequest) -> str:

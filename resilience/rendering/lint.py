@@ -49,6 +49,7 @@ class LintFacts:
         max_array_size: MaxArraySize of the cluster; the largest index is one less.
         measured_save_s: how long the slowest save of this run took.
         missing_directories: folders of output files that do not exist.
+        signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
         sbatch_environment: names of the `SBATCH_*` variables that are set.
     """
 
@@ -59,6 +60,7 @@ class LintFacts:
     max_array_size: int | None = None
     measured_save_s: float | None = None
     missing_directories: tuple[str, ...] = ()
+    signal_slack_s: int = SIGNAL_SLACK_S
     sbatch_environment: tuple[str, ...] = ()
 
 
@@ -132,10 +134,10 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
         yield _refuse(f"--signal={value}: sbatch refuses a lead above {MAX_LEAD_S} s", "write B:USR1@300")
         return
     limit_s = _time_limit_s(case)
-    if limit_s is not None and lead_s >= limit_s - SIGNAL_SLACK_S:
+    if limit_s is not None and lead_s >= limit_s - case.facts.signal_slack_s:
         yield _refuse(
             f"--signal={value} with a time limit of {limit_s} s would be sent as soon as the job begins "
-            f"(SLURM sends it up to {SIGNAL_SLACK_S} s early), perhaps before anything can catch it",
+            f"(it may come up to {case.facts.signal_slack_s} s early), perhaps before anything can catch it",
             f"choose a lead well below {limit_s} s, or a longer --time",
         )
     saving_s = case.facts.measured_save_s
