@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import get_native_id
 
 from resilience.errors import SchedulerUnavailable
 
@@ -27,7 +28,7 @@ def spool_path(environ: Mapping[str, str]) -> Path:
 def replace_file(path: Path, content: str | bytes, *, sync: bool, mode: int = 0o600) -> None:
     """Write a file so that a crash leaves the old one or the new one; with `sync`, so that a power cut does too."""
     raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_native_id()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         try:

@@ -81,13 +81,17 @@ class Spool:
     def exists(self) -> bool:
         """Whether anything was ever submitted here."""
         with reading(self.root):
-            return (self.root / "next-id").exists()
+            try:
+                os.stat(self._jobs)  # noqa: PTH116 - exists() would take a file in the way for nothing there
+            except FileNotFoundError:
+                return False
+        return True
 
     def create(self) -> None:
         """Make the folders, private whatever the umask. Harmless when they are there."""
         with reading(self.root):
             self.root.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, *(self.root / name for name in ("jobs", "active", "tokens", "incoming", "bin"))):
+            for folder in (self.root, *(self.root / name for name in ("active", "tokens", "incoming", "bin", "jobs"))):
                 if not folder.is_dir():
                     folder.mkdir(mode=0o700, exist_ok=True)
                     folder.chmod(0o700)
@@ -96,9 +100,6 @@ class Spool:
                     os.mkfifo(self.root / "wake", 0o600)
             for name in ("lock", "serial", "daemon.lock"):
                 (self.root / name).touch(mode=0o600)
-            if not (self.root / "next-id").exists():
-                replace_file(self.root / "next-id", "0\n", sync=True)
-
             if self.root.stat().st_uid != os.getuid():
                 raise SchedulerUnavailable(f"the spool {self.root} belongs to somebody else", transient=False)
 
@@ -349,7 +350,7 @@ class Spool:
         path = self.root / "next-id"
         try:
             last = int(path.read_text())
-        except ValueError:
+        except (FileNotFoundError, ValueError):
             last = max(self._ids(self._jobs), default=0)
         replace_file(path, f"{last + count}\n", sync=True)
         return last + 1
