@@ -16,18 +16,17 @@ from resilience.model.job_state import JobState
 from resilience.schedulers import _local_job as job
 from resilience.schedulers import _local_processes as processes
 from resilience.schedulers import _local_rules as rules
+from resilience.schedulers._local_broom import prune, sweep
 from resilience.schedulers._local_dependency import job_ids
-from resilience.schedulers._local_grammar import default_output, expand_pattern
-from resilience.schedulers._local_keeper import daemon_command
+from resilience.schedulers._local_launch import append_line, plan_launch
 from resilience.schedulers._local_records import Entry, Task
 from resilience.schedulers._local_rules import Due
 from resilience.schedulers._local_spool import Spool
-from resilience.schedulers._local_variables import job_variables
 
 LOCK_S = 10.0
 _BUSY_POLL_S = 0.1
 _QUIET_POLL_S = 0.5
-_CANCEL_POLL_S = 0.4
+_CANCEL_POLL_S = 0.6
 _RESCAN_S = 5.0
 _PRUNE_S = 3600.0
 
@@ -54,10 +53,11 @@ class Engine:
     def recover(self) -> None:
         """Look at what an earlier daemon left: sweep, tell bash again, adopt the jobs that still run."""
         with self._spool.locked(LOCK_S, announce=False):
-            self._spool.sweep()
+            sweep(self._spool)
             self._load()
             for key, tasks in self._tasks.items():
-                self._spool.retell(self._entries[key], tasks)
+                for task in tasks:
+                    self._spool.tell(self._entries[key], task)
             self._settle()
 
     def step(self) -> bool:
@@ -75,7 +75,7 @@ class Engine:
                 self._start_what_may()
             if monotonic >= self._prune_at:
                 self._prune_at = monotonic + _PRUNE_S
-                self._spool.prune(self._now(), self._needed())
+                prune(self._spool, self._now(), self._needed())
             self._serial = self._spool.serial()
             if self._tasks:
                 self._idle_since = monotonic
@@ -173,6 +173,8 @@ class Engine:
         watched = processes.is_alive(task.supervisor, task.supervisor_ticks, task.boot)
         exit_ = job.read_exit(folder)
         if not watched:
+            if exit_ is None and not task.ending and not self._has_begun(task, folder):
+                return rules.not_started(task)
             if exit_ is None:
                 self._end_what_is_left(task)
                 if not task.ending:
@@ -181,6 +183,10 @@ class Engine:
         if exit_ is not None:
             task = task if task.state is JobState.COMPLETING else replace(task, state=JobState.COMPLETING)
         return self._do_what_is_due(entry, task, folder, now)
+
+    def _has_begun(self, task: Task, folder: Path) -> bool:
+        """Whether anything of it ran. Its mark is not forced to the disk, so after a reboot we had better think so."""
+        return task.boot != processes.boot_id() or (folder / job.BEGUN_FILE).exists()
 
     def _do_what_is_due(self, entry: Entry, task: Task, folder: Path, now: float) -> Task:
         due = rules.due(entry, task, now)
@@ -213,7 +219,7 @@ class Engine:
         why = {"TIMEOUT": " DUE TO TIME LIMIT", "REQUEUED": " DUE TO JOB REQUEUE"}.get(task.ending, "")
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
         line = f"slurmstepd-{self._host}: error: *** JOB {task.raw} ON {self._host} CANCELLED AT {when}{why} ***\n"
-        _append(task.stderr, line)
+        append_line(task.stderr, line)
         steps, _ = job.step_tasks(folder)
         targets = [*steps, *([batch] if batch else [])]
         processes.send(targets, signal.SIGCONT)
@@ -251,13 +257,13 @@ class Engine:
 
     def _start(self, entry: Entry, task: Task, now: float) -> None:
         folder = self._spool.folder(task.raw)
-        for name in (job.EXIT_FILE, job.BATCH_FILE):
+        for name in (job.EXIT_FILE, job.BATCH_FILE, job.BEGUN_FILE):
             (folder / name).unlink(missing_ok=True)
         for file in (folder / job.STEPS).glob("*") if (folder / job.STEPS).is_dir() else ():
             file.unlink(missing_ok=True)
         task = rules.started(task, now)
         try:
-            launch = self._launch(entry, task)
+            launch = plan_launch(self._spool, entry, task, host=self._host, cpus=self._cpus)
         except ResilError as error:
             say(f"job {task.raw} cannot be started: {error}")
             failure = rules.Exit(0, 0, now, str(error))
@@ -282,56 +288,10 @@ class Engine:
             os.close(gate_out)
             os.close(gate_in)
 
-    def _launch(self, entry: Entry, task: Task) -> job.Launch:
-        def path(pattern: str) -> str:
-            return expand_pattern(
-                pattern,
-                raw=task.raw,
-                array=entry.id,
-                index=task.index,
-                name=entry.name,
-                user=entry.user,
-                host=self._host,
-            )
-
-        submission = self._spool.folder(entry.id)
-        return job.Launch(
-            folder=self._spool.folder(task.raw),
-            script=submission / "slurm_script",
-            arguments=entry.script_args,
-            environment=job_variables(
-                entry,
-                task,
-                self._spool.environment(entry.id),
-                spool=str(self._spool.root),
-                host=self._host,
-                cpus_on_node=self._cpus,
-            ),
-            directory=path(entry.directory),
-            output=path(entry.output or default_output(entry.indices is not None)),
-            error=path(entry.error),
-            input=path(entry.input),
-            append=entry.append,
-            umask=entry.umask,
-            kill_wait_s=entry.kill_wait_s,
-            wake=self._spool.root / "wake",
-            host=self._host,
-            daemon=tuple(daemon_command(self._spool.root)),
-        )
-
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
                 self._watchers.discard(pid)
-
-
-def _append(path: str, line: str) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
 
 
 def say(text: str) -> None:

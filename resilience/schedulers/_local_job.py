@@ -32,6 +32,7 @@ from resilience.system.files import write_atomic
 
 EXIT_FILE = "exit.json"
 BATCH_FILE = "batch"
+BEGUN_FILE = "begun"
 STEPS = "steps"
 _POLL_S = 0.02
 _RETRY_S = 1.0
@@ -86,6 +87,7 @@ def spawn(launch: Launch, gate: int) -> int:
         name_process(f"resil-{launch.folder.name}")
         if os.read(gate, 1):
             os.close(gate)
+            os.close(os.open(launch.folder / BEGUN_FILE, os.O_WRONLY | os.O_CREAT, 0o600))
             _watch(launch)
         code = 0
     except BaseException as error:

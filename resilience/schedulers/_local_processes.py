@@ -141,3 +141,22 @@ def default_signals() -> None:
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def current_umask() -> int:
+    """This process's umask, read without changing it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def user_name(environ: Mapping[str, str]) -> str:
+    """Whose processes these are; a number where the account has no name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return environ.get("USER") or str(os.getuid())

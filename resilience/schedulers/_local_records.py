@@ -46,7 +46,6 @@ class Entry:
     step: int = 1
     throttle: int = 0
     ntasks: int = 1
-    ntasks_given: bool = False
     cpus_per_task: int | None = None
     time_limit_s: int | None = None
     signal: int = 0
@@ -105,7 +104,6 @@ class Task:
         ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED), empty when nobody ended it.
         ending_at: when that was asked.
         lost: when it was found without processes though it should have run.
-        order: changes with every requeue, so that a restarted job is not taken for the first run.
     """
 
     raw: int

@@ -183,6 +183,11 @@ def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
     return _final(task, JobState.COMPLETED, 0, 0, at, "")
 
 
+def not_started(task: Task) -> Task:
+    """The record of a job that was to start when the daemon died: nothing of it ran, so it simply waits again."""
+    return replace(task, state=JobState.PENDING, start=None, supervisor=0, supervisor_ticks=0)
+
+
 def started(task: Task, now: float) -> Task:
     """The record of a queued job that starts now."""
     return replace(

@@ -26,9 +26,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -45,9 +44,6 @@ from resilience.schedulers._local_records import (
     task_from_json,
     to_json,
 )
-
-KEEP_ENDED_S = 7 * 86400.0
-"""How long ended jobs are remembered."""
 
 _FEW = 16
 """So many records are forced to the disk one by one. A mass change (cancelling an array of a thousand) is not: it
@@ -178,13 +174,15 @@ class Spool:
 
     def active(self) -> list[int]:
         """The ids of the submissions that are not over."""
-        return self._ids(self.root / "active")
+        return self.ids("active")
 
     def everything(self) -> list[int]:
         """The ids of all submissions still remembered."""
-        return [key for key in self._ids(self._jobs) if (self._jobs / str(key) / "submission.json").exists()]
+        return [key for key in self.ids("jobs") if (self._jobs / str(key) / "submission.json").exists()]
 
-    def _ids(self, folder: Path) -> list[int]:
+    def ids(self, name: str) -> list[int]:
+        """The numbers that files or folders in `active`, `jobs` or `incoming` are named by."""
+        folder = self.root / name
         with reading(folder):
             try:
                 return sorted(int(name) for name in os.listdir(folder) if name.isdigit())  # noqa: PTH208
@@ -229,7 +227,7 @@ class Spool:
 
     def find(self, token: str) -> Entry | None:
         """The submission that carries the token."""
-        path = self.root / "tokens" / _token_file(token)
+        path = self.root / "tokens" / token_file(token)
         with reading(path):
             try:
                 found = self.entry(int(path.read_text()))
@@ -285,25 +283,14 @@ class Spool:
             if raw != entry.id:
                 replace_file(folder / "array", str(entry.id), sync=False)
         for raw in entry.raw_ids:
-            self._tell(entry, entry.fresh(raw))
+            self.tell(entry, entry.fresh(raw))
         replace_file(own / "slurm_script", script, sync=True, mode=0o700)
         replace_file(own / "environment.json", json.dumps(dict(environment)), sync=True)
-        replace_file(self.root / "tokens" / _token_file(entry.token), str(entry.id), sync=True)
+        replace_file(self.root / "tokens" / token_file(entry.token), str(entry.id), sync=True)
         (self.root / "active" / str(entry.id)).touch(mode=0o600)
         replace_file(own / "submission.json", to_json(entry), sync=True)
         marker.unlink()
         return entry
-
-    def sweep(self) -> None:
-        """Remove what a submission left that crashed on its way. Under the lock."""
-        for key in self._ids(self.root / "incoming"):
-            marker = self.root / "incoming" / str(key)
-            if not (self._jobs / str(key) / "submission.json").exists():
-                words = marker.read_text().split()
-                for raw in range(key, (int(words[-1]) if words else key) + 1):
-                    shutil.rmtree(self._jobs / str(raw), ignore_errors=True)
-                (self.root / "active" / str(key)).unlink(missing_ok=True)
-            marker.unlink(missing_ok=True)
 
     def save(self, entry: Entry, task: Task) -> None:
         """Keep a job's new record, and tell it to bash. Under the lock."""
@@ -311,7 +298,7 @@ class Spool:
             (self.root / "active" / str(entry.id)).touch(mode=0o600)
         self._written += 1
         replace_file(self._jobs / str(task.raw) / "task.json", to_json(task), sync=self._written <= _FEW)
-        self._tell(entry, task)
+        self.tell(entry, task)
 
     def save_entry(self, entry: Entry) -> None:
         """Keep a submission's new record. Under the lock."""
@@ -321,26 +308,8 @@ class Spool:
         """Say that a submission is over. Under the lock."""
         (self.root / "active" / str(key)).unlink(missing_ok=True)
 
-    def prune(self, now: float, keep: Collection[int]) -> None:
-        """Forget submissions whose last job ended KEEP_ENDED_S ago, except `keep`. Under the lock."""
-        active = set(self.active())
-        for key in self.everything():
-            with contextlib.suppress(SchedulerUnavailable):
-                entry = self.entry(key)
-                if entry is None or key in active or key in keep:
-                    continue
-                if all((task.end or now) < now - KEEP_ENDED_S for task in self.tasks(entry)):
-                    (self.root / "tokens" / _token_file(entry.token)).unlink(missing_ok=True)
-                    (self._jobs / str(key) / "submission.json").unlink()
-                    for raw in {key, *entry.raw_ids}:
-                        shutil.rmtree(self._jobs / str(raw), ignore_errors=True)
-
-    def retell(self, entry: Entry, tasks: Sequence[Task]) -> None:
-        """Write the files for bash again, after a crash may have left old ones. Under the lock."""
-        for task in tasks:
-            self._tell(entry, task)
-
-    def _tell(self, entry: Entry, task: Task) -> None:
+    def tell(self, entry: Entry, task: Task) -> None:
+        """Write the files for bash. Under the lock."""
         folder = self._jobs / str(task.raw)
         if not (folder / "comment").exists():
             replace_file(folder / "comment", f"{entry.comment}\n", sync=False)
@@ -351,12 +320,13 @@ class Spool:
         try:
             last = int(path.read_text())
         except (FileNotFoundError, ValueError):
-            last = max(self._ids(self._jobs), default=0)
+            last = max(self.ids("jobs"), default=0)
         replace_file(path, f"{last + count}\n", sync=True)
         return last + 1
 
 
-def _token_file(token: str) -> str:
+def token_file(token: str) -> str:
+    """The name of the file in tokens/ that stands for a token."""
     if _SAFE_TOKEN.fullmatch(token):
         return token
     return "=" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

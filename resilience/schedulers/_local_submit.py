@@ -68,7 +68,6 @@ def understand(
         step=array.ranges[0][2] if array is not None and len(array.ranges) == 1 else 1,
         throttle=array.throttle or 0 if array is not None else 0,
         ntasks=_count(ntasks_text, "ntasks") if ntasks_text else 1,
-        ntasks_given=bool(ntasks_text),
         cpus_per_task=_count(cpus, "cpus-per-task") if cpus else None,
         time_limit_s=grammar.parse_time_limit_s(time_text) if time_text is not None else None,
         signal=number,
@@ -83,7 +82,7 @@ def understand(
         held=options.has("hold"),
         dependency=grammar.parse_dependency(options.get("dependency") or "") if options.get("dependency") else "",
         kill_invalid=_choice(options, "kill-on-invalid-dep", {"yes": True, "no": False}),
-        kill_wait_s=_seconds(environment.get(KILL_WAIT_VARIABLE, ""), DEFAULT_KILL_WAIT_S),
+        kill_wait_s=kill_wait_s(environment),
         umask=umask,
     )
     exported = grammar.export_environment(options.get("export") or "", environment)
@@ -124,8 +123,10 @@ def _choice(options: Options, name: str, choices: Mapping[str, bool]) -> bool:
     return choices[text.lower()]
 
 
-def _seconds(text: str, default: float) -> float:
+def kill_wait_s(environ: Mapping[str, str]) -> float:
+    """Seconds between SIGTERM and SIGKILL: $RESIL_LOCAL_KILL_WAIT_S, else SLURM's default."""
+    text = environ.get(KILL_WAIT_VARIABLE, "")
     try:
-        return max(0.0, float(text)) if text else default
+        return max(0.0, float(text)) if text else DEFAULT_KILL_WAIT_S
     except ValueError:
         raise UsageError(f"${KILL_WAIT_VARIABLE} is {text!r}", hint="a number of seconds") from None

@@ -7,7 +7,6 @@ runs it and goes away when it is empty. What differs from SLURM: docs/explanatio
 from __future__ import annotations
 
 import contextlib
-import os
 import signal as signals
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,14 +24,16 @@ from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import Submission, Submitted
 from resilience.schedulers import _local_grammar as grammar
 from resilience.schedulers import _local_rules as rules
+from resilience.schedulers._local_broom import sweep
+from resilience.schedulers._local_change import updated
 from resilience.schedulers._local_dependency import job_ids
 from resilience.schedulers._local_files import spool_path
 from resilience.schedulers._local_keeper import keep_daemon
-from resilience.schedulers._local_processes import available_cpus
+from resilience.schedulers._local_processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local_queue import Queue
 from resilience.schedulers._local_records import Entry, Task, job_of
 from resilience.schedulers._local_spool import Spool
-from resilience.schedulers._local_submit import DEFAULT_KILL_WAIT_S, KILL_WAIT_VARIABLE, Wish, understand
+from resilience.schedulers._local_submit import Wish, kill_wait_s, understand
 
 if TYPE_CHECKING:
     from resilience.system.ports import Clock, Runner
@@ -51,7 +52,7 @@ class LocalScheduler:
         self._deadline_s = deadline_s
         self._spool = Spool(spool_path(environ))
         self._host = socket.gethostname().partition(".")[0]
-        self._user = _user_name(environ)
+        self._user = user_name(environ)
         self._cpus = available_cpus(environ)
         self._queue = Queue(self._spool, host=self._host, cpus=self._cpus)
 
@@ -74,7 +75,7 @@ class LocalScheduler:
         self._spool.create()
         with self._spool.locked(self._deadline_s):
             self._spool.claim()
-            self._spool.sweep()
+            sweep(self._spool)
             known = self._spool.find(submission.token)
             if known is None:
                 entry = replace(wish.entry, dependency=self._queue.resolve(wish.entry.dependency))
@@ -232,7 +233,7 @@ class LocalScheduler:
                 if not live:
                     raise SchedulerError(f"Job has already finished for job {job_id}")
                 for task in live:
-                    self._save_if_new(entry, task, _updated(task, replace(change, dependency=dependency), job_id))
+                    self._save_if_new(entry, task, updated(task, replace(change, dependency=dependency), job_id))
         self._keep_daemon()
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
@@ -270,7 +271,7 @@ class LocalScheduler:
             accounting=True,
             scrontab=False,
             job_requeue=True,
-            kill_wait_s=int(float(self._environ.get(KILL_WAIT_VARIABLE) or DEFAULT_KILL_WAIT_S)),
+            kill_wait_s=round(kill_wait_s(self._environ)),
             message_timeout_s=int(self._deadline_s),
             over_time_limit_min=0,
             proctrack="subreaper",
@@ -290,7 +291,9 @@ class LocalScheduler:
         except OSError as error:
             raise SchedulerError(f"Unable to open file {submission.script}", hint=error.strerror or "") from error
         absolute = replace(submission, directory=str(Path(submission.directory).absolute()))
-        return understand(absolute, script, self._environ, user=self._user, umask=_umask(), now=self._clock.now())
+        return understand(
+            absolute, script, self._environ, user=self._user, umask=current_umask(), now=self._clock.now()
+        )
 
     def _new_dependency(self, text: str, entry: Entry) -> str:
         if not text.strip():
@@ -322,42 +325,6 @@ class LocalScheduler:
     def _save_if_new(self, entry: Entry, old: Task, new: Task) -> None:
         if new != old:
             self._spool.save(entry, new)
-
-
-def _updated(task: Task, change: JobUpdate, job_id: JobId) -> Task:
-    if task.state is not JobState.PENDING and (change.dependency is not None or change.begin_time is not None):
-        raise SchedulerError(f"Job is no longer pending execution for job {job_id}")
-    if change.dependency is not None:
-        task = replace(task, dependency=change.dependency)
-    if change.begin_time is not None:
-        task = replace(task, begin=change.begin_time)
-    if change.time_limit_s is not None:
-        task = replace(task, time_limit_s=change.time_limit_s or None)
-    if change.end_time is not None:
-        if task.start is None:
-            raise SchedulerError(
-                f"Job is pending execution for job {job_id}", hint="it has no end yet: change its time"
-            )
-        task = replace(task, time_limit_s=max(1, round(change.end_time - task.start)))
-    return task
-
-
-def _umask() -> int:
-    """This process's umask, read without changing it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
-
-
-def _user_name(environ: Mapping[str, str]) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return environ.get("USER") or str(os.getuid())
 
 
 SCHEDULER = LocalScheduler

@@ -15,12 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from resilience.schedulers._local_broom import prune
 
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.model.job import ExitCode, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness
 from resilience.schedulers._local_processes import carrying, start_ticks
+from resilience.schedulers._local_spool import Spool
+from resilience.schedulers.local import LocalScheduler
+from resilience.system.clock import SystemClock
+from resilience.system.process import ProcessRunner
 from tests.schedulers.spooled import Lab, lab, until
 
 IMPORTS = """
@@ -570,3 +575,50 @@ def test_trying_a_submission_queues_nothing(local: Lab) -> None:
     assert "start now" in local.scheduler.test(local.submission("true"))
     assert "JobHeldUser" in local.scheduler.test(local.submission("true", hold=None)) or not local.spool.exists()
     assert local.scheduler.jobs() == ()
+
+
+def test_what_ended_long_ago_is_forgotten_unless_somebody_waits_for_it(local: Lab) -> None:
+    old = local.submission("true")
+    old_id = local.scheduler.submit(old).id
+    needed = local.end_of("false")
+    local.ended(old_id)
+    local.submit("true", dependency=f"afterok:{needed.id}")
+    spool = Spool(local.spool)
+    with spool.locked(5):
+        prune(spool, time.time() + 6 * 86400, {needed.id.array})
+        assert spool.entry(old_id.array) is not None
+        prune(spool, time.time() + 8 * 86400, {needed.id.array})
+    assert local.scheduler.find(old.token) == ()
+    assert local.scheduler.presence(old_id).liveness is Liveness.GONE
+    assert local.scheduler.job(needed.id).state is JobState.FAILED
+
+
+def test_a_full_disk_loses_no_exit_and_no_job(local: Lab) -> None:
+    job_id = local.submit("echo up; sleep 0.5; exit 9")
+    local.says(job_id, "up")
+    folder = local.spool / "jobs" / str(job_id)
+    (folder / "exit.json").mkdir()  # as good as a full disk: nothing can be put in its place
+    time.sleep(1)
+    assert local.scheduler.presence(job_id).liveness is Liveness.ALIVE
+    (folder / "exit.json").rmdir()
+    assert local.ended(job_id)[0].exit_code == ExitCode(9)
+
+
+def test_a_client_that_hangs_with_the_lock_is_unknown_and_does_not_stop_looking(local: Lab) -> None:
+    job_id = local.submit("true", hold=None)
+    quick = LocalScheduler(clock=SystemClock(), runner=ProcessRunner(), environ=local.environ, deadline_s=0.2)
+    with Spool(local.spool).locked(5):
+        with pytest.raises(SchedulerUnavailable, match="locked"):
+            quick.release(job_id)
+        assert quick.presence(job_id).liveness is Liveness.ALIVE
+
+
+def test_killing_the_daemon_again_and_again_runs_every_task_exactly_once(local: Lab) -> None:
+    array = local.submit("echo $SLURM_ARRAY_TASK_ID >> log; sleep 0.03", array="0-39%4")
+    for delay in (0.05, 0.1, 0.02, 0.3, 0.15, 0.01, 0.2):
+        time.sleep(delay)
+        if pid := local.daemon_pid():
+            os.kill(pid, signal.SIGKILL)
+        local.scheduler.jobs()
+    assert {(job.state, job.restarts) for job in local.ended(array)} == {(JobState.COMPLETED, 0)}
+    assert sorted(int(word) for word in (local.work / "log").read_text().split()) == list(range(40))
