@@ -15,6 +15,7 @@ resil_stop_asked=        # why somebody wants this attempt to stop; empty when n
 resil_term=              # name of the signal by which the job is being ended
 resil_forwarded=
 resil_over=              # the end is written
+resil_gone=true          # at the end: whether no task on another node can be left
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
 export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
@@ -253,7 +254,10 @@ resil_wait_for_previous() {
       name=${file##*/}
       [[ $name =~ ^[0-9]+$ ]] || continue
       ((10#$name < RESIL_ATTEMPT && 10#$name > RESIL_ATTEMPT - 100)) || continue
-      [ -e "$file.end" ] && continue
+      if [ -e "$file.end" ]; then
+        { resil_field gone <"$file.end"; } 2>/dev/null || REPLY=true
+        [ "$REPLY" = false ] || continue
+      fi
       if resil_is_gone "$file"; then
         resil_mark_lost "$file"
       else
@@ -272,7 +276,7 @@ resil_wait_for_previous() {
       resil_say "waiting for attempt$waiting to be truly gone: $reason; $said s so far, at most $resil_previous_wait_s s"
       ((said > 0)) || resil_journal waiting for "\"${waiting# }\""
     fi
-    resil_pause 1
+    resil_pause "$resil_poll_s"
   done
 }
 
@@ -287,14 +291,18 @@ resil_is_gone() { # attempt file: REPLY says why not; beat and since are the cal
   job=$REPLY
   { resil_field user <"$1"; } 2>/dev/null || REPLY=$resil_user
   user=$REPLY
-  if [ "$job" = "$RESIL_JOB_ID" ] || [ -z "$job" ]; then
+  if [ -e "$1.end" ] && [ "$job" = "$RESIL_JOB_ID" ]; then
+    return 0 # a job starts again only when SLURM has cleared its nodes
+  elif [ "$job" = "$RESIL_JOB_ID" ] || [ -z "$job" ]; then
     # A requeue: the scheduler has only one word for both of us, so the heartbeat must tell.
     REPLY="an earlier start of this job, its heartbeat is still for $still s, to be $((3 * resil_still_s)) s"
     ((still > 3 * resil_still_s))
     return
   fi
   resil_job_state "$job" "$RESIL_JOB_ID" "$user"
-  if [ "$REPLY" = GONE ]; then
+  if [ "$REPLY" = GONE ] && [ -e "$1.end" ]; then
+    return 0 # its batch shell has ended; so have its tasks on other nodes
+  elif [ "$REPLY" = GONE ]; then
     REPLY="job $job is over, its heartbeat is still for $still s, to be $((2 * resil_still_s)) s"
     ((still > 2 * resil_still_s))
     return
@@ -305,6 +313,7 @@ resil_is_gone() { # attempt file: REPLY says why not; beat and since are the cal
 
 resil_mark_lost() { # attempt file: nobody else will ever write its end, and later attempts need not wait again
   local temporary="$1.lost.$resil_host.$BASHPID.tmp"
+  [ -e "$1.end" ] && return
   temporary=${temporary%/*}/.${temporary##*/}
   resil_say "attempt ${1##*/} is gone without a word"
   resil_journal attempt_lost lost "$((10#${1##*/}))"
@@ -548,15 +557,38 @@ resil_launch() { # command...: run it, and wait until it is really gone
   resil_child=
 }
 
+# srun ends with 0 when SLURM gives up one of its nodes ("srun: error: Node failure on n5", 22.05), and its tasks may
+# live on. So its word counts only while the job is ours. REPLY: RUNNING, or what has become of the job.
+resil_check_job() {
+  REPLY=RUNNING
+  if [ -z "${resil_forward:-}" ] && [ "$RESIL_JOB_ID" != 0 ]; then
+    resil_asked=-99
+    resil_job_state "$RESIL_JOB_ID" "$RESIL_JOB_ID" "$resil_user"
+    case $REPLY in GONE | COMPLETING | UNKNOWN) ;; *) REPLY=RUNNING ;; esac
+    [ "$REPLY" = RUNNING ] && ((resil_code < 128)) || [ "$SLURM_NNODES" = 1 ] || resil_gone=false
+  fi
+}
+
 resil_end() { # the launch is over: why, and with which code
-  local why=''
+  local text
+  resil_check_job
   if [ "$resil_code" = 0 ]; then
+    case $REPLY in
+      GONE | COMPLETING)
+        resil_say "srun ended with 0, but SLURM has taken the job away from it: this is no success"
+        resil_finish 75 terminated "SLURM ended the job under the launch"
+        ;;
+      UNKNOWN)
+        resil_say "exit code 0, but SLURM does not answer whether the job is still ours: the run is not marked as finished"
+        resil_finish 0 exited "SLURM did not answer"
+        ;;
+    esac
     if resil_killed; then
       resil_stop_asked=${resil_stop_asked:-kill switch}
     fi
     if [ -n "$resil_finish_on_success" ] && [ -z "$resil_stop_asked$resil_term" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
-      printf -v why 'attempt = %d\ntime = %(%s)T\njob = "%s"' "$RESIL_ATTEMPT" -1 "$resil_label"
-      resil_write "$RESIL_RUN_DIR/finished" "$why" || resil_say "cannot write $RESIL_RUN_DIR/finished"
+      printf -v text 'attempt = %d\ntime = %(%s)T\njob = "%s"' "$RESIL_ATTEMPT" -1 "$resil_label"
+      resil_write "$RESIL_RUN_DIR/finished" "$text" || resil_say "cannot write $RESIL_RUN_DIR/finished"
     fi
     [ -e "$RESIL_RUN_DIR/finished" ] && resil_finish 0 finished ''
   elif [ "$resil_code" = 75 ]; then
@@ -585,8 +617,9 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
   fi
   resil_clean "$why" && why=$REPLY
   if [ -n "$resil_number" ]; then
-    printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\nwhy = "%s"' \
-      "$end" "$code" -1 "$resil_launched" "${why//[\"\\]/\'}"
+    [ "$resil_launched" = true ] && resil_kill_training # what it left behind: SLURM does the same when we are gone
+    printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nwhy = "%s"' \
+      "$end" "$code" -1 "$resil_launched" "$resil_gone" "${why//[\"\\]/\'}"
     if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
       rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*
     else

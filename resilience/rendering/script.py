@@ -118,6 +118,7 @@ def _context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "signal_lead_s": spec.signal_lead_s,
         "beat_s": _number(spec.beat_s),
         "still_s": math.ceil(spec.beat_s),
+        "poll_s": _number(min(1, spec.beat_s)),
         "previous_wait_s": math.ceil(spec.previous_wait_s),
         "owner_policy": _check_policy(spec.owner_policy),
         "group": spec.group,

@@ -158,10 +158,7 @@ class Batch:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if (
-                        mark in (entry / "environ").read_bytes()
-                        and b") Z" not in (entry / "stat").read_bytes()
-                    ):
+                    if mark in (entry / "environ").read_bytes() and b") Z" not in (entry / "stat").read_bytes():
                         found.append(int(entry.name))
         return found
 

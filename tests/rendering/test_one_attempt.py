@@ -191,14 +191,16 @@ def test_a_superseded_attempt_ends_its_training_without_saving(batch: Batch) -> 
     batch.attempt(2, job=7)
     assert script.wait() == 75
     assert not (batch.root / "saved").exists()
-    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert not [
+        pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     assert batch.end(1) | {"end": "superseded", "exit_code": 75} == batch.end(1)
     assert "superseded" in batch.events()
 
 
 def test_orphans_of_the_attempt_are_ended_as_well(batch: Batch) -> None:
     # As slurmstepd does with tasks of srun: no child of the batch shell.
-    command = f"{PYTHON} -c 'import subprocess, sys; subprocess.Popen([\"setsid\", \"sleep\", \"60\"])'; echo up; sleep 60"
+    command = f'{PYTHON} -c \'import subprocess, sys; subprocess.Popen(["setsid", "sleep", "60"])\'; echo up; sleep 60'
     script = batch.start(command)
     script.until_says("up")
     batch.attempt(2, job=7)
