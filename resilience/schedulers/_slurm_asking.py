@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from resilience.errors import ProbeError, SchedulerError, SchedulerUnavailable
 from resilience.model.job import Job, JobId
@@ -81,14 +81,10 @@ class Asker:
         argv = commands.queue_command(users, finished=finished)
         env = commands.client_environment(self.environ)
         try:
-            return tuple(scan_jobs(self.runner.stream(argv, timeout_s=budget.left_s(), env=env), wanted))
+            lines = self.runner.stream(argv, timeout_s=budget.left_s(), env=env)
+            return tuple(scan_jobs(_without_noise(lines), wanted))
         except CommandFailed as error:
-            completed = error.completed
-            if completed.returncode != 0 or complains(completed.stderr):
-                raise diagnose(completed.stderr, completed.returncode).error("squeue") from error
-            # Somebody else's words on standard error; the rows may be whole, but were not kept: ask once more, whole.
-            completed = self.ask(argv, budget)
-            return tuple(scan_jobs(_lines(completed.stdout), wanted))
+            raise diagnose(error.completed.stderr, error.completed.returncode).error("squeue") from error
         except ProbeError as error:
             raise runner_error(error, "squeue") from error
 
@@ -116,10 +112,13 @@ class Asker:
             )
 
 
-def _lines(text: str) -> list[str]:
-    """As a runner's stream gives them: without newlines, and no empty line after the last."""
-    lines = text.split("\n")
-    return lines if lines[-1] else lines[:-1]
+def _without_noise(lines: Iterator[str]) -> Iterator[str]:
+    """The lines; what others than squeue wrote on standard error is no failure, for whole rows speak for themselves."""
+    try:
+        yield from lines
+    except CommandFailed as error:
+        if error.completed.returncode != 0 or complains(error.completed.stderr):
+            raise
 
 
 def _at_least(version: str, wanted: tuple[int, int]) -> bool:

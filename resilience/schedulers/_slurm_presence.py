@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resilience.model.job import Job, JobId
+from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness, Presence
 from resilience.schedulers._slurm_queue import concerns
 
 SETTLED_AFTER_S = 10.0
 """A controller younger than this may not have heard from all nodes yet: jobs that its last state save missed still
 run there, as orphans, until the nodes report and SLURM kills them."""
+_MAY_COME_BACK = frozenset({JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL})
+"""Ends after which SLURM requeues: sacct shows them as the last record until the job starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,14 @@ def judge(job_id: JobId, evidence: Evidence) -> Presence | None:
         job = rows[-1]
         return Presence(Liveness.GONE, f"squeue shows that job {job.id} ended: {job.state}", job)
     last = _last_runs(evidence.past)
-    if last and all(job.state.is_final and job.end_time is not None for job in last):
+    ended = last and all(job.state.is_final and job.end_time is not None for job in last)
+    returning = any(job.state in _MAY_COME_BACK for job in last)
+    if ended and (not returning or (evidence.confirmed and not evidence.hides_jobs)):
         job = last[-1]
         return Presence(Liveness.GONE, f"squeue has no job {job_id}, and sacct says that it ended: {job.state}", job)
     if not evidence.confirmed:
         return None
-    if last:
+    if last and not ended:
         return Presence(
             Liveness.UNKNOWN,
             f"squeue has no job {job_id}, but sacct says it is {last[-1].state}: its processes may be orphans",

@@ -15,6 +15,9 @@ from resilience.schedulers._slurm_errors import complains, diagnose
 from resilience.schedulers._slurm_queue import concerns
 
 _IDS_PER_CALL = 500
+_OF_TASKS = re.compile(r"^\d[\d_,\[\]-]*: (.*\S)", re.MULTILINE)
+"""What scontrol says of some tasks of an array: `4_1: Job has already finished`, `4_2-4,7-8: No error`."""
+_PASSED_BY = frozenset({"Job has already finished", "Job is no longer pending execution"})
 
 
 def cancel(asker: Asker, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
@@ -81,14 +84,13 @@ def update(asker: Asker, job_id: JobId, change: JobUpdate) -> None:
     budget = asker.budget()
     target = job_id.whole if change.array_throttle is not None else job_id
     completed = asker.run(commands.update_command(target, change), budget)
-    said = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
-    bad = [line for line in said if not line.endswith(": No error")]
-    if not bad and completed.returncode == 0:
+    if completed.returncode == 0 and not complains(completed.stderr):
         return
-    partial = re.compile(r"\d[\d_,-]*: Job (has already finished|is no longer pending execution)")
-    if bad and all(partial.match(line) for line in bad) and _is_done(asker, target, change, budget):
+    tasks = _OF_TASKS.findall(completed.stderr)
+    said = {words for words in tasks if words != "No error"}
+    if said <= _PASSED_BY and tasks and _is_done(asker, target, change, budget):
         return
-    raise diagnose("\n".join(bad), completed.returncode).error("scontrol update")
+    raise diagnose(completed.stderr, completed.returncode).error("scontrol update")
 
 
 def _is_done(asker: Asker, job_id: JobId, change: JobUpdate, budget: Budget) -> bool:

@@ -214,6 +214,16 @@ def test_a_requeued_run_in_accounting_is_not_the_end() -> None:
     assert liveness({"squeue": ELSE, "sacct": Answer(rows)}) is Liveness.UNKNOWN
 
 
+def test_a_node_failure_in_accounting_may_be_followed_by_another_run() -> None:
+    """sacct shows NODE_FAIL as the last record while the requeued job waits."""
+    failed = Answer(sacct_row(state="NODE_FAIL", code="0:0"))
+    scheduler, runner = client({"squeue": ELSE, "sacct": failed})
+    assert scheduler.presence(JOB).liveness is Liveness.GONE
+    assert len(runner.asked("squeue")) == 3  # not on accounting's word alone
+    hides = Answer(CONFIG.stdout + "PrivateData = jobs\n")
+    assert liveness({"squeue": ELSE, "sacct": failed, "scontrol show config": hides}) is Liveness.UNKNOWN
+
+
 def test_where_others_jobs_are_hidden_absence_proves_nothing() -> None:
     hides = Answer(CONFIG.stdout + "PrivateData = jobs,usage\n")
     assert liveness({"squeue": ELSE, "scontrol show config": hides}) is Liveness.UNKNOWN

@@ -156,6 +156,38 @@ def test_accounting_that_is_off_says_so(slurm: SCHEDULER) -> None:
         slurm.history([JobId(1)])
 
 
+@pytest.fixture(scope="module")
+def accounted() -> Iterator[Cluster]:
+    """A small cluster with a database."""
+    if reasons := Cluster.requirements(dbd=True):
+        pytest.skip(f"no SLURM accounting: {'; '.join(reasons)}")
+    with Cluster(nodes=1, dbd=True) as booted:
+        yield booted
+
+
+def test_history_knows_each_run_its_end_and_its_true_exit_code(accounted: Cluster) -> None:
+    alice = accounted.users[0]
+    slurm = client(accounted, alice)
+    codes = {JobId(int(accounted.sbatch(f"#!/bin/bash\nexit {n}\n", "-o", "/dev/null"))): n for n in (0, 3, 128, 255)}
+    array = JobId(int(accounted.sbatch(SLEEP, "--array=1-3%1", "-o", "/dev/null", "-J", 'na|me "q" é')))
+    wait(slurm, task := JobId(array.array, 1), JobState.RUNNING)
+    slurm.requeue(task, hold=True)
+
+    def ended() -> bool:
+        return sum(job.state.is_final for job in slurm.history(codes)) == len(codes)
+
+    until(ended, "the records to arrive", 20, 0.2)
+    for job in slurm.history(codes):
+        assert job.exit_code == ExitCode(codes[job.id]) and job.end_time is not None and job.user == alice
+    until(lambda: len(slurm.history([task])) == 2, "both runs of the requeued task", 20, 0.2)
+    first, second = slurm.history([task])
+    assert first.state is JobState.REQUEUED and second.state is JobState.PENDING
+    assert first.name.startswith("na|me") and first.id == second.id == task
+    assert slurm.config().accounting is True
+    assert slurm.history([JobId(987654)]) == ()
+    slurm.cancel([array])
+
+
 def test_a_job_that_never_was(slurm: SCHEDULER) -> None:
     with pytest.raises(NoSuchJob):
         slurm.job(JobId(987654))
@@ -319,7 +351,7 @@ def test_a_surrounding_job_does_not_leak_into_a_nested_one(cluster: Cluster, ali
     outer = {"SLURM_NTASKS": "7", "SLURM_MEM_PER_NODE": "5", "SLURM_MEM_PER_CPU": "6", "SLURM_JOB_ID": "1",
              "SLURM_EXPORT_ENV": "NONE", "SLURM_TIME_FORMAT": "relative", "MINE": "kept"}  # fmt: skip
     text = f"#!/bin/bash\nenv > {out}.part\nmv {out}.part {out}\n"
-    submitted = client(cluster, alice, LC_TIME="en_DK.UTF-8", **outer).submit(intend(text))
+    submitted = client(cluster, alice, 60.0, **outer).submit(intend(text))
     until(out.exists, "the nested job", 20)
     env = dict(line.split("=", 1) for line in out.read_text().splitlines() if "=" in line)
     assert env["SLURM_JOB_ID"] == str(submitted.id) and env["MINE"] == "kept"
