@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Collection
 
 from resilience.errors import SchedulerUnavailable
@@ -20,6 +19,8 @@ def sweep(spool: Spool) -> None:
         marker = spool.root / "incoming" / str(key)
         with reading(marker):
             if not (spool.folder(key) / "submission.json").exists():
+                import shutil
+
                 words = marker.read_text().split()
                 for raw in range(key, (int(words[-1]) if words else key) + 1):
                     shutil.rmtree(spool.folder(raw), ignore_errors=True)
@@ -38,5 +39,7 @@ def prune(spool: Spool, now: float, keep: Collection[int]) -> None:
             if all((task.end or now) < now - KEEP_ENDED_S for task in spool.tasks(entry)):
                 (spool.root / "tokens" / token_file(entry.token)).unlink(missing_ok=True)
                 (spool.folder(key) / "submission.json").unlink()
+                import shutil
+
                 for raw in {key, *entry.raw_ids}:
                     shutil.rmtree(spool.folder(raw), ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +38,7 @@ class Engine:
         self._cpus = cpus
         self._idle_s = idle_s
         self._now = now
-        self._host = socket.gethostname().partition(".")[0]
+        self._host = os.uname().nodename.partition(".")[0]
         self._entries: dict[int, Entry] = {}
         self._tasks: dict[int, list[Task]] = {}
         self._watchers: set[int] = set()

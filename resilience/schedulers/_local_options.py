@@ -5,7 +5,6 @@ Source: sbatch(1) of 22.05 to 26.05. The command line wins over the environment,
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +191,8 @@ def _long_name(name: str) -> str:
         return beginnings[0]
     if name == "wrap":
         raise UsageError("sbatch: --wrap is not known here", hint="write the command into a script")
+    import difflib
+
     near = difflib.get_close_matches(name, sorted(_EVERY), n=1, cutoff=0.5)
     if beginnings:
         raise UsageError(f"sbatch: option '--{name}' is ambiguous", hint=f"one of {', '.join(beginnings[:5])}?")

@@ -6,7 +6,6 @@ Source: proc(5), prctl(2). A pid alone names nobody: it is used again. Pid, star
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -25,10 +24,14 @@ def adopt_orphans() -> None:
 
 def name_process(name: str) -> None:
     """Set the name that `ps -o comm` and `top` show, 15 bytes of it."""
+    import ctypes
+
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
 
 def _prctl(option: int, value: object) -> None:
+    import ctypes  # only daemons need it
+
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

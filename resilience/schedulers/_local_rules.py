@@ -178,7 +178,7 @@ def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
     if exit_.launch_failure:
         return _final(task, JobState.FAILED, *LAUNCH_FAILURE, at, "JobLaunchFailure")
     if exit_.status or exit_.signal:
-        reason = "NonZeroExitCode" if exit_.status else f"RaisedSignal:{exit_.signal}"
+        reason = "NonZeroExitCode" if exit_.status else f"RaisedSignal:{exit_.signal}({signal.strsignal(exit_.signal)})"
         return _final(task, JobState.FAILED, exit_.status, exit_.signal, at, reason)
     return _final(task, JobState.COMPLETED, 0, 0, at, "")
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -329,4 +328,6 @@ def token_file(token: str) -> str:
     """The name of the file in tokens/ that stands for a token."""
     if _SAFE_TOKEN.fullmatch(token):
         return token
+    import hashlib
+
     return "=" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +114,8 @@ def _choice(options: Options, name: str, choices: Mapping[str, bool]) -> bool:
     if text is None:
         return False
     if text.lower() not in choices:
+        import difflib
+
         near = difflib.get_close_matches(text.lower(), list(choices), n=1)
         raise UsageError(
             f"Invalid --{name} specification: {text!r}",

@@ -7,8 +7,8 @@ runs it and goes away when it is empty. What differs from SLURM: docs/explanatio
 from __future__ import annotations
 
 import contextlib
+import os
 import signal as signals
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from resilience.model.job_state import JobState
 from resilience.model.node import Node
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import Submission, Submitted
-from resilience.schedulers import _local_grammar as grammar
 from resilience.schedulers import _local_rules as rules
 from resilience.schedulers._local_broom import sweep
 from resilience.schedulers._local_change import updated
@@ -33,9 +32,9 @@ from resilience.schedulers._local_processes import available_cpus, current_umask
 from resilience.schedulers._local_queue import Queue
 from resilience.schedulers._local_records import Entry, Task, job_of
 from resilience.schedulers._local_spool import Spool
-from resilience.schedulers._local_submit import Wish, kill_wait_s, understand
 
 if TYPE_CHECKING:
+    from resilience.schedulers._local_submit import Wish
     from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
@@ -51,7 +50,7 @@ class LocalScheduler:
         self._environ = environ
         self._deadline_s = deadline_s
         self._spool = Spool(spool_path(environ))
-        self._host = socket.gethostname().partition(".")[0]
+        self._host = os.uname().nodename.partition(".")[0]
         self._user = user_name(environ)
         self._cpus = available_cpus(environ)
         self._queue = Queue(self._spool, host=self._host, cpus=self._cpus)
@@ -242,8 +241,9 @@ class LocalScheduler:
         A job that does not run has nobody who could get it: that is no error, as with scancel.
         """
         from resilience.schedulers import _local_signal as sending
+        from resilience.schedulers._local_grammar import signal_number
 
-        number = grammar.signal_number(signal_name)
+        number = signal_number(signal_name)
         if not number:
             raise UsageError(f"there is no signal {signal_name!r}", hint="for instance USR1, TERM, 10")
         if number == signals.SIGKILL and not batch and not full:
@@ -264,6 +264,9 @@ class LocalScheduler:
 
     def config(self) -> ClusterConfig:
         """What a job can expect here."""
+        from resilience.schedulers._local_grammar import MAX_ARRAY_SIZE
+        from resilience.schedulers._local_submit import kill_wait_s
+
         return ClusterConfig(
             scheduler="local",
             version=__version__,
@@ -275,7 +278,7 @@ class LocalScheduler:
             message_timeout_s=int(self._deadline_s),
             over_time_limit_min=0,
             proctrack="subreaper",
-            max_array_size=grammar.MAX_ARRAY_SIZE,
+            max_array_size=MAX_ARRAY_SIZE,
             preempt_type="none",
             preempt_mode="OFF",
             send_user_signal=False,
@@ -286,6 +289,8 @@ class LocalScheduler:
     # Below: how the above is done.
 
     def _understand(self, submission: Submission) -> Wish:
+        from resilience.schedulers._local_submit import understand  # not needed to look: `resil status` starts faster
+
         try:
             script = Path(submission.directory, submission.script).read_bytes()
         except OSError as error:
@@ -298,7 +303,9 @@ class LocalScheduler:
     def _new_dependency(self, text: str, entry: Entry) -> str:
         if not text.strip():
             return ""
-        dependency = self._queue.resolve(grammar.parse_dependency(text))
+        from resilience.schedulers._local_grammar import parse_dependency
+
+        dependency = self._queue.resolve(parse_dependency(text))
         if entry.id in job_ids(dependency):
             raise SchedulerError("Job dependency problem (a job cannot wait for itself)")
         return dependency

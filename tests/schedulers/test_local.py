@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from resilience.schedulers._local_broom import prune
 
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.model.job import ExitCode, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness
+from resilience.schedulers._local_broom import prune
 from resilience.schedulers._local_processes import carrying, start_ticks
 from resilience.schedulers._local_spool import Spool
 from resilience.schedulers.local import LocalScheduler
