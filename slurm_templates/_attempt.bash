@@ -32,7 +32,7 @@ resil_journal_file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.batch.jsonl
 
 resil_say() { printf 'resil: %s\n' "$*"; }
 
-resil_time() { printf '%(%Y-%m-%dT%H:%M:%S%z)T' "${1:--1}"; }
+resil_time() { printf '%(%Y-%m-%dT%H:%M:%S%z)T' -1; }
 
 resil_clean() { # text of a stranger -> REPLY: without control characters, C1 ones in UTF-8 included
   REPLY=$(

@@ -70,6 +70,8 @@ class _Case:
     directives: Directives
     options: Mapping[str, str | None]
     """Directives and command line together; the command line wins, as with sbatch."""
+    asked: frozenset[str]
+    """Names of the options on the command line."""
     facts: LintFacts
 
     def text(self, name: str) -> str:
@@ -79,7 +81,7 @@ class _Case:
 def lint(script: str, options: Mapping[str, str | None], facts: LintFacts) -> tuple[LintFinding, ...]:
     """Judge a batch script and the options it is queued with; the worst come first."""
     directives = parse_directives(script)
-    case = _Case(script, directives, {**dict(directives.options), **options}, facts)
+    case = _Case(script, directives, {**dict(directives.options), **options}, frozenset(options), facts)
     findings = [finding for rule in RULES for finding in rule(case)]
     return tuple(sorted(findings, key=lambda finding: finding.severity is Severity.WARN))
 
@@ -228,12 +230,14 @@ def _environment(case: _Case) -> Iterator[LintFinding]:
     given = set(dict(case.directives.options))
     for variable in case.facts.sbatch_environment:
         option = option_of(variable)
-        if option is not None and option in given:
+        if option is None or option in case.asked:
+            continue
+        if option in given:
             yield _warn(
                 f"{variable} is set in your environment and wins over the script's own --{option}",
                 f"unset {variable}, or give --{option} on the command line, which wins over both",
             )
-        elif option is not None:
+        else:
             yield _warn(f"{variable} is set in your environment and adds --{option}", f"unset {variable} if not meant")
 
 

