@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from resilience.errors import UsageError
 
-_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+# ASCII: SLURM counts with 0 to 9 only. 18 digits: int() refuses very long texts with an error of its own.
+_PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 MAX_TASKS = 4_000_001
 """More than SLURM's own upper bound of MaxArraySize (slurm.conf(5)): an expression beyond it is a slip."""
 
@@ -18,7 +21,7 @@ class ArrayExpression:
 
     Attributes:
         ranges: (first, last, step) each.
-        throttle: the number after `%`, or None: no limit.
+        throttle: the number after `%`, or None. None and 0 both mean: no limit (seen with sbatch 22.05).
     """
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -28,7 +31,7 @@ class ArrayExpression:
     def parse(cls, text: str) -> ArrayExpression:
         """Given an expression, return it. Raise UsageError if sbatch would refuse it."""
         body, percent, limit = text.strip().partition("%")
-        if percent and not limit.isdigit():
+        if percent and _NUMBER.fullmatch(limit) is None:
             raise _bad(text, "what follows % must be a number")
         ranges = []
         for part in body.split(","):
@@ -48,8 +51,11 @@ class ArrayExpression:
 
     @property
     def count(self) -> int:
-        """How many tasks."""
-        return sum((last - first) // step + 1 for first, last, step in self.ranges)
+        """How many tasks. An index written twice is one task, as it is to SLURM."""
+        written = sum((last - first) // step + 1 for first, last, step in self.ranges)
+        ends = sorted((first, last) for first, last, _ in self.ranges)
+        apart = all(before[1] < after[0] for before, after in pairwise(ends))
+        return written if apart or written > MAX_TASKS else len(self.indices())
 
     @property
     def largest(self) -> int:
@@ -74,7 +80,7 @@ def serial_array(text: str) -> ArrayExpression:
     that is no array, or one of no jobs.
     """
     stripped = text.strip()
-    if stripped.isdigit():
+    if _NUMBER.fullmatch(stripped):
         if int(stripped) == 0:
             raise UsageError("an array of 0 jobs would queue nothing", hint="--array 10 queues ten, one after another")
         stripped = f"1-{stripped}"

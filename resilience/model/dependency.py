@@ -10,28 +10,29 @@ import re
 from resilience.errors import UsageError
 
 TYPES = ("after", "afterany", "afterok", "afternotok", "aftercorr", "afterburstbuffer")
-_JOB = re.compile(r"\d+(_\d+|_\*)?(\+\d+)?")
+_JOB = re.compile(r"[1-9][0-9]*(_[0-9]+|_\*)?(\+[0-9]+)?")
 
 
 def write_dependency(text: str) -> str:
     """Given a dependency as people write it, return it with every type spelt out.
 
-    For instance, `12` gives `afterany:12` and `afterok:12:13,singleton` stays. Raise UsageError if SLURM would
-    refuse it.
+    For instance, `12` gives `afterany:12`, `12:13` gives `afterany:12:13` and `afterok:12:13,singleton` stays. Raise
+    UsageError if SLURM would refuse it.
     """
     stripped = text.strip()
     separators = {c for c in stripped if c in ",?"}
     if len(separators) > 1:
         raise _bad(text, "`,` (all of them) and `?` (any of them) cannot be mixed")
     separator = separators.pop() if separators else ","
-    return separator.join(_write_part(part, text) for part in stripped.split(separator))
+    return separator.join(_write_part(part.strip(), text) for part in stripped.split(separator))
 
 
 def _write_part(part: str, whole: str) -> str:
-    if part == "singleton":
-        return part
     kind, colon, jobs = part.partition(":")
-    if not colon:
+    kind = kind.lower()  # SLURM takes any case
+    if part.lower() == "singleton":
+        return kind
+    if not colon or _JOB.fullmatch(kind):
         kind, jobs = "afterany", part
     if kind not in TYPES:
         raise _bad(whole, f"there is no type {kind!r}")

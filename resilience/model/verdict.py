@@ -24,6 +24,8 @@ class Verdict(Enum):
         """The exit code of a Nagios plugin: 0, 1, 3 for UNKNOWN, 2 for CRITICAL."""
         return {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}[self.value]
 
-    def __lt__(self, other: Verdict) -> bool:
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Verdict):
+            return NotImplemented
         order = list(Verdict)
         return order.index(self) < order.index(other)
