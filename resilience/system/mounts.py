@@ -44,7 +44,7 @@ class Mount:
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     """Given /proc/self/mountinfo, return the mounts in its order. Format: proc_pid_mountinfo(5)."""
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # no other line end: the kernel writes them into paths as they are
         left, separator, right = line.partition(" - ")
         before, after = left.split(" "), right.split(" ")
         if not separator or len(before) < 6 or len(after) < 2:
@@ -67,9 +67,10 @@ def mount_of(path: Path, mounts: Iterable[Mount]) -> Mount | None:
 def current_mounts() -> tuple[Mount, ...]:
     """The mounts of this process; empty where /proc does not tell."""
     try:
-        return parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+        raw = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return ()
+    return parse_mountinfo(os.fsdecode(raw))
 
 
 def _unescape(text: str) -> str:
