@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -12,33 +13,33 @@ from typing import Any
 from resilience.errors import QuantityError, SettingsError
 from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
 
+_WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
-_UNITS: dict[str, tuple[typing.Callable[[str], float], str]] = {
+_UNITS: dict[str, tuple[Callable[[str], float], str]] = {
     "_s": (parse_duration_s, 'a duration such as "10m", or a number of seconds'),
     "_bytes": (parse_bytes, 'a size such as "40TiB", or a number of bytes'),
     "_percent": (parse_percent, 'a percentage such as "85%"'),
 }
 
 
-def convert_table(owner: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
     """Given a table, return the constructor arguments of its owner.
 
     Raise SettingsError if a key is unknown, naming the nearest, or a value has the wrong type. `where` names the
-    table in messages: `[run] in resil.toml`.
+    place of a key in messages: `[run] (resil.toml)`.
     """
     types_of = typing.get_type_hints(owner)
     known = {field.name for field in fields(owner)}
     arguments: dict[str, Any] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            raise unknown_key(key, sorted(known), where)
-        arguments[name] = convert_value(name, value, types_of[name], where)
+        if key not in known:
+            raise unknown_key(key, sorted(known), where(key))
+        arguments[key] = convert_value(key, value, types_of[key], where(key))
     return arguments
 
 
-def unknown_key(key: str, known: typing.Sequence[str], where: str) -> SettingsError:
+def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """The error for a key nobody owns, with the nearest name."""
     near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(known)}"
@@ -62,7 +63,7 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
     if int in options:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
             return int(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
     if typing.get_origin(wanted) is tuple:
@@ -78,13 +79,13 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
     raise SettingsError(f"{name} = {value!r} in {where} must be a text", hint=f'{name} = "..."')
 
 
-def _quantity(name: str, value: object, parse: typing.Callable[[str], float], example: str, where: str) -> float:
+def _quantity(name: str, value: object, parse: Callable[[str], float], example: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
     text = str(value)
     try:
-        # A bare number is in the unit that the field's name carries; percentages check theirs themselves.
-        number = parse(text) if name.endswith("_percent") or not _is_number(text) else float(text)
+        # A bare number is in the unit that the field's name carries; sizes and percentages read theirs themselves.
+        number = float(text) if name.endswith("_s") and _is_number(text) else parse(text)
     except QuantityError as error:
         raise SettingsError(f"{name} = {value!r} in {where}: {error.message}", hint=error.hint) from None
     if not 0 <= number < float("inf"):

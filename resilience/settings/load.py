@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from resilience.settings.sections import (
     Settings,
     SubmitSettings,
 )
-from resilience.system.files import read_regular
+from resilience.system.files import explain_os_error, read_regular
 from resilience.system.world import World
 
 FILE_NAME = "resil.toml"
 CONFIG_VARIABLE = "RESIL_CONFIG"
+LIMIT_BYTES = 2**20
+"""A settings file is never larger."""
 _FREE_TABLES = {"sbatch": "sbatch", "environment": "environment", "template": "launcher"}
 """Tables whose keys belong to somebody else: sbatch, the training's environment, the template."""
+_VARIABLE = re.compile(r"\$(\w|\{)")
 _OWNERS: dict[str, type] = {
     "run": RunSettings,
     "submit": SubmitSettings,
@@ -51,28 +55,28 @@ class Loaded:
     @property
     def state_dir(self) -> Path:
         """The state directory, absolute."""
-        return self.project / Path(self.settings.run.state_dir).expanduser()
+        return self.project / Path(self.settings.run.state_dir)
 
 
 def find_file(world: World, wanted: Path | None = None) -> Path | None:
     """The settings file: the one named, $RESIL_CONFIG, resil.toml here or in a folder above, the user's own.
 
-    Raise SettingsError if a file was named and is not there.
+    Raise SettingsError if a file was named and is not there, or if what lies in its place cannot be read as one.
     """
     for source, named in (("--config", wanted), (CONFIG_VARIABLE, world.environ.get(CONFIG_VARIABLE))):
         if named:
-            path = world.cwd / Path(named).expanduser()
-            if not path.is_file():
+            path = world.cwd / _home_expanded(str(named), world.host.home, source)
+            if not _is_there(path):
                 raise SettingsError(f"{source} names {path}, and there is no such file", hint="make one: resil init")
             return path
     for folder in (world.cwd, *world.cwd.parents):
-        if (folder / FILE_NAME).is_file():
+        if _is_there(folder / FILE_NAME):
             return folder / FILE_NAME
         if folder == world.host.home:
             break
     config_home = Path(world.environ.get("XDG_CONFIG_HOME") or world.host.home / ".config")
     own = config_home / "resil" / "config.toml"
-    return own if own.is_file() else None
+    return own if _is_there(own) else None
 
 
 def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, str] | None = None) -> Loaded:
@@ -83,61 +87,132 @@ def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, st
     path = find_file(world, wanted)
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    if path is not None:
-        for name, table in _read(path).items():
-            if not isinstance(table, dict):
-                raise SettingsError(
-                    f"{name!r} in {path} stands outside any table", hint=f"put it below [{_home_of(name)}]"
-                )
-            tables[name] = dict(table)
-            origins.update({f"{name}.{key}": str(path) for key in table})
+    for name, table in (_read(path) if path is not None else {}).items():
+        if not isinstance(table, dict):
+            raise _stray(name, path)
+        tables[name] = {}
+        for key, value in table.items():
+            written = _written(name, key)
+            if written in tables[name]:
+                raise SettingsError(f"{written!r} in [{name}] ({path}) is written twice", hint="with - and with _")
+            tables[name][written] = value
+            origins[f"{name}.{written}"] = str(path)
     for variable, value in world.environ.items():
-        if variable.startswith("RESIL_") and "__" in variable:
-            section, _, key = variable.removeprefix("RESIL_").lower().partition("__")
-            tables.setdefault(section, {})[key] = value
+        section, separator, key = variable.removeprefix("RESIL_").partition("__")
+        if variable.startswith("RESIL_") and separator:
+            section = section.lower()
+            # The names in [environment] are the training's own, and those have capitals.
+            key = _written(section, key if section == "environment" else key.lower())
+            tables.setdefault(section, {})[key] = _plain(value) if section == "sbatch" else value
             origins[f"{section}.{key}"] = f"${variable}"
     for dotted, value in (overrides or {}).items():
         section, _, key = dotted.partition(".")
         tables.setdefault(section, {})[key] = value
         origins[dotted] = "command line"
     project = path.parent if path is not None and path.name == FILE_NAME else world.cwd
-    return Loaded(_build(tables, origins, path), path, project, origins)
+    return Loaded(_build(tables, origins, path, world.host.home), path, project, origins)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
+    try:
+        path.lstat()
+        if path.is_file():
+            return True
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False  # a folder above that we may not look into is nobody's project of ours
+    except OSError as error:
+        raise SettingsError(explain_os_error(error, "look at", path).message) from error
+    raise SettingsError(f"{path} is not a regular file", hint="move it away, or name another: --config FILE")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = read_regular(path.resolve(), limit_bytes=2**20)
-        text = found[0].decode("utf-8") if found else ""
-        return tomllib.loads(text)
+        found = read_regular(path.resolve(), limit_bytes=LIMIT_BYTES)
+        raw = found[0] if found else b""
+        if len(raw) == LIMIT_BYTES:
+            raise SettingsError(f"{path} is larger than any settings file", hint="name the right one: --config FILE")
+        return tomllib.loads(raw.decode("utf-8-sig"))  # some editors put a mark of their own in front
     except StateDirectoryError as error:
-        raise SettingsError(error.message, hint=error.hint) from error
+        hint = "ask its owner for read permission" if isinstance(error.__cause__, PermissionError) else ""
+        raise SettingsError(error.message, hint=hint) from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint="save it as UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:  # ValueError: broken TOML, or a number of a thousand digits
         raise SettingsError(f"{path} is not TOML: {error}", hint="texts need quotes; see https://toml.io") from error
 
 
-def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], path: Path | None) -> Settings:
+def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], path: Path | None, home: Path) -> Settings:
     arguments: dict[str, Any] = {}
     for name, table in tables.items():
-        source = next((origins[f"{name}.{key}"] for key in table if f"{name}.{key}" in origins), str(path))
-        where = f"[{name}] ({source})"
+
+        def where(key: str, name: str = name) -> str:
+            return f"[{name}] ({origins.get(f'{name}.{key}', path)})"
+
         if name in _FREE_TABLES:
-            arguments[_FREE_TABLES[name]] = _plain_values(table, where)
+            arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
         else:
+            source = next((origins[f"{name}.{key}"] for key in table), str(path))
             raise unknown_key(name, sorted([*_OWNERS, *_FREE_TABLES]), f"the tables of {source}")
-    return Settings(**arguments)
+    settings = Settings(**arguments)
+    state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
+    return replace(settings, run=replace(settings.run, state_dir=state_dir))
 
 
-def _plain_values(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _written(section: str, key: str) -> str:
+    """How a key is written: ours with `_`, sbatch's options with `-`, other people's as they are."""
+    if section == "sbatch":
+        return key.replace("_", "-")
+    return key.replace("-", "_") if section in _OWNERS else key
+
+
+def _plain(text: str) -> str | bool:
+    """A flag of sbatch from the environment: `--exclusive=true` is not what is meant."""
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
     for key, value in table.items():
+        if isinstance(value, dict):
+            raise SettingsError(
+                f"{key!r} in {where(key)} is a table of its own, and only plain values can stand there",
+                hint="a dot in a key makes a table; put quotes around the key, or leave the dot out",
+            )
         if not isinstance(value, str | int | float | bool):
-            raise SettingsError(f"{key} in {where} must be a text, a number, true or false")
+            raise SettingsError(f"{key} in {where(key)} must be a text, a number, true or false")
+    if name == "environment":  # variables are texts; Python's True is nobody's word for it
+        return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in table.items()}
     return dict(table)
 
 
-def _home_of(key: str) -> str:
-    """The table that a stray key belongs to, as a guess for the hint."""
-    return next((name for name, owner in _OWNERS.items() if key in {f.name for f in fields(owner)}), "sbatch")
+def _stray(name: str, path: Path | None) -> SettingsError:
+    if name in _OWNERS or name in _FREE_TABLES:
+        return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
+    home = next((table for table, owner in _OWNERS.items() if name in {f.name for f in fields(owner)}), "sbatch")
+    return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")
+
+
+def _state_dir(text: str, home: Path, source: str) -> str:
+    """The state directory with `~` filled in. A `$` is refused: a folder of that very name would be made instead."""
+    if _VARIABLE.search(text):
+        raise SettingsError(
+            f"state_dir = {text!r} in [run] ({source}): variables are not filled in",
+            hint='write the path out, or export RESIL_RUN__STATE_DIR="$SCRATCH/resil"',
+        )
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise SettingsError(f"state_dir = {text!r} in [run] ({source}) holds a control character")
+    return str(_home_expanded(text, home, f"state_dir in [run] ({source})")) if text.startswith("~") else text
+
+
+def _home_expanded(text: str, home: Path, source: str) -> Path:
+    first, *rest = Path(text).parts or ("",)
+    if first == "~":
+        return home.joinpath(*rest)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise SettingsError(f"{source}: there is no user {first[1:]!r} on this machine", hint="write ~/...") from None

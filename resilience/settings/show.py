@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 from resilience.quantities import quote_toml
 from resilience.settings.load import Loaded
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""What needs no quotes: https://toml.io/en/v1.0.0#keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,7 @@ def to_toml(loaded: Loaded, run: str) -> str:
             section = name
         value = run if row.key == "run.name" else row.value
         if value is not None:
-            lines.append(
-                f"{key if key.replace('_', '').replace('-', '').isalnum() else quote_toml(key)} = {_toml(value)}"
-            )
+            lines.append(f"{key if _BARE_KEY.fullmatch(key) else quote_toml(key)} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 
 
