@@ -83,7 +83,11 @@ def _beat(directory: RunDirectory, attempt: Attempt) -> int:
     best = 0
     for path in (directory.path / layout.BEATS).glob(f"{attempt.job_id}.*"):
         found = read_regular(path)
-        fields = dict(line.split(" = ", 1) for line in found[0].decode().splitlines() if " = " in line) if found else {}
+        fields = (
+            dict(line.split(" = ", 1) for line in found[0].decode("utf-8", "replace").splitlines() if " = " in line)
+            if found
+            else {}
+        )
         if fields.get("attempt") == str(attempt.number) and fields.get("step", "").isdigit():
             best = max(best, int(fields["step"]))
     return best

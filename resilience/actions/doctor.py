@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.actions.doctor_cluster import Diagnosis, diagnose_cluster
 from resilience.actions.project import Project
 from resilience.actions.submit_script import template_library
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 from resilience.model import layout
 from resilience.model.cluster_config import ClusterConfig
 from resilience.model.verdict import Verdict
 from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
-from resilience.system.switches import policy_of, read_switch
+from resilience.system.switches import read_switch
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 
@@ -35,8 +35,24 @@ class Examination:
 
 def examine(project: Project) -> Examination:
     """Look at the settings, the scheduler, the state directory and the runs. Never raises: what fails is a finding."""
-    diagnoses = [*_settings(project), *_scheduler(project), *_state_directory(project), *_templates(project)]
-    return Examination((*diagnoses, *_runs(project)))
+    looks: tuple[tuple[str, Callable[[Project], Iterator[Diagnosis]]], ...] = (
+        ("settings", _settings),
+        ("scheduler", _scheduler),
+        ("state directory", _state_directory),
+        ("templates", _templates),
+        ("runs", _runs),
+    )
+    return Examination(tuple(diagnosis for topic, look in looks for diagnosis in _guarded(topic, look, project)))
+
+
+def _guarded(topic: str, look: Callable[[Project], Iterator[Diagnosis]], project: Project) -> Iterator[Diagnosis]:
+    """What a look finds; one that fails has found that it cannot tell. An outsider's plugin may raise anything."""
+    try:
+        yield from look(project)
+    except ResilError as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
+    except (Exception, SystemExit) as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
 
 
 def _settings(project: Project) -> Iterator[Diagnosis]:
@@ -61,12 +77,14 @@ def _scheduler(project: Project) -> Iterator[Diagnosis]:
             )
             return
     try:
-        config = project.scheduler().config()
+        scheduler = project.scheduler()
+    except UsageError as error:
+        yield Diagnosis("scheduler", Verdict.CRITICAL, error.message, error.hint)
+        return
+    try:
+        config = scheduler.config()
     except ResilError as error:
         yield Diagnosis("scheduler", Verdict.UNKNOWN, f"{name}: {error.message}", error.hint)
-        return
-    except Exception as error:  # an outsider's plugin may raise anything, and the doctor goes on
-        yield Diagnosis("scheduler", Verdict.UNKNOWN, f"{name}: {type(error).__name__}: {error}")
         return
     yield from _describe(config)
     yield from diagnose_cluster(config)
@@ -99,7 +117,7 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "state directory",
             Verdict.CRITICAL,
-            f"cannot write in {path}: {error.strerror}",
+            f"cannot write in {path}: {error.strerror or error}",
             "set state_dir under [run] in resil.toml to a folder of yours on the shared file system",
         )
         return
@@ -128,9 +146,9 @@ def _templates(project: Project) -> Iterator[Diagnosis]:
 
 
 def _runs(project: Project) -> Iterator[Diagnosis]:
-    try:
-        for directory in project.runs():
-            policy = policy_of(directory, project.loaded.settings.run.switch_owners)
+    for directory in project.runs():
+        try:
+            policy = project.switch_policy(directory)
             for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH):
                 switch = read_switch(directory, kind, policy)
                 if switch is None:
@@ -139,8 +157,8 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                 yield Diagnosis(
                     f"run {directory.run}", Verdict.WARNING, text, f"take it back: resil clear {directory.run}"
                 )
-    except ResilError as error:
-        yield Diagnosis("runs", Verdict.UNKNOWN, error.message, error.hint)
+        except ResilError as error:
+            yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.actions.project import Project
+from resilience.actions.project import run_name_from
+from resilience.actions.submit_plan import split_signal
 from resilience.actions.submit_script import read_own_script
 from resilience.errors import UsageError
-from resilience.quantities import quote_toml
+from resilience.model.array import ArrayExpression, serial_array
+from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.rendering.directives import parse_directives
 from resilience.settings.load import FILE_NAME
 from resilience.system.files import make_folder, write_atomic
 from resilience.system.shipped import shipped_folder
 
-_NOT_SETTINGS = frozenset({"array", "dependency", "comment", "signal", "job-name", "output", "error", "open-mode"})
+_NOT_SETTINGS = frozenset(
+    {"array", "dependency", "comment", "signal", "job-name", "output", "error", "open-mode"}
+    | {"parsable", "test-only", "wait", "wrap", "begin", "hold"}
+)
 """Directives that resil writes itself, or that belong to one submit."""
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +35,13 @@ class Initialized:
     notes: tuple[str, ...]
 
 
-def init(project: Project, *, folder: Path, source: Path | None, force: bool) -> Initialized:
+def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
     """Write resil.toml and cron/ into a folder. What is there already is kept, unless forced.
 
     Raise UsageError if there is a resil.toml and `force` is not given, or the source is no batch script.
     """
     target = folder / FILE_NAME
-    if target.exists() and not force:
+    if os.path.lexists(target) and not force:
         raise UsageError(f"{target} exists already", hint="look at it: resil config show; write a new one: --force")
     text, notes = compose_settings(folder.name, read_own_script(source) if source is not None else "")
     make_folder(folder, mode=0o755)
@@ -60,25 +68,54 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
     if script:
         options = dict(parse_directives(script).options)
         notes = [f"--{key} is left to resil or to each submit" for key in sorted(options) if key in _NOT_SETTINGS]
-    run = options.get("job-name") or name
+    run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
-    array = options.get("array") or "10"
-    sbatch = [
-        f"{key} = {'true' if value is None else quote_toml(value)}"
-        for key, value in options.items()
-        if key not in _NOT_SETTINGS
-    ]
+    sbatch = []
+    for key, value in options.items():
+        if key not in _NOT_SETTINGS:
+            refusal = _refusal(key, value)
+            if refusal:
+                notes.append(f"{key!r} was left out: {refusal}")
+            else:
+                sbatch.append(f"{key} = {'true' if value is None else quote_toml(value)}")
     return _TEMPLATE.format(
-        run=quote_toml(run.strip()),
-        array=quote_toml(array),
+        run=quote_toml(run),
+        array=quote_toml(_array(options.get("array") or "")),
         lead=quote_toml(lead),
         sbatch="\n".join(sbatch) if sbatch else _SBATCH_EXAMPLE,
     ), tuple(notes)
 
 
+def _array(directive: str) -> str:
+    """A script's array as [submit] writes it: there, a bare number is how many jobs."""
+    try:
+        expression = ArrayExpression.parse(directive)
+        text = "1" if expression.count == 1 else directive.strip()
+        serial_array(text)
+    except UsageError:
+        return "10"
+    return text
+
+
 def _lead(signal: str) -> str:
-    _, _, lead = signal.partition("@")
-    return f"{lead}s" if lead.isdigit() else "5m"
+    try:
+        return f"{split_signal(signal)[1]}s" if "@" in signal else "5m"
+    except UsageError:
+        return "5m"
+
+
+def _refusal(key: str, value: str | None) -> str:
+    """Why a directive cannot become a line of [sbatch], or an empty text."""
+    if _OPTION.fullmatch(key) is None:
+        return "it is no option of sbatch"
+    if any(not character.isprintable() for character in value or ""):
+        return "its value holds a control character"
+    if key == "time":
+        try:
+            parse_slurm_time_s(value or "")
+        except UsageError as error:
+            return error.message
+    return ""
 
 
 _SBATCH_EXAMPLE = """\

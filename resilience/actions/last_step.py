@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from resilience.model import layout
 from resilience.system.run_directory import RunDirectory
 
 TAIL_BYTES = 65536
-_BEAT_STEP = re.compile(rb"^step\s*=\s*(\d+)", re.MULTILINE)
-_LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[\s:=#\[(]*(\d+)", re.IGNORECASE)
+BEATS_READ = 64
+"""A run of a thousand nodes has as many heartbeats; the newest few tell."""
+# At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
+_BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
+_LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*([0-9]{1,18})(?![0-9])", re.IGNORECASE)
+
+
+def open_without_waiting(path: str, flags: int) -> int:
+    """Open, but never wait for the other end of a FIFO that lies in a log's place. For `open(opener=)`."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def last_step(directory: RunDirectory) -> int | None:
     """The last step that a heartbeat or a log of the run shows, or None when nothing tells."""
-    return _from_beats(directory.path / layout.BEATS) or _from_log(newest_log(directory))
+    step = _from_beats(directory.path / layout.BEATS)
+    return _from_log(newest_log(directory)) if step is None else step
 
 
 def newest_log(directory: RunDirectory) -> Path | None:
     """The run's log written to last, or None."""
-    logs = list(_by_age(directory.path / layout.LOGS))
+    logs = logs_by_age(directory)
     return logs[-1] if logs else None
 
 
+def logs_by_age(directory: RunDirectory) -> list[Path]:
+    """The run's logs, the one written to last at the end."""
+    return _by_age(directory.path / layout.LOGS)
+
+
 def _by_age(folder: Path) -> list[Path]:
+    found = []
     try:
-        entries = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder) if entry.is_file()]
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Files are renamed here all the time: one that just went away must not hide the others.
+                with suppress(OSError):
+                    if not entry.name.startswith(".") and entry.is_file():
+                        found.append((entry.stat().st_mtime, entry.path))
     except OSError:
         return []
-    return [Path(path) for _, path in sorted(entries)]
+    return [Path(path) for _, path in sorted(found)]
 
 
 def _from_beats(folder: Path) -> int | None:
-    for path in reversed(_by_age(folder)):
+    for path in reversed(_by_age(folder)[-BEATS_READ:]):
         match = _BEAT_STEP.search(_tail(path))
         if match:
             return int(match[1])
@@ -50,7 +71,7 @@ def _from_log(path: Path | None) -> int | None:
 
 def _tail(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_without_waiting) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - TAIL_BYTES))
             return file.read(TAIL_BYTES)

@@ -7,14 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import UsageError
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.model.submission import check_run_name
+from resilience.model.switch import OwnerPolicy
 from resilience.system.run_directory import RunDirectory, find_runs
+from resilience.system.switches import policy_of
 
 if TYPE_CHECKING:
     from resilience.plugins import Family
     from resilience.settings.load import Loaded
     from resilience.system.ports import Scheduler
     from resilience.system.world import World
+
+
+def run_name_from(text: str) -> str:
+    """Given any text, a folder's name for instance, return a run's name made of it. Pure."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text).lstrip("._-")[:100] or "run"
 
 
 @cache
@@ -56,14 +64,15 @@ class Project:
         return self._clients[wanted]
 
     def default_run(self, script: Path | None = None) -> str:
-        """The run's name when none is given: the settings', the script's, or the project folder's."""
-        name = self.loaded.settings.run.name
-        if not name and script is not None and self.loaded.path is None:
-            name = script.stem
-        if not name:
-            name = self.loaded.project.name
-        cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).lstrip("._-")
-        return cleaned[:100] or "run"
+        """The run's name when none is given: the settings', the script's, or the project folder's.
+
+        Raise UsageError if the settings give one that cannot be a run's name.
+        """
+        if self.loaded.settings.run.name:
+            return check_run_name(self.loaded.settings.run.name)
+        if script is not None and self.loaded.path is None:
+            return run_name_from(script.stem)
+        return run_name_from(self.loaded.project.name)
 
     def directory(self, run: str) -> RunDirectory:
         """The directory of a run, by name, or by a path to it. It need not exist."""
@@ -95,6 +104,22 @@ class Project:
                 hint="start one: resil submit",
             )
         raise UsageError("there are several runs; which one?", hint=f"name one of: {', '.join(d.run for d in runs)}")
+
+    def switch_policy(self, directory: RunDirectory) -> OwnerPolicy:
+        """Whose switches a run obeys: as it was submitted, which may be a colleague's doing and not these settings'.
+
+        Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
+        be looked at.
+        """
+        try:
+            recorded = directory.settings().get("run")
+        except StateDirectoryError:
+            recorded = None
+        if isinstance(recorded, dict):
+            wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
+            if wanted in set(OwnerPolicy):
+                return OwnerPolicy(wanted)
+        return policy_of(directory)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from resilience.errors import RunAlive
-from resilience.model.job import Job, JobId
+from resilience.model.job import Job
 from resilience.model.submission import split_comment
+from resilience.system.submissions import Intent, submitted_ids
 
 
-def jobs_of_run(jobs: Iterable[Job], run: str, ids: Collection[JobId] = ()) -> tuple[Job, ...]:
-    """Given a queue, return the jobs of a run: those that carry it in their comment, and those we remember by id.
+def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tuple[Job, ...]:
+    """Given a queue and a run's journal, return the jobs of the run: those that carry one of its tokens.
 
-    A job with another run's comment is never ours, even under an id that we remember: after a controller's crash
-    SLURM may give an id away twice. A site may overwrite comments; the id is for that case.
+    The run's name in the comment is not enough: two projects, or two people, may call their runs alike, and nobody's
+    `resil cancel` may end the other's. It counts only where the journal knows no intent at all. A job with another
+    token is never ours, even under an id that we remember: after a controller's crash SLURM may give an id away twice.
+    A site may overwrite comments; the id is for that case.
     """
-    remembered = {job_id.array for job_id in ids}
+    tokens = {intent.token for intent in intents}
+    remembered = {job_id.array for job_id in submitted_ids(intents)}
     ours = []
     for job in jobs:
         mark = split_comment(job.comment)
-        if mark[0] == run if mark is not None else job.id.array in remembered:
+        if mark is None and job.id.array in remembered:
+            ours.append(job)
+        if mark is not None and (mark[1] in tokens if tokens else mark[0] == run):
             ours.append(job)
     return tuple(ours)
 

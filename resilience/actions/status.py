@@ -10,17 +10,20 @@ from resilience.actions.last_step import last_step
 from resilience.actions.project import Project
 from resilience.actions.queue_memory import QueueAnswer, ask_queue
 from resilience.actions.run_jobs import jobs_of_run
-from resilience.errors import StateDirectoryError
+from resilience.errors import StateDirectoryError, UsageError
 from resilience.model import layout
-from resilience.model.attempt import Attempt
+from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.job import Job
 from resilience.model.job_state import JobState
 from resilience.model.pending_reason import explain_reason
 from resilience.model.switch import Switch
 from resilience.system.attempts import read_attempts
 from resilience.system.run_directory import RunDirectory
-from resilience.system.submissions import read_intents, submitted_ids
-from resilience.system.switches import policy_of, read_switch
+from resilience.system.submissions import read_intents
+from resilience.system.switches import read_switch
+
+LOST_ATTEMPTS_TOLD = 2
+"""Of the newest attempts: what was lost long ago is no news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class RunStatus:
         finished: whether the training said that it is done.
         switches: the switches that lie there, honoured or not.
         lost: sentences about work that a dead node or a reboot took.
-        headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`.
+        headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
+        trouble: why the scheduler could not be asked; the rows are then what it said `age_s` seconds ago.
+        unreadable: why the run's own files could not be read, or empty.
     """
 
     run: str
@@ -76,27 +81,61 @@ class RunStatus:
     headline: str
     trouble: str = ""
     age_s: float = 0.0
+    unreadable: str = ""
 
 
 def run_statuses(
     project: Project, directories: Sequence[RunDirectory], *, fresh: bool = False
 ) -> tuple[RunStatus, ...]:
-    """Look at the runs; each scheduler is asked once for all of them, and not at all while its answer is young."""
+    """Look at the runs; each scheduler is asked once for all of them, and not at all while its answer is young.
+
+    A run whose files cannot be read is told as `unreadable` beside the others. Raise StateDirectoryError if it is the
+    only one asked for.
+    """
     answers: dict[str, QueueAnswer] = {}
     statuses = []
     for directory in directories:
-        intents = read_intents(directory)
-        name = intents[-1].scheduler if intents else project.scheduler_name()
-        if name not in answers:
-            answers[name] = _ask(project, name, fresh)
-        answer = answers[name]
-        jobs = jobs_of_run(answer.jobs, directory.run, submitted_ids(intents))
-        statuses.append(_status(project, directory, name, jobs, answer))
+        try:
+            intents = read_intents(directory)
+            name = (intents[-1].scheduler if intents else "") or project.scheduler_name()
+            if name not in answers:
+                answers[name] = _ask(project, name, fresh)
+            jobs = jobs_of_run(answers[name].jobs, directory.run, intents)
+            statuses.append(_status(project, directory, name, jobs, answers[name]))
+        except StateDirectoryError as error:
+            if len(directories) == 1:
+                raise
+            statuses.append(_unreadable(directory, error))
     return tuple(statuses)
 
 
 def _ask(project: Project, scheduler: str, fresh: bool) -> QueueAnswer:
-    return ask_queue(project.world, scheduler, lambda: project.scheduler(scheduler).jobs(finished=True), fresh=fresh)
+    def fetch() -> tuple[Job, ...]:
+        return project.scheduler(scheduler).jobs(finished=True)
+
+    try:
+        return ask_queue(project.world, scheduler, fetch, fresh=fresh)
+    except UsageError as error:
+        if scheduler == project.scheduler_name():
+            raise
+        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's journal must not hide the others
+
+
+def _unreadable(directory: RunDirectory, error: StateDirectoryError) -> RunStatus:
+    return RunStatus(
+        run=directory.run,
+        path=str(directory.path),
+        scheduler="",
+        rows=(),
+        next_in_line="",
+        step=None,
+        attempts=(),
+        finished=False,
+        switches=(),
+        lost=(),
+        headline="unreadable",
+        unreadable=error.message,
+    )
 
 
 def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
@@ -153,6 +192,7 @@ def _status(
 ) -> RunStatus:
     rows = fold(jobs, project.world.clock.now())
     finished = directory.is_finished()
+    attempts = read_attempts(directory)
     return RunStatus(
         run=directory.run,
         path=str(directory.path),
@@ -160,10 +200,10 @@ def _status(
         rows=rows,
         next_in_line=_next_in_line(jobs),
         step=last_step(directory),
-        attempts=read_attempts(directory),
+        attempts=attempts,
         finished=finished,
         switches=_switches(project, directory),
-        lost=_lost(jobs),
+        lost=_lost(jobs, attempts),
         headline=_headline(rows, finished, answer),
         trouble=answer.trouble,
         age_s=answer.age_s,
@@ -173,8 +213,8 @@ def _status(
 def _headline(rows: Sequence[JobRow], finished: bool, answer: QueueAnswer) -> str:
     if finished:
         return "finished"
-    if not answer.is_known:
-        return "unknown"
+    if answer.trouble or not answer.is_known:
+        return "unknown"  # what was seen earlier is shown, and proves nothing about now
     if any(row.state.may_have_processes for row in rows):
         return "running"
     if any(row.is_alive for row in rows):
@@ -192,17 +232,21 @@ def _next_in_line(jobs: Sequence[Job]) -> str:
     return f"{label} ({total} {'job' if total == 1 else 'jobs'} waiting)"
 
 
-def _lost(jobs: Sequence[Job]) -> tuple[str, ...]:
+def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     sentences = []
     for job in jobs:
         if job.state is JobState.NODE_FAIL or (job.state.is_waiting and job.reason == "NodeDown"):
             sentences.append(f"job {job.id} was lost with its node{f' {job.nodes}' if job.nodes else ''}")
+    for attempt in attempts[-LOST_ATTEMPTS_TOLD:]:
+        if attempt.end is AttemptEnd.LOST:
+            host = f" on {attempt.host}" if attempt.host else ""
+            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) never said how it ended")
     return tuple(sentences)
 
 
 def _switches(project: Project, directory: RunDirectory) -> tuple[Switch, ...]:
     try:
-        policy = policy_of(directory, project.loaded.settings.run.switch_owners)
+        policy = project.switch_policy(directory)
         found = (read_switch(directory, kind, policy) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH))
         return tuple(switch for switch in found if switch is not None)
     except StateDirectoryError:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.actions import queue_memory
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run
-from resilience.errors import NoSuchJob, SchedulerError
+from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.model import layout
 from resilience.model.job import Job, JobId
 from resilience.model.switch import Scope, Switch
 from resilience.system.files import explain_os_error
 from resilience.system.run_directory import RunDirectory
-from resilience.system.submissions import read_intents, submitted_ids
-from resilience.system.switches import clear_switch, policy_of, read_switch, throw_switch
+from resilience.system.submissions import read_intents
+from resilience.system.switches import clear_switch, read_switch, throw_switch
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What `system/switches.py` reads as a label; anything else would be passed over by the training in silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +35,30 @@ class Thrown:
 
 
 def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = "") -> Thrown:
-    """Write a switch in one's own name, and read it back as the run will. Raise StateDirectoryError if it cannot be."""
+    """Write a switch in one's own name, and read it back as the run will.
+
+    Raise UsageError if the label cannot name a checkpoint, StateDirectoryError if the switch cannot be written.
+    """
+    if label and _LABEL.fullmatch(label) is None:
+        raise UsageError(
+            f"{label!r} cannot be a checkpoint's label",
+            hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
+        )
     switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
     path = throw_switch(directory, switch)
-    seen = read_switch(directory, kind, policy_of(directory, project.loaded.settings.run.switch_owners))
+    seen = read_switch(directory, kind, project.switch_policy(directory))
     warning = "" if seen is None or seen.honoured else f"the run will not obey it: {seen.refusal}"
     return Thrown(path, warning)
 
 
 def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
-    """Remove every switch, and with `finished` the mark that the run is done; return the names of what was removed."""
+    """Take back what people asked for, and with `finished` the mark that the run is done; return what was removed.
+
+    `stop.<jobid>` stays: no person wrote it, and the time of that job is still nearly over.
+    """
     removed = [kind for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH) if clear_switch(directory, kind)]
-    try:
-        stops = sorted((directory.path / layout.SWITCHES).glob(f"{layout.STOP_PREFIX}*"))
-    except OSError as error:
-        raise explain_os_error(error, "read", directory.path) from error
-    removed += [path.name for path in stops if clear_switch(directory, path.name)]
-    mark = directory.path / layout.FINISHED
-    if finished and mark.exists():
+    if finished and directory.is_finished():
+        mark = directory.path / layout.FINISHED
         try:
             mark.unlink()
         except OSError as error:
@@ -72,24 +83,44 @@ class Cancelled:
 def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = False) -> Cancelled:
     """End the jobs of a run, and look afterwards whether they are going.
 
-    Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer, SchedulerError if a
-    job is not ours to end.
+    Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
+    whether they were told to end before), SchedulerError if a job is not ours to end.
     """
     intents = read_intents(directory)
     scheduler = project.scheduler(intents[-1].scheduler if intents else "")
-    ids = submitted_ids(intents)
 
     def alive() -> tuple[Job, ...]:
-        jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, ids)
+        jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, intents)
         return tuple(job for job in jobs if job.state.is_alive and (job.state.is_waiting or not pending_only))
 
     before = alive()
     if not before:
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     wanted = tuple(sorted({job.id.whole for job in before}))
-    scheduler.cancel(wanted, pending_only=pending_only)
-    after = alive()
+    names = ", ".join(map(str, wanted))
+    try:
+        scheduler.cancel(wanted, pending_only=pending_only)
+    except SchedulerUnavailable:
+        raise
+    except SchedulerError as error:
+        others = sorted({job.user for job in before} - {"", project.world.host.user})
+        if others:
+            whose = f"some of it belongs to {', '.join(others)}, and only they can end that"
+            error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
+        raise
+    finally:
+        queue_memory.forget(project.world, scheduler.name)
+    try:
+        after = alive()
+    except SchedulerUnavailable as error:
+        raise SchedulerUnavailable(
+            f"job {names} was told to end; whether it does could not be seen: {error.message}",
+            hint=f"look again: resil status {directory.run} --fresh",
+        ) from error
     if any(job.state.is_waiting for job in after):
         left = ", ".join(str(job.id) for job in after if job.state.is_waiting)
-        raise SchedulerError(f"job {left} is still in the queue", hint="it may be another user's; see: resil status")
+        raise SchedulerError(
+            f"job {left} is still in the queue",
+            hint=f"see whose it is and why: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
+        )
     return Cancelled(wanted, tuple(sorted({job.id.whole for job in after})))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from resilience.actions import queue_memory
+from resilience.actions.open_intents import settle_open_intents
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run, newest, refuse_if_alive
 from resilience.actions.submit_facts import lint_facts, passed_options
+from resilience.actions.submit_footing import look_at_footing, undo
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
-from resilience.actions.submit_script import read_own_script, render_script
-from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SubmissionUncertain, UsageError
+from resilience.actions.submit_script import owner_policy, read_own_script, render_script
+from resilience.errors import (
+    ResilError,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    SubmissionUncertain,
+    UsageError,
+)
 from resilience.model import layout
 from resilience.model.job import Job, JobId
 from resilience.model.presence import Liveness
@@ -29,12 +39,8 @@ from resilience.system.submissions import (
     read_intents,
     record_intent,
     record_result,
-    submitted_ids,
 )
 from resilience.system.switches import policy_of, read_switch
-
-IN_FLIGHT_S = 120.0
-"""An open intent younger than this may be another `resil submit` that is at it right now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +154,8 @@ def perform(
     it could not be found out whether the job was queued: the next submit looks first.
     """
     directory, scheduler = prepared.directory, project.scheduler()
-    fresh = not directory.exists()
-    if not fresh:
+    footing = look_at_footing(directory)
+    if footing.run_file is not None:
         _check_run(project, request, directory, scheduler, progress)
     ids: list[JobId] = []
     notes: list[str] = []
@@ -168,9 +174,11 @@ def perform(
         if ids:
             queued = ", ".join(map(str, ids))
             error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
-        elif fresh and not isinstance(error, SubmissionUncertain):
-            shutil.rmtree(directory.path, ignore_errors=True)  # all that lies there was written a moment ago, by us
+        elif not isinstance(error, SubmissionUncertain):
+            undo(directory, footing, {submission.token for submission in prepared.submissions})
         raise
+    finally:
+        queue_memory.forget(project.world, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
 
 
@@ -182,16 +190,18 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
     """
     scheduler = project.scheduler()
     if after != "auto":
-        job_id = JobId.parse(after)
+        job_id = JobId.parse(after).whole  # a task that ended says nothing about those behind it
         presence = scheduler.presence(job_id)
         if presence.liveness is Liveness.UNKNOWN:
-            raise SchedulerUnavailable(f"cannot tell whether job {job_id} is alive: {presence.reason}")
+            raise SchedulerUnavailable(
+                f"cannot tell whether job {job_id} is alive: {presence.reason}", hint="nothing was queued; try again"
+            )
         if presence.liveness is Liveness.GONE:
             raise SchedulerError(
                 f"job {job_id} is not in the queue: {presence.reason}",
                 hint="submit without --after, or see: resil status",
             )
-        return presence.job.id.whole if presence.job is not None else job_id.whole
+        return presence.job.id.whole if presence.job is not None else job_id
     directory = project.directory(run)
     alive = live_jobs(scheduler, directory)
     job = newest(alive)
@@ -202,34 +212,8 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory) -> tuple[Job, ...]:
     """The live jobs of a run. Raise SchedulerUnavailable if the scheduler does not say."""
-    ids = submitted_ids(read_intents(directory))
-    return tuple(job for job in jobs_of_run(scheduler.jobs(), directory.run, ids) if job.state.is_alive)
-
-
-def settle_open_intents(
-    project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
-) -> Iterator[JobId]:
-    """Look up every submission whose fate is not known, journal what became of it, and yield the jobs found.
-
-    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may be at it.
-    """
-    now = project.world.clock.now()
-    for intent in read_intents(directory):
-        if intent.outcome is not Outcome.OPEN or intent.scheduler != scheduler.name:
-            continue
-        found = scheduler.find(intent.token)
-        if found:
-            job_id = found[0].id.whole
-            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
-            progress(f"an earlier submit that was cut off did queue job {job_id}")
-            yield job_id
-        elif now - intent.time < IN_FLIGHT_S:
-            raise SchedulerUnavailable(
-                f"another submit of run {directory.run} began {now - intent.time:.0f} s ago and has not ended",
-                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - (now - intent.time):.0f} s",
-            )
-        else:
-            record_result(directory, intent.token, Outcome.REFUSED, now, why="never reached the queue")
+    ours = jobs_of_run(scheduler.jobs(), directory.run, read_intents(directory))
+    return tuple(job for job in ours if job.state.is_alive)
 
 
 def _check_run(
@@ -243,7 +227,7 @@ def _check_run(
     settled = tuple(settle_open_intents(project, directory, scheduler, progress))
     if request.force:
         return
-    policy = policy_of(directory, project.loaded.settings.run.switch_owners)
+    policy = policy_of(directory, owner_policy(project.loaded.settings.run))
     kill = read_switch(directory, layout.KILL_SWITCH, policy)
     if kill is not None and kill.honoured:
         why = f" ({kill.why})" if kill.why else ""
@@ -283,20 +267,34 @@ def _submit_one(
 ) -> tuple[JobId, tuple[str, ...], bool]:
     """Journal the intent, submit, journal the result."""
     clock = project.world.clock
-    path = Path(submission.script)
-    if request.script is None:
-        write_atomic(path, script, mode=directory.folder_mode & 0o777)
-    argv = scheduler.command_line(submission)
-    intent = Intent(submission.token, scheduler.name, submission.script, argv, clock.now())
-    record_intent(directory, intent, project.world.host.user)
+    written = Path(submission.script) if request.script is None else None
+    try:
+        if written is not None:
+            write_atomic(written, script, mode=directory.folder_mode & 0o777)
+        argv = scheduler.command_line(submission)
+        intent = Intent(submission.token, scheduler.name, submission.script, argv, clock.now())
+        record_intent(directory, intent, project.world.host.user)
+    except ResilError:  # it cannot be journalled, so it is not sent
+        _drop(written)
+        raise
     try:
         submitted = scheduler.submit(submission)
     except SubmissionUncertain:
         raise  # the intent stays open: the next submit looks it up
-    except SchedulerError as error:
-        record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
-        if request.script is None:
-            path.unlink(missing_ok=True)
+    except ResilError as error:
+        with suppress(StateDirectoryError):  # then the next submit looks it up; this refusal is what matters
+            record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
+        _drop(written)
         raise
-    record_result(directory, submission.token, Outcome.SUBMITTED, clock.now(), job_id=submitted.id)
-    return submitted.id, submitted.notes, submitted.recovered
+    notes = submitted.notes
+    try:
+        record_result(directory, submission.token, Outcome.SUBMITTED, clock.now(), job_id=submitted.id)
+    except StateDirectoryError as error:
+        notes += (f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token",)
+    return submitted.id, notes, submitted.recovered
+
+
+def _drop(script: Path | None) -> None:
+    if script is not None:
+        with suppress(OSError):
+            script.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest
@@ -85,7 +84,7 @@ def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitP
     for name in ("output", "error"):
         value = options.get(name)
         if value:
-            folder = (base / Path(value).expanduser()).parent
+            folder = (base / value).parent  # `~` stays: SLURM makes a folder's name of it too
             if "%" not in str(folder) and not folder.is_dir():
                 missing.append(str(folder))
     return tuple(dict.fromkeys(missing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from resilience.model.dependency import write_dependency
 from resilience.model.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.settings.sections import Settings
+
+_SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
+_LEAD = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +103,14 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
         parse_slurm_time_s(request.time)
     if request.hold:
         options["hold"] = None
-    signal, lead_s = settings.submit.signal.removeprefix("SIG"), int(settings.submit.signal_lead_s)
+    sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
+    for name, table, example in (("array", "submit", 'array = "10"'), ("signal", "submit", 'signal = "USR1"')):
+        if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
+            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [{table}]")
+    signal, lead_s = split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
     if request.signal:
         options["signal"] = request.signal
         signal, lead_s = split_signal(request.signal)
-    sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
     directives: tuple[tuple[str, str | None], ...] = ()
     if request.script is None:
         directives = _directives(request, settings, sbatch, bool(array), logs, f"B:{signal}@{lead_s}")
@@ -120,16 +127,17 @@ def split_signal(text: str) -> tuple[str, int]:
     body = text.strip()
     if ":" in body:
         flags, _, body = body.partition(":")
-        if set(flags) - {"B", "R"}:
+        if set(flags.upper()) - {"B", "R"}:
             raise UsageError(f"{text!r} is not a signal: {flags!r} before the colon", hint="write B:USR1@300")
     name, at, lead = body.partition("@")
-    if not name or (at and not lead.isdigit()):
+    name = name.upper().removeprefix("SIG")  # sbatch takes any case; the batch shell's trap is written in capitals
+    if _SIGNAL.fullmatch(name) is None or (at and _LEAD.fullmatch(lead) is None):
         raise UsageError(f"{text!r} is not a signal with a lead in seconds", hint="write B:USR1@300")
     if at and int(lead) > 65535:
         raise UsageError(
             f"--signal {text!r}: a lead of more than 65535 s is refused by sbatch", hint="write B:USR1@300"
         )
-    return name.removeprefix("SIG"), int(lead) if at else 60
+    return name, int(lead) if at else 60
 
 
 def describe_command(words: tuple[str, ...]) -> str:
@@ -168,7 +176,8 @@ def _directives(
     """The #SBATCH lines of a rendered script, so that the kept script can be read, and queued again, by itself."""
     lines: dict[str, str | None] = {
         "job-name": request.run,
-        "output": f"{logs}/%x-{'%A_%a' if is_array else '%j'}.out",
+        # `%` begins a field of the pattern (sbatch(1), filename pattern).
+        "output": f"{logs.replace('%', '%%')}/%x-{'%A_%a' if is_array else '%j'}.out",
         "open-mode": "append",
         "signal": signal,
     }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest
-from resilience.errors import UsageError
+from resilience.errors import StateDirectoryError, UsageError
 from resilience.rendering.library import TemplateLibrary
 from resilience.rendering.script import ScriptSpec, render
+from resilience.settings.sections import RunSettings
+from resilience.system.files import read_regular
 from resilience.system.run_directory import RunDirectory
 from resilience.system.shipped import shipped_folder
 
 TEMPLATES = "slurm_templates"
+SCRIPT_LIMIT_BYTES = 4 * 2**20
+"""SLURM's default max_script_size (slurm.conf(5), SchedulerParameters)."""
 
 
 def template_library(project: Project) -> TemplateLibrary:
@@ -46,7 +51,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         signal_lead_s=plan.signal_lead_s,
         beat_s=settings.attempt.beat_s,
         previous_wait_s=settings.attempt.previous_wait_s,
-        owner_policy=settings.run.switch_owners or ("group" if settings.run.group else "owner"),
+        owner_policy=owner_policy(settings.run),
         group=settings.run.group,
         user=project.world.host.user,
         finish_on_success=settings.run.finish_on_success,
@@ -56,22 +61,34 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
     return render(template_library(project), request.template or settings.run.template, spec)
 
 
+def owner_policy(settings: RunSettings) -> str:
+    """Whose switches the jobs of a submit obey, by the settings alone. Pure."""
+    return settings.switch_owners or ("group" if settings.group else "owner")
+
+
 def read_own_script(path: Path) -> str:
     """A person's own script. Raise UsageError for what sbatch would refuse, saying what to do."""
     try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(
-            f"there is no script {path}", hint="give a path, or leave it out to render the template"
-        ) from None
-    except IsADirectoryError:
-        raise UsageError(f"{path} is a folder, not a script") from None
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, not a script", hint="give the path of a batch script")
+        found = read_regular(path.resolve(), limit_bytes=SCRIPT_LIMIT_BYTES + 1)
+    except StateDirectoryError as error:
+        raise UsageError(error.message, hint="give the path of a batch script that you may read") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"there is no script {path}", hint="give a path, or leave it out to render the template")
+    raw = found[0]
+    if len(raw) > SCRIPT_LIMIT_BYTES:
+        raise UsageError(f"{path} is larger than 4 MiB; sbatch refuses it", hint="is it the batch script?")
+    if b"\0" in raw:
+        raise UsageError(f"{path} holds NUL characters; sbatch refuses it", hint="is it the batch script?")
     if not raw.strip():
         raise UsageError(f"{path} is empty", hint="a batch script starts with #!/bin/bash")
     if not raw.startswith(b"#!"):
         raise UsageError(f"{path} does not start with #!", hint="make its first line #!/bin/bash")
     if b"\r\n" in raw:
-        raise UsageError(f"{path} has DOS line ends (CRLF); sbatch refuses them", hint=f"sed -i 's/\\r$//' {path}")
+        raise UsageError(
+            f"{path} has DOS line ends (CRLF); sbatch refuses them", hint=f"sed -i 's/\\r$//' {quote(str(path))}"
+        )
     return raw.decode("utf-8", "replace")

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions import queue_memory
 from resilience.actions.steer import cancel
 from resilience.cli.options import ConfigOption, RunArgument, SchedulerOption, open_project
 
@@ -24,7 +23,6 @@ def command(
     project = open_project(config, scheduler)
     directory = project.existing(run)
     done = cancel(project, directory, pending_only=pending)
-    queue_memory.forget(project.world, project.scheduler_name())
     print(f"cancelled {'the queued jobs of ' if pending else ''}run {directory.run}: {', '.join(map(str, done.ids))}")
     if done.still_ending and not pending:
         print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {directory.run} --fresh")

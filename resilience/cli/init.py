@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from resilience.actions.init import init
-from resilience.cli.options import open_project
+from resilience.system.world import World
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,10 +21,10 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Write a new resil.toml over the one there is.")] = False,
 ) -> None:
     """Write a commented resil.toml and the cron folder. Asks nothing; keeps what is there."""
-    project = open_project()
-    target = (project.world.cwd / folder).resolve()
-    script = (project.world.cwd / source).resolve() if source else None
-    done = init(project, folder=target, source=script, force=force)
+    here = World().cwd  # the settings there are may be what is broken; they are not read
+    target = (here / folder).resolve()
+    script = (here / source).resolve() if source else None
+    done = init(folder=target, source=script, force=force)
     for path in done.written:
         print(f"wrote {path}")
     for path in done.kept:

@@ -32,11 +32,12 @@ def command(
         print(path)
         return
     print(f"==> {path} <==", file=sys.stderr)
-    sys.stdout.buffer.write(read_logs.last_lines(path, lines))
+    text, position = read_logs.last_lines(path, lines)
+    sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
     if not follow:
         return
-    for current, chunk in read_logs.follow(project, directory):
+    for current, chunk in read_logs.follow(project, directory, path, position):
         if current != path:
             print(f"==> {current} <==", file=sys.stderr)
             path = current

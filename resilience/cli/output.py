@@ -15,8 +15,12 @@ _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", 
 
 
 def print_json(kind: str, content: Mapping[str, Any]) -> None:
-    """Write one JSON document."""
-    print(json.dumps({"schema": SCHEMA, "kind": kind, **content}, indent=2, ensure_ascii=False))
+    """Write one JSON document, for people as well: what cannot be shown is escaped, everything else is as it is."""
+    text = json.dumps({"schema": SCHEMA, "kind": kind, **content}, indent=2, ensure_ascii=False)
+    if not text.isascii() or "\x7f" in text:
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        text = text.replace("\x7f", "\\u007f")
+    print(text)
 
 
 def clean(text: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 10.0
 _HEADERS = ("JOB", "STATE", "TASKS", "WHY", "LEFT", "NODES")
-_HEADLINE_COLOURS = {"running": "green", "queued": "yellow", "finished": "blue", "not queued": "red", "unknown": "red"}
+_HEADLINE_COLOURS = {"running": "green", "queued": "yellow", "finished": "blue", "not queued": "red"}
 
 
 def show_status(
@@ -29,7 +29,7 @@ def show_status(
     everything: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Look and print, once or every `watch_s` seconds; return the exit code: 75 when nothing could be seen."""
+    """Look and print, once or every `watch_s` seconds; return the exit code: 75 when the scheduler did not answer."""
     while True:
         statuses = _look(project, run, fresh=fresh)
         if as_json:
@@ -62,7 +62,7 @@ def _show(project: Project, statuses: Sequence[RunStatus], *, everything: bool) 
 
 
 def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
-    facts = [paint(status.headline, _HEADLINE_COLOURS.get(status.headline, ""))]
+    facts = [paint(status.headline, _HEADLINE_COLOURS.get(status.headline, "red"))]
     if status.step is not None:
         facts.append(f"step {status.step}")
     if status.attempts:
@@ -86,6 +86,8 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         why = f": {clean(switch.why)}" if switch.why else ""
         state = "" if switch.honoured else f" (not obeyed: {clean(switch.refusal)})"
         print(f"  {switch.kind} switch of {clean(switch.who)}{why}{state}")
+    if status.unreadable:
+        print(f"  {clean(status.unreadable)}")
     if status.trouble:
         print(f"  the scheduler did not answer: {clean(status.trouble)}; what runs is unknown, not dead")
     if everything and status.attempts:
@@ -132,4 +134,5 @@ def _to_json(status: RunStatus) -> dict[str, Any]:
         "lost": list(status.lost),
         "trouble": status.trouble,
         "age_s": status.age_s,
+        "unreadable": status.unreadable,
     }

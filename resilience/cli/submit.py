@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from resilience.actions import queue_memory, submit
+from resilience.actions import submit
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, complete_templates, open_project
-from resilience.cli.output import print_json
+from resilience.cli.output import clean, print_json
 from resilience.errors import UsageError
 
 EPILOG = """Examples:
@@ -127,7 +127,6 @@ def command(
         print(submit.test_only(project, prepared, request))
         return
     result = submit.perform(project, request, prepared, progress=_say)
-    queue_memory.forget(project.world, project.scheduler_name())
     if parsable:
         print("\n".join(map(str, result.ids)))
     elif as_json:
@@ -187,7 +186,7 @@ def _tell(project: Project, prepared: submit.Prepared, result: submit.SubmitResu
     if result.recovered:
         print("  the scheduler did not answer at first; the job was found by its token, and it is there once")
     for note in result.notes:
-        print(f"  note: {note}")
+        print(f"  note: {clean(note)}")
     if "dependency" in prepared.plan.options:
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")

@@ -1,0 +1,48 @@
+"""Submissions whose fate is not known: looked up by their token before anything else is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from resilience.actions.project import Project
+from resilience.errors import SchedulerUnavailable
+from resilience.model.job import JobId
+from resilience.quantities import format_duration
+from resilience.system.ports import Scheduler
+from resilience.system.run_directory import RunDirectory
+from resilience.system.submissions import Outcome, read_intents, record_result
+
+IN_FLIGHT_S = 120.0
+"""An open intent younger than this may be another `resil submit` that is at it right now."""
+
+
+def settle_open_intents(
+    project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
+) -> Iterator[JobId]:
+    """Look up every submission whose fate is not known, journal what became of it, and yield the jobs found.
+
+    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may be at it.
+    """
+    now = project.world.clock.now()
+    for intent in read_intents(directory):
+        if intent.outcome is not Outcome.OPEN or intent.scheduler != scheduler.name:
+            continue
+        found = scheduler.find(intent.token)
+        age_s = now - intent.time
+        if found:
+            job_id = found[0].id.whole
+            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
+            progress(f"an earlier submit that was cut off did queue job {job_id}")
+            yield job_id
+        elif age_s < -IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} is dated {format_duration(-age_s)} in the future",
+                hint="compare `date` on your login nodes; it may be at it right now",
+            )
+        elif age_s < IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
+                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",
+            )
+        else:
+            record_result(directory, intent.token, Outcome.REFUSED, now, why="never reached the queue")
