@@ -1,0 +1,258 @@
+"""Writes the parts of docs/ that are made from the code. Run by `make docs`.
+
+    scripts/make_docs.py             write docs/reference/commands.md and settings.md, and the picture docs/demo.svg
+    scripts/make_docs.py --check     write nothing; exit with 1 if a page differs from what the code says
+    scripts/make_docs.py --pages     write the pages and leave the picture as it is
+
+The picture shows a real run of `resil demo`, so it differs each time and is not compared.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from inspect import cleandoc
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from resilience.cli.commands import COMMANDS
+from resilience.cli.main import app
+from resilience.settings.sections import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = "docs/demo.svg"
+DEMO_DEADLINE_S = 180
+
+_NOTE = "<!-- Written by scripts/make_docs.py (`make docs`) from the code. Do not edit it here. -->"
+_COMMANDS_HEAD = f"""\
+# Commands
+
+{_NOTE}
+
+What each means for your night: [first night](../tutorial/first-night.md). What a command exits with:
+[exit codes](exit-codes.md). What `--json` writes: [JSON](json.md). Every command shows this text with `--help`.
+"""
+_SETTINGS_HEAD = f"""\
+# Settings
+
+{_NOTE}
+
+Settings are looked for in this order, and the first file found counts: the one given with `--config`;
+`$RESIL_CONFIG`; `resil.toml` in the current folder or in one above it, up to your home folder;
+`$XDG_CONFIG_HOME/resil/config.toml`. Why in this order: [decision 3](../decisions/0003-settings-order.md).
+
+A variable `RESIL_SECTION__KEY` (two underscores) wins over the file, and an option of the command line wins over both.
+`resil config show --origin` says what counts and where it comes from. `resil config check` says whether it can be used.
+A key that nobody knows is refused, with the nearest name.
+
+The unit stands in the key's name: `_s` takes seconds, or a text such as `"10m"`. Secrets do not belong in the file:
+the settings are copied into the run directory and into every batch script.
+"""
+
+
+# ---- commands -------------------------------------------------------------------------------------------------
+
+
+def commands_page() -> str:
+    """The reference of the command line, from the Typer app."""
+    group = typer.main.get_command(app)
+    context = group.context_class(group, info_name="resil", **group.context_settings)
+    parts = [_COMMANDS_HEAD, _index()]
+    parts += _command(group, context, heading="## resil")
+    for name in COMMANDS:
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        parts += _with_children(command, context, name, "##")
+    return _page(parts)
+
+
+def _index() -> str:
+    rows = [
+        f"| {entry.section} | [`resil {name}`](#resil-{name}) | {_cell(entry.summary)} |"
+        for name, entry in COMMANDS.items()
+    ]
+    return "\n".join(["| section | command | does |", "|---|---|---|", *rows])
+
+
+def _with_children(command: Any, parent: Any, name: str, level: str) -> Iterator[str]:
+    context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
+    yield from _command(command, context, heading=f"{level} {context.command_path}")
+    for child in getattr(command, "commands", {}):
+        yield from _with_children(command.commands[child], context, child, level + "#")
+
+
+def _command(command: Any, context: Any, heading: str) -> Iterator[str]:
+    yield heading
+    yield cleandoc(command.help or "")
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"```text\n{usage}\n```"
+    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    rows = [f"| `{_cell(names)}` | {_cell(text)} |" for names, text in records]
+    yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
+    examples = list(_examples(command.epilog or ""))
+    if examples:
+        yield "\n".join(["```sh", *examples, "```"])
+
+
+def _examples(epilog: str) -> Iterator[str]:
+    """Given an epilog, yield its examples as lines of a shell: `a; b` in one line, or one per paragraph with a text."""
+    text = cleandoc(epilog)
+    if not text.startswith("Examples:"):
+        return
+    body = text.removeprefix("Examples:").strip()
+    if "\n\n" not in body:
+        yield from (example.strip() for example in body.split(";"))
+        return
+    for paragraph in body.split("\n\n"):
+        example, _, meaning = " ".join(paragraph.split()).rstrip(".").partition(": ")
+        yield f"{example}  # {meaning}"
+
+
+# ---- settings -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One key of a table of resil.toml, for the page."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+
+
+def settings_page() -> str:
+    """The reference of resil.toml, from the settings' dataclasses."""
+    parts = [_SETTINGS_HEAD]
+    free = attributes(Settings)
+    for section in fields(Settings):
+        owner = get_type_hints(Settings)[section.name]
+        if is_dataclass(owner) and isinstance(owner, type):
+            table, summary = _split(cleandoc(owner.__doc__ or "").split("\n")[0])
+            parts += [f"## [{table}]", _sentence(summary), _keys_table(table, list(_keys(owner)))]
+        else:
+            table, summary = _split(free[section.name])
+            values = "Every value is a text, a number, true or false."
+            key = "NAME" if table == "environment" else "name"  # a training's variables have capitals
+            variable = f"A variable such as `RESIL_{table.upper()}__NAME` sets the key `{key}`."
+            parts += [f"## [{table}]", f"{_sentence(summary)} {values}", variable]
+    return _page(parts)
+
+
+def attributes(owner: type) -> Mapping[str, str]:
+    """Given a class, return its attributes' descriptions from the docstring's `Attributes:` section."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2].splitlines():
+        match = re.match(r" {4}(\w+): (.*)", line)
+        if match:
+            name = match[1]
+            found[name] = match[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def _keys(owner: type) -> Iterator[_Key]:
+    texts, hints = attributes(owner), get_type_hints(owner)
+    for field in fields(owner):
+        yield _Key(field.name, _kind(field.name, hints[field.name]), _default(field), texts[field.name])
+
+
+def _keys_table(table: str, keys: list[_Key]) -> str:
+    rows = [f"| `{key.name}` | {key.kind} | {key.default} | {_cell(key.text.rstrip('.'))} |" for key in keys]
+    variables = f"Variables: `RESIL_{table.upper()}__{keys[0].name.upper()}`, and so on."
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, "", variables])
+
+
+def _kind(name: str, hint: Any) -> str:
+    for suffix, words in (("_s", "duration"), ("_bytes", "size"), ("_percent", "percentage")):
+        if name.endswith(suffix):
+            return words
+    if get_origin(hint) is tuple:
+        return "list of texts"
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return {bool: "true or false", int: "whole number", str: "text"}[next(o for o in options if o is not type(None))]
+
+
+def _default(field: Field[Any]) -> str:
+    """The default as one would write it in TOML; empty when there is none."""
+    value = field.default
+    if value is MISSING or value is None or value in ("", ()):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if field.name.endswith("_s"):
+        return f"`{value:g}`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Given `[run]: what is trained.`, return the table and what it is for."""
+    match = re.fullmatch(r"\[(\w+)\]: (.*)", text)
+    if match is None:
+        raise SystemExit(f"make_docs: {text!r} does not begin with the name of its table, as `[run]: ...` does")
+    return match[1], match[2]
+
+
+# ---- both -----------------------------------------------------------------------------------------------------
+
+
+def _sentence(text: str) -> str:
+    start = text if text.startswith("sbatch") else text[:1].upper() + text[1:]
+    return start.rstrip(".") + "."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _page(parts: list[str]) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def pages() -> Mapping[str, str]:
+    """Every generated page: its path in the repository, and its text."""
+    return {"docs/reference/commands.md": commands_page(), "docs/reference/settings.md": settings_page()}
+
+
+def stale(root: Path = ROOT) -> tuple[str, ...]:
+    """The generated pages that differ from what the code says, or are missing."""
+    return tuple(
+        name
+        for name, text in pages().items()
+        if not (root / name).is_file() or (root / name).read_text(encoding="utf-8") != text
+    )
+
+
+def draw_picture(root: Path = ROOT) -> None:
+    """Run the demo and keep what it showed. Raise CalledProcessError if it failed."""
+    argv = [sys.executable, "-m", "resilience", "demo", "--svg", str(root / PICTURE)]
+    subprocess.run(argv, check=True, timeout=DEMO_DEADLINE_S, stdout=subprocess.DEVNULL)
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or compare. Return the exit code."""
+    if arguments == ["--check"]:
+        for name in (found := stale()):
+            print(f"{name} is not what the code says\n  try: make docs")
+        return 1 if found else 0
+    if arguments not in ([], ["--pages"]):
+        print(__doc__)
+        return 2
+    for name, text in pages().items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+        print(f"wrote {name}")
+    if not arguments:
+        draw_picture()
+        print(f"wrote {PICTURE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,213 @@
+"""What the documentation says is what the code does: commands, settings, codes, variables, links, promises."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from resilience import errors
+from resilience.cli.main import app
+from resilience.plugins import Family
+from resilience.system.clock import SystemClock
+from resilience.system.ports import Scheduler
+from resilience.system.process import ProcessRunner
+from scripts import make_docs
+from tests.docs.markdown import ROOT, Page, anchor, page, pages
+
+VARIABLE = re.compile(r"\bRESIL_[A-Z][A-Z_]*[A-Z]\b")
+CLI_ERRORS = (typer._click.exceptions.ClickException, errors.ResilError)
+
+
+def name_of(where: Page) -> str:
+    return str(where.path.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("where", pages(), ids=name_of)
+
+
+# ---- generated pages ------------------------------------------------------------------------------------------
+
+
+def test_the_generated_pages_are_what_the_code_says() -> None:
+    assert not make_docs.stale(), "run `make docs`"
+
+
+def test_a_page_that_differs_or_is_missing_is_stale(tmp_path: Any) -> None:
+    assert set(make_docs.stale(tmp_path)) == set(make_docs.pages())
+    for name, text in make_docs.pages().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "by hand\n")
+    assert set(make_docs.stale(tmp_path)) == set(make_docs.pages())
+
+
+def test_every_setting_is_described() -> None:
+    rows = {row[0]: row for row in page("docs/reference/settings.md").rows()}
+    empty = [key for key, row in rows.items() if len(row) == 4 and not row[3]]
+    assert len(rows) > 15 and not empty
+
+
+def test_the_picture_is_one_of_a_demo_that_went_well() -> None:
+    root = ElementTree.parse(ROOT / make_docs.PICTURE).getroot()
+    shown = "".join(root.itertext()).replace("\xa0", " ")
+    assert root.tag.endswith("svg")
+    assert "exactly the same" in shown
+
+
+# ---- exit codes, variables, JSON ------------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[errors.ResilError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [value for value in found if issubclass(value, errors.ResilError)]
+
+
+def test_exit_codes_names_every_error_with_its_code() -> None:
+    told = {row[0].strip("`"): row[1] for row in page("docs/reference/exit-codes.md").rows() if len(row) == 3}
+    assert {error.__name__: str(error("x").exit_code) for error in error_classes()}.items() <= told.items()
+
+
+def test_environment_lists_the_variables_of_the_code_and_no_others() -> None:
+    sources = [*(ROOT / "resilience").rglob("*.py"), *(ROOT / "slurm_templates").iterdir()]
+    used = {name for path in sources if path.is_file() for name in VARIABLE.findall(path.read_text())}
+    told = set(VARIABLE.findall(page("docs/reference/environment.md").text))
+    assert {name for name in told if "__" not in name} == {name for name in used if "__" not in name}
+
+
+def test_every_kind_of_json_document_is_described() -> None:
+    sources = (ROOT / "resilience" / "cli").glob("*.py")
+    kinds = {kind for path in sources for kind in re.findall(r'print_json\(\s*"([\w-]+)"', path.read_text())}
+    assert len(kinds) > 4
+    assert {f"kind-{kind}" for kind in kinds} <= page("docs/reference/json.md").anchors()
+
+
+# ---- links ----------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_every_relative_link_leads_somewhere(where: Page) -> None:
+    broken = []
+    for target in where.links():
+        file, _, fragment = target.partition("#")
+        path = (where.path.parent / file).resolve() if file else where.path
+        if not path.exists() or (fragment and path.suffix == ".md" and fragment not in Page(path).anchors()):
+            broken.append(target)
+    assert not broken
+
+
+def test_headings_get_githubs_names() -> None:
+    assert anchor("## [run]".lstrip("# ")) == "run"
+    assert anchor("resil config show") == "resil-config-show"
+    assert anchor("kind `submit-plan`") == "kind-submit-plan"
+
+
+# ---- command lines --------------------------------------------------------------------------------------------
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The words of each call of resil in a block for a shell; what a pipe or `;` adds is left out."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True) if "resil " in line else []
+        if words[:1] == ["resil"]:
+            ends = [position for position, word in enumerate(words) if word in ("|", ";", "&&", ">")]
+            yield words[1 : min(ends, default=len(words))]
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command line as resil would, without running it. Raise what it would be refused with."""
+    command: Any = typer.main.get_command(app)
+    context = None
+    name = "resil"
+    while True:
+        try:
+            context = command.make_context(name, list(words), parent=context)
+        except (typer.Exit, SystemExit):  # --version, --help
+            return
+        if not hasattr(command, "resolve_command"):
+            return
+        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+@every_page
+def test_every_command_line_could_be_run(where: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = []
+    for block in where.blocks("sh", "console"):
+        for words in command_lines(block):
+            try:
+                check_command(words)
+            except CLI_ERRORS as error:
+                refused.append(f"resil {shlex.join(words)}: {error}")
+    assert not refused
+
+
+@pytest.mark.parametrize(
+    "line", ["resil sbumit", "resil submit --arrya 10", "resil config shwo", "resil logs --lines x"]
+)
+def test_a_command_line_that_is_wrong_would_be_noticed(line: str) -> None:
+    [words] = command_lines(f"$ {line} | head  # no")
+    with pytest.raises(CLI_ERRORS):
+        check_command(words)
+
+
+def test_the_readme_shows_the_six_commands_of_a_first_night() -> None:
+    lines = [words for block in page("README.md").blocks("sh") for words in command_lines(block)]
+    assert [words[0] for words in lines if words[0] in ("init", "doctor", "submit", "status", "logs")] == [
+        *("init", "doctor", "submit", "submit", "status", "logs"),
+    ]
+
+
+# ---- promises -------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page("README.md").text)
+    promises = [row for row in page("README.md").rows() if "::" in row[-1]]
+    assert len(named) == len(promises) > 10
+    missing = [f"{file}::{test}" for file, test in named if test not in functions_of(file)]
+    assert not missing
+
+
+def functions_of(file: str) -> set[str]:
+    path = ROOT / file
+    tree = ast.parse(path.read_text() if path.is_file() else "")
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+# ---- the code in the how-tos ----------------------------------------------------------------------------------
+
+
+def test_the_scheduler_in_the_how_to_is_one(tmp_path: Any) -> None:
+    [plugin] = page("docs/how-to/add-a-scheduler.md").blocks("python")
+    (tmp_path / "schedulers").mkdir()
+    (tmp_path / "schedulers" / "other.py").write_text(plugin)
+    made = Family("schedulers", "SCHEDULER", folders=(tmp_path,)).load("other")(
+        clock=SystemClock(), runner=ProcessRunner(), environ={}, deadline_s=1.0
+    )
+    assert made.name == "other"
+    assert all(callable(getattr(made, verb)) for verb in vars(Scheduler) if not verb.startswith("_") and verb != "name")
+
+
+def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [source] = page("docs/tutorial/first-night.md").blocks("python")
+    program = compile(source.replace("= 3000, 0.1", "= 120, 0.0"), "train.py", "exec")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESIL_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("RESIL_JOB_ID", "7")
+    (tmp_path / "switches").mkdir()
+    (tmp_path / "switches" / "stop.7").touch()
+    for told in ("saved at step 1, stopping", "saved at step 2, stopping"):
+        with pytest.raises(SystemExit) as ended:
+            exec(program, {})
+        assert ended.value.code == 75
+        assert told in capsys.readouterr().out
+    (tmp_path / "switches" / "stop.7").unlink()
+    exec(program, {})
+    assert "resuming at step 2" in capsys.readouterr().out
