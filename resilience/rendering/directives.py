@@ -116,15 +116,21 @@ def parse_directives(script: str) -> Directives:
 def split_words(text: str) -> tuple[list[str], str]:
     """Given what follows `#SBATCH`, return its words and what is wrong with it, or an empty text.
 
-    As sbatch does: quotes and backslashes as in a shell, `#` begins a comment, nothing is expanded.
+    As sbatch 22.05 does, and not quite as a shell: a backslash counts within single quotes too, does not keep a
+    blank outside of quotes, `#` begins a comment anywhere, and nothing is expanded.
     """
     words: list[str] = []
     word: str | None = None
     quote = ""
     characters = iter(text)
     for character in characters:
-        if character == "\\" and quote != "'":
-            word = (word or "") + next(characters, "")
+        if character == "\\":
+            character = next(characters, "")
+            if character.isspace() and not quote:
+                words.append(word or "")
+                word = None
+            else:
+                word = (word or "") + character
         elif quote:
             if character == quote:
                 quote = ""

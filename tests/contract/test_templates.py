@@ -40,7 +40,7 @@ names = pytest.mark.parametrize("name", LIBRARY.names())
 
 def spec_for(name: str, **changes: object) -> ScriptSpec:
     values = {field: getattr(SPEC, field) for field in SPEC.__dataclass_fields__}
-    return ScriptSpec(**{**values, "launcher": VARIABLES.get(name, {}), **changes})  # type: ignore[arg-type]
+    return ScriptSpec(**{**values, "launcher": VARIABLES.get(name, {}), **changes})
 
 
 def body(script: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -15,12 +16,10 @@ from resilience.rendering.quoting import quote_bash, without_python, write_direc
 from resilience.rendering.script import ScriptSpec, render
 from tests.rendering.batch import SHIPPED
 
+SPECIAL = "\udc80\udcff'\"\\$`!#\n\r\t\x1b"
 # What an argument or a variable of a process can hold: any byte but NUL; undecodable ones as Python hands them on.
-any_text = st.text(
-    st.characters(exclude_characters="\0", exclude_categories=("Cs",))
-    | st.sampled_from("\udc80\udcff'\"\\$`!#\n\r\t\x1b")
-)
-one_line = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=200)
+any_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from(SPECIAL))
+one_line = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=200)
 HOSTILE = [
     *("", "it's", '"; rm -rf /; "', "$(id)", "`id`", "a\nb", "\r", "-n", "~", "*", "#", "!", "\\", "\x1b[31m"),
     *("é", "\udcff", "a\n#SBATCH --uid=0"),
@@ -80,7 +79,7 @@ def test_what_is_no_long_option_is_refused(name: str) -> None:
 @given(command=any_text, value=any_text, line=one_line, folder=one_line)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_value_breaks_out_of_a_script(command: str, value: str, line: str, folder: str) -> None:
-    command = command.replace("\r", "")
+    command = re.sub(r"[\r\ud800-\udfff]", "", command)
     spec = ScriptSpec(
         run="demo",
         run_dir="/shared/" + folder,
@@ -124,9 +123,12 @@ def test_a_launcher_gets_the_command_without_python(command: str, rest: str) -> 
         ('--comment="a b"', ["--comment=a b"]),
         ("--comment=$(id)", ["--comment=$(id)"]),
         ("-p gpu # the big one", ["-p", "gpu"]),
-        (r"--comment=a\ b", ["--comment=a b"]),
+        ("--comment=a#b", ["--comment=a"]),
+        (r"--comment=a\#b", ["--comment=a#b"]),
+        (r"--comment='a\b'", ["--comment=ab"]),
+        (r"--comment=a\ b", ["--comment=a", "b"]),
         ("--comment=''", ["--comment="]),
     ],
 )
-def test_words_are_split_as_sbatch_does(text: str, words: list[str]) -> None:
+def test_words_are_split_as_sbatch_22_05_was_seen_to_do(text: str, words: list[str]) -> None:
     assert split_words(text) == (words, "")

@@ -114,7 +114,7 @@ def test_an_unknown_template_names_the_nearest_and_all(library: TemplateLibrary)
 
 
 def test_a_misspelt_set_is_refused_with_the_nearest_name(library: TemplateLibrary) -> None:
-    with pytest.raises(TemplateError, match="it has no variable 'gpu_per_node'") as caught:
+    with pytest.raises(TemplateError, match="template torchrun has no variable 'gpu_per_node'") as caught:
         render(library, "torchrun", spec(variables={"gpu_per_node": "8"}))
     assert caught.value.hint.startswith("did you mean gpus_per_node?")
 
@@ -156,6 +156,7 @@ def test_what_is_wrong_in_a_template_is_one_sentence_and_never_a_traceback(
         ({"run_dir": "/a\nb"}, "control character"),
         ({"command": "a\0"}, "NUL"),
         ({"setup": ("a\r\n",)}, "carriage return"),
+        ({"setup": ("a\udcff",)}, "not UTF-8"),
         ({"environment": {"A B": "x"}}, "environment variable"),
         ({"environment": {"RESIL_ATTEMPT": "1"}}, "resil's own"),
         ({"signal": "SIGUSR1"}, "signal"),

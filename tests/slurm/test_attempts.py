@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from resilience.model.layout import FOLDERS
+from resilience.rendering.quoting import write_directive
 from resilience.rendering.script import ScriptSpec, render
 from resilience.system.files import read_lines
 from tests.rendering.batch import SHIPPED
@@ -289,3 +290,24 @@ def test_the_training_knows_when_its_time_is_over(story: Story) -> None:
     assert abs(int(told["RESIL_END_TIME"]) - time.time() - 7 * 60) < 60
     assert told["MASTER_ADDR"] in story.cluster.nodes
     assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == ("0", "0", "1")
+
+
+def test_sbatch_reads_directives_back_as_they_were_meant(story: Story) -> None:
+    values = (
+        "it's",
+        'say "hi"',
+        "$(id) `id`",
+        "a\\",
+        '\\"',
+        "a # b",
+        "#",
+        "%j|%x",
+        "é 漢",
+        "  a ",
+        "--x",
+        "a,b;c&d|e>f<g",
+    )
+    for value in values:
+        script = f"#!/bin/sh\n{write_directive('comment', value)}\n{write_directive('hold', None)}\ntrue\n"
+        job = story.cluster.sbatch(script)
+        assert story.cluster.squeue("%k", "-j", job) == [value]
