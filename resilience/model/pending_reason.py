@@ -82,6 +82,8 @@ def explain_reason(reason: str, job: str = "") -> PendingReason:
     """Given SLURM's reason, return it in words. A reason this table lacks is returned as it is."""
     found = _EXACT.get(reason)
     if found is None:
-        found = next((meaning for start, meaning in _STARTS if reason.startswith(start)), PendingReason(reason))
+        found = next((meaning for start, meaning in _STARTS if reason.startswith(start)), None)
+    if found is None:
+        return PendingReason(reason)
     words = found.words.replace("{reason}", reason)
     return PendingReason(words, found.advice.replace("{job}", job), found.blocks_for_ever)
