@@ -1,0 +1,236 @@
+"""An in-memory scheduler that can be told to be down, to refuse, or to answer ambiguously; and a clock set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from resilience.actions.project import Project
+from resilience.errors import (
+    NoSuchJob,
+    NotSupported,
+    ResilError,
+    SchedulerError,
+    SchedulerUnavailable,
+    SubmissionUncertain,
+)
+from resilience.model.array import ArrayExpression
+from resilience.model.cluster_config import ClusterConfig
+from resilience.model.job import ExitCode, Job, JobId, JobUpdate
+from resilience.model.job_state import JobState
+from resilience.model.node import Node
+from resilience.model.presence import Liveness, Presence
+from resilience.model.submission import Submission, Submitted
+from resilience.settings.load import load
+from resilience.system.ports import Runner
+from resilience.system.process import ProcessRunner
+from resilience.system.world import Host, World
+
+DOWN = SchedulerUnavailable("squeue did not answer in 30 s", hint="slurmctld may be down; jobs keep running")
+NOW = 1_800_000_000.0
+
+
+@dataclass
+class FakeClock:
+    """Stands still until somebody sleeps, or moves it. `at_sleep` is called each time, with the seconds."""
+
+    time: float = NOW
+    at_sleep: Callable[[float], None] = lambda _: None
+    _monotonic: float = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self._monotonic += seconds
+        self.at_sleep(seconds)
+
+
+@dataclass
+class FakeScheduler:
+    """The Scheduler port, in memory.
+
+    Attributes:
+        me: login name of who asks; others' jobs may be seen and not cancelled.
+        records: the queue, ended jobs included.
+        trouble: raised by everything that asks or tells, or None.
+        refusals: by the number of the submit (from 1), what it raises; nothing is queued.
+        uncertain: numbers of the submits that queue the job and do not hear the answer.
+        calls: the names of the methods called, in order.
+        ignores_cancel: whether jobs stay where they are.
+    """
+
+    me: str = "alice"
+    name: str = "fake"
+    records: list[Job] = field(default_factory=list)
+    trouble: ResilError | None = None
+    refusals: dict[int, BaseException] = field(default_factory=dict)
+    uncertain: set[int] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    submissions: list[Submission] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    ignores_cancel: bool = False
+    answers: ClusterConfig = field(default_factory=lambda: ClusterConfig("slurm", version="24.11"))
+    at_submit: Callable[[Submission], None] = lambda _: None
+    next_id: int = 100
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.trouble is not None:
+            raise self.trouble
+
+    def submit(self, submission: Submission) -> Submitted:
+        self.calls.append("submit")
+        self.submissions.append(submission)
+        self.scripts.append(Path(submission.script).read_text(errors="replace"))
+        number = len(self.submissions)
+        self.at_submit(submission)
+        if self.trouble is not None:
+            raise self.trouble
+        if number in self.refusals:
+            raise self.refusals[number]
+        self.next_id += 1
+        job_id = JobId(self.next_id)
+        tasks = submission.options.get("array") or ""
+        self.records.append(
+            Job(
+                id=job_id,
+                raw_id=job_id.array,
+                name=submission.run,
+                state=JobState.PENDING,
+                user=self.me,
+                reason="Priority",
+                tasks=tasks,
+                task_count=ArrayExpression.parse(tasks).count if tasks else 1,
+                submit_time=NOW + self.next_id,
+                comment=submission.comment,
+                command=submission.script,
+            )
+        )
+        if number in self.uncertain:
+            raise SubmissionUncertain("sbatch did not answer, and neither does squeue")
+        return Submitted(job_id, self.notes)
+
+    def test(self, submission: Submission) -> str:
+        self._called("test")
+        self.scripts.append(Path(submission.script).read_text())
+        return "it would start now"
+
+    def command_line(self, submission: Submission) -> tuple[str, ...]:
+        options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
+        return ("fake-sbatch", *options, *submission.extra_args, submission.script, *submission.script_args)
+
+    def find(self, token: str) -> tuple[Job, ...]:
+        self._called("find")
+        return tuple(job for job in self.records if job.comment.endswith(f":{token}"))
+
+    def jobs(
+        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+    ) -> tuple[Job, ...]:
+        self._called("jobs")
+        wanted = {self.me} if users is None else set(users)
+        return tuple(
+            job for job in self.records if (not wanted or job.user in wanted) and (finished or job.state.is_alive)
+        )
+
+    def job(self, job_id: JobId) -> Job:
+        self._called("job")
+        found = [job for job in self.records if job.id == job_id] or [
+            job for job in self.records if job.id.whole == job_id
+        ]
+        if not found:
+            raise NoSuchJob(f"there is no job {job_id}")
+        return found[0]
+
+    def presence(self, job_id: JobId) -> Presence:
+        try:
+            job = self.job(job_id)
+        except NoSuchJob as error:
+            return Presence(Liveness.GONE, error.message)
+        except ResilError as error:
+            return Presence(Liveness.UNKNOWN, error.message)
+        return Presence(Liveness.ALIVE if job.state.is_alive else Liveness.GONE, f"it is {job.state}", job)
+
+    def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
+        raise NotSupported("there is no accounting here")
+
+    def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
+        self._called("cancel")
+        wanted = {job_id.array for job_id in job_ids}
+        foreign = [job for job in self.records if job.id.array in wanted and job.user != self.me]
+        for number, job in enumerate(self.records):
+            ends = job.id.array in wanted and job.user == self.me and (job.state.is_waiting or not pending_only)
+            if ends and job.state.is_alive and not self.ignores_cancel:
+                state = JobState.CANCELLED if job.state.is_waiting else JobState.COMPLETING
+                self.records[number] = replace(job, state=state)
+        if foreign:
+            raise SchedulerError(f"Access/permission denied for job {foreign[0].id}")
+
+    def hold(self, job_id: JobId) -> None:
+        self._called("hold")
+
+    def release(self, job_id: JobId) -> None:
+        self._called("release")
+
+    def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
+        self._called("requeue")
+
+    def update(self, job_id: JobId, change: JobUpdate) -> None:
+        self._called("update")
+
+    def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
+        self._called("signal")
+
+    def nodes(self) -> tuple[Node, ...]:
+        self._called("nodes")
+        return ()
+
+    def config(self) -> ClusterConfig:
+        self._called("config")
+        return self.answers
+
+
+def make_world(folder: Path, environ: Mapping[str, str] | None = None, **ports: Any) -> World:
+    """A world whose person is alice, whose home and cache lie in `folder`, and whose clock is set by hand."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    clock = ports.get("clock", FakeClock())
+    runner: Runner = ports.get("runner", ProcessRunner())
+    cwd = ports.get("cwd", folder)
+    host = Host(name=ports.get("host", "login1"), user="alice", uid=1000, home=home)
+    return World(clock=clock, runner=runner, environ=environ or {}, host=host, cwd=cwd)
+
+
+def make_project(
+    folder: Path,
+    scheduler: FakeScheduler | None = None,
+    settings: str = '[run]\nname = "gpt"\ncommand = "python train.py"\n',
+    environ: Mapping[str, str] | None = None,
+    **ports: Any,
+) -> Project:
+    """A project of alice's in `folder` whose jobs go to the fake."""
+    home = folder / "project"
+    home.mkdir(exist_ok=True)
+    if settings:
+        (home / "resil.toml").write_text(settings)
+    fake = scheduler or FakeScheduler()
+    world = make_world(folder, environ, **{"cwd": home, **ports})
+    overrides = {"scheduler.name": fake.name}
+    return Project(world, load(world, overrides=overrides), {fake.name: fake})
+
+
+def a_job(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> Job:
+    """One record, alice's unless said otherwise; `task` makes it a task of an array."""
+    job_id = JobId(number, fields.pop("task", None))
+    given = {"raw_id": number, "name": "gpt", "user": "alice", **fields}
+    return Job(id=job_id, state=state, **given)
+
+
+__all__ = ["DOWN", "NOW", "ExitCode", "FakeClock", "FakeScheduler", "a_job", "make_project", "make_world"]

@@ -1,0 +1,1 @@
+"""Tests of resilience/settings: what each module promises."""
