@@ -7,7 +7,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.errors import StateDirectoryError
 from resilience.model import layout
+from resilience.system.attempts import read_attempts
 from resilience.system.run_directory import RunDirectory
 
 TAIL_BYTES = 65536
@@ -30,8 +32,15 @@ def last_step(directory: RunDirectory) -> int | None:
 
 
 def newest_log(directory: RunDirectory) -> Path | None:
-    """The run's log written to last, or None."""
+    """The log of the last attempt, else the one written to last, or None.
+
+    A job that found the run finished or killed writes a log as well, which would hide what people look for.
+    """
     logs = logs_by_age(directory)
+    with suppress(StateDirectoryError):
+        for attempt in read_attempts(directory, newest=1):
+            own = [path for path in logs if path.stem.endswith(f"-{attempt.label}")]
+            return own[-1] if own else logs[-1] if logs else None
     return logs[-1] if logs else None
 
 

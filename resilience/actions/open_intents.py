@@ -15,6 +15,9 @@ from resilience.system.submissions import Outcome, read_intents, record_result
 IN_FLIGHT_S = 120.0
 """An open intent younger than this may be another `resil submit` that is at it right now."""
 
+SECOND_LOOK_S = 3.0
+"""A controller that has just come back takes up an old request a moment after it answers a new question."""
+
 
 def settle_open_intents(
     project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
@@ -25,21 +28,25 @@ def settle_open_intents(
     """
     now = project.world.clock.now()
     for intent in read_intents(directory):
-        if intent.outcome is not Outcome.OPEN or intent.scheduler != scheduler.name:
+        if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
         found = scheduler.find(intent.token)
+        in_flight = intent.outcome is Outcome.OPEN
+        if not found and not in_flight:
+            project.world.clock.sleep(SECOND_LOOK_S)
+            found = scheduler.find(intent.token)
         age_s = now - intent.time
         if found:
             job_id = found[0].id.whole
             record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
             progress(f"an earlier submit that was cut off did queue job {job_id}")
             yield job_id
-        elif age_s < -IN_FLIGHT_S:
+        elif in_flight and age_s < -IN_FLIGHT_S:
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run} is dated {format_duration(-age_s)} in the future",
                 hint="compare `date` on your login nodes; it may be at it right now",
             )
-        elif age_s < IN_FLIGHT_S:
+        elif in_flight and age_s < IN_FLIGHT_S:
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
                 hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",

@@ -279,8 +279,10 @@ def _submit_one(
         raise
     try:
         submitted = scheduler.submit(submission)
-    except SubmissionUncertain:
-        raise  # the intent stays open: the next submit looks it up
+    except SubmissionUncertain as error:  # the next submit looks it up before it does anything
+        with suppress(StateDirectoryError):
+            record_result(directory, submission.token, Outcome.UNCERTAIN, clock.now(), why=error.message)
+        raise
     except ResilError as error:
         with suppress(StateDirectoryError):  # then the next submit looks it up; this refusal is what matters
             record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)

@@ -5,13 +5,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
+
+
+@contextmanager
+def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
+    """Say a sentence to whoever waits, once, when the work inside takes longer than a person expects."""
+    from threading import Timer
+
+    timer = Timer(after_s, lambda: print(f"resil: {sentence}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_json(kind: str, content: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from resilience.actions import submit
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, complete_templates, open_project
-from resilience.cli.output import clean, print_json
+from resilience.cli.output import clean, patience, print_json
 from resilience.errors import UsageError
 
 EPILOG = """Examples:
@@ -126,7 +126,8 @@ def command(
     if test_only:
         print(submit.test_only(project, prepared, request))
         return
-    result = submit.perform(project, request, prepared, progress=_say)
+    with patience("the scheduler is slow to answer; nothing is queued twice, so let it try"):
+        result = submit.perform(project, request, prepared, progress=_say)
     if parsable:
         print("\n".join(map(str, result.ids)))
     elif as_json:

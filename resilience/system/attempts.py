@@ -18,8 +18,8 @@ from resilience.system.run_directory import RunDirectory
 _NUMBER = re.compile(r"[0-9]{4,18}")
 
 
-def read_attempts(directory: RunDirectory) -> tuple[Attempt, ...]:
-    """The attempts of a run, oldest first. A damaged file is passed over.
+def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
+    """The attempts of a run, oldest first; with `newest` only that many of the last. A damaged file is passed over.
 
     Raise StateDirectoryError when one cannot be looked at now and perhaps can later: its attempt must not vanish.
     """
@@ -30,7 +30,8 @@ def read_attempts(directory: RunDirectory) -> tuple[Attempt, ...]:
         return ()
     except OSError as error:
         raise explain_os_error(error, "read", folder) from error
-    attempts = (_read_attempt(folder, int(name), name) for name in names)
+    wanted = names if newest is None else names[-newest:]
+    attempts = (_read_attempt(folder, int(name), name) for name in wanted)
     return tuple(attempt for attempt in attempts if attempt is not None)
 
 

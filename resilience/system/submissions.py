@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from resilience.errors import UsageError
@@ -22,6 +22,8 @@ class Outcome(StrEnum):
 
     OPEN = "open"
     """Journalled and perhaps sent. It must be looked up by its token before anything is submitted."""
+    UNCERTAIN = "uncertain"
+    """As OPEN, but whoever sent it has given up waiting: no submit is at it any more."""
     SUBMITTED = "submitted"
     REFUSED = "refused"
 
@@ -113,7 +115,7 @@ def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
 
 def _settle(intent: Intent, event: str, job_id: object) -> Intent:
     """Add a result. A job that once came of an intent is never forgotten; one without a readable id stays OPEN."""
-    if event not in (Outcome.SUBMITTED, Outcome.REFUSED) or intent.outcome is Outcome.SUBMITTED:
+    if event not in (Outcome.UNCERTAIN, Outcome.SUBMITTED, Outcome.REFUSED) or intent.outcome is Outcome.SUBMITTED:
         return intent
     try:
         parsed = JobId.parse(str(job_id)) if job_id else None
@@ -121,7 +123,7 @@ def _settle(intent: Intent, event: str, job_id: object) -> Intent:
         parsed = None
     if event == Outcome.SUBMITTED and parsed is None:
         return intent
-    return Intent(intent.token, intent.scheduler, intent.script, intent.argv, intent.time, Outcome(event), parsed)
+    return replace(intent, outcome=Outcome(event), job_id=parsed)
 
 
 def _seconds(value: object) -> float:

@@ -79,6 +79,7 @@ class Cluster(Clients):
         self.tuning = Tuning(kill_wait, message_timeout, slurmd_timeout, cred_expire, extra)
         self.dbd = dbd
         self._keeper: Keeper | None = None
+        self._forgetful = False
         self._daemons: dict[str, Process] = {}
 
     # ---- life -------------------------------------------------------------------------------------------------
@@ -244,6 +245,7 @@ class Cluster(Clients):
     def kill_controller(self) -> None:
         """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""
         self._end("slurmctld", signal.SIGKILL)
+        self._forgetful = True
 
     def terminate_controller(self) -> None:
         """Stop slurmctld in an orderly way (SIGTERM): its state is saved."""
@@ -303,6 +305,8 @@ class Cluster(Clients):
         """Bring the cluster back to how it booted: daemons up, no job, nodes idle, homes and shared empty."""
         if not self._running("munged"):
             self._start_munged()
+        if self._forgetful:
+            self._start_afresh()
         self.start_controller()
         for node in self.nodes:
             self.start_slurmd(node)
@@ -316,6 +320,17 @@ class Cluster(Clients):
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+
+    def _start_afresh(self) -> None:
+        """Forget every job, here and on the nodes: a killed controller gives ids away twice, and nodes refuse those."""
+        for name in ("slurmctld", *self.nodes):
+            if self._running(name):
+                self._end(name, signal.SIGKILL)
+        kill_all(lambda: {pid for pid in self.processes() if "SLURM_JOB_ID" in environ(pid)})
+        for directory in (self.root / "state", self.root / "spool"):
+            shutil.rmtree(directory)
+            directory.mkdir(mode=0o755)
+        self._forgetful = False
 
     def _nodes_restored(self) -> bool:
         """Resume what is drained or down, and say whether every node is idle."""

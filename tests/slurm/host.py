@@ -153,7 +153,7 @@ def write_interpreter(directory: Path) -> None:
         f'exec {interpreter()} "$@"\n'
     )
     resil = directory / "resil"
-    resil.write_text(f"#!{python}\nimport sys\nfrom resilience.cli.main import main\nsys.exit(main())\n")
+    resil.write_text(f"#!{python}\nimport sys\nfrom resilience.cli.entry import main\nsys.exit(main())\n")
     for script in (python, resil):
         script.chmod(0o755)
     (directory / "python3").symlink_to(python)
