@@ -7,13 +7,20 @@ import re
 import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import typer
 
 from resilience import errors
+from resilience.actions.demo_story import DemoAttempt
+from resilience.actions.doctor_cluster import Diagnosis
+from resilience.actions.status import JobRow, RunStatus
+from resilience.actions.submit import SubmitResult
 from resilience.cli.main import app
+from resilience.model.attempt import Attempt
+from resilience.model.switch import Switch
 from resilience.plugins import Family
 from resilience.system.clock import SystemClock
 from resilience.system.ports import Scheduler
@@ -85,6 +92,13 @@ def test_every_kind_of_json_document_is_described() -> None:
     kinds = {kind for path in sources for kind in re.findall(r'print_json\(\s*"([\w-]+)"', path.read_text())}
     assert len(kinds) > 4
     assert {f"kind-{kind}" for kind in kinds} <= page("docs/reference/json.md").anchors()
+
+
+@pytest.mark.parametrize("words", [RunStatus, JobRow, Attempt, Switch, DemoAttempt, Diagnosis, SubmitResult])
+def test_every_key_of_the_json_documents_is_described(words: Any) -> None:
+    told = set(re.findall(r"`\.?(\w+)`", page("docs/reference/json.md").text))
+    renamed = {"rows": "jobs", "ids": "job_ids", "directory": "run_dir"}
+    assert {renamed.get(field.name, field.name) for field in fields(words)} <= told
 
 
 # ---- links ----------------------------------------------------------------------------------------------------
