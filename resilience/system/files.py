@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,8 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None
     raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = None
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         temporary = name
         with os.fdopen(descriptor, "wb") as file:
             file.write(raw)
