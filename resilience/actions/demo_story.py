@@ -38,7 +38,8 @@ class DemoAttempt:
         """Yield (key, sentence) for what is known so far; a key comes up once."""
         again = f", {self.redone} steps to do again" if self.redone else ""
         if self.seconds is None or self.last_step > self.first_step:
-            yield "start", f"attempt {self.number} (job {self.label}) resumes at step {self.first_step}{again}"
+            verb = "resumes" if self.first_step else "starts"
+            yield "start", f"attempt {self.number} (job {self.label}) {verb} at step {self.first_step}{again}"
         if self.why:
             yield "end", f"attempt {self.number} ended at step {self.last_step}: {self.why}"
 

@@ -28,10 +28,8 @@ class Diagnosis:
 
 def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
     """Given a cluster's settings, yield what they mean, one line each."""
-    yield _yes_no(
-        "accounting", config.accounting, "sacct answers", "off: how a job ended is forgotten after MinJobAge (300 s)"
-    )
-    yield _yes_no("scrontab", config.scrontab, "enabled", "not enabled here: resil cron has other drivers")
+    if config.scheduler != "local":
+        yield from _services(config)
     yield _requeue(config)
     yield _kill_wait(config)
     yield _proctrack(config)
@@ -46,6 +44,13 @@ def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
     elif config.partitions:
         closed = f"; not up: {', '.join(down)}" if down else ""
         yield Diagnosis("partitions", Verdict.OK, f"{', '.join(up)}{closed}")
+
+
+def _services(config: ClusterConfig) -> Iterator[Diagnosis]:
+    yield _yes_no(
+        "accounting", config.accounting, "sacct answers", "off: how a job ended is forgotten after MinJobAge (300 s)"
+    )
+    yield _yes_no("scrontab", config.scrontab, "enabled", "not enabled here")
 
 
 def _yes_no(topic: str, value: bool | None, yes: str, no: str) -> Diagnosis:

@@ -18,6 +18,9 @@ from resilience.settings.load import FILE_NAME
 from resilience.system.files import make_folder, write_atomic
 from resilience.system.shipped import shipped_folder
 
+_TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
+"""Of those below, what becomes `name`, `array` and `signal_lead_s`."""
+
 _NOT_SETTINGS = frozenset(
     {"array", "dependency", "comment", "signal", "job-name", "output", "error", "open-mode"}
     | {"parsable", "test-only", "wait", "wrap", "begin", "hold"}
@@ -67,7 +70,9 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
     notes: list[str] = []
     if script:
         options = dict(parse_directives(script).options)
-        notes = [f"--{key} is left to resil or to each submit" for key in sorted(options) if key in _NOT_SETTINGS]
+        left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
+        notes = [f"--{key} was left out: resil or each submit says it" for key in left]
+        notes.append("command is still the example: put there what the script runs, and its modules into setup")
     run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
     sbatch = []

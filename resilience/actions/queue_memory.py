@@ -41,14 +41,21 @@ class QueueAnswer:
 
 
 def ask_queue(
-    world: World, scheduler: str, fetch: Callable[[], tuple[Job, ...]], *, fresh: bool = False, floor_s: float = FLOOR_S
+    world: World,
+    scheduler: str,
+    fetch: Callable[[], tuple[Job, ...]],
+    *,
+    owner: str = "",
+    fresh: bool = False,
+    floor_s: float = FLOOR_S,
 ) -> QueueAnswer:
     """The queue: remembered when it is younger than the floor, else asked for.
 
-    `fetch` asks the scheduler; it is only called when needed. When it does not answer, the last answer comes back
-    with its age and the trouble. Never raises for a scheduler that does not answer, or refuses to.
+    `fetch` asks the scheduler; it is only called when needed. `owner` is whose queue it is, empty for one's own. When
+    it does not answer, the last answer comes back with its age and the trouble. Never raises for a scheduler that does
+    not answer, or refuses to.
     """
-    path = _path(world, scheduler)
+    path = _path(world, scheduler, owner)
     remembered = _read(path)
     now = world.clock.now()
     if remembered is not None and not fresh and 0 <= now - remembered[0] < floor_s:
@@ -56,17 +63,18 @@ def ask_queue(
     try:
         jobs = fetch()
     except SchedulerError as error:
-        trouble = f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+        trouble = f"the scheduler did not answer: {error.message}{f' ({error.hint})' if error.hint else ''}"
+        now = world.clock.now()  # it may have taken a minute not to answer
         if remembered is None:
             return QueueAnswer((), trouble=trouble, is_known=False)
         return QueueAnswer(remembered[1], max(0.0, now - remembered[0]), trouble)
-    remember(world, scheduler, jobs)
+    remember(world, scheduler, jobs, owner)
     return QueueAnswer(jobs)
 
 
-def remember(world: World, scheduler: str, jobs: tuple[Job, ...]) -> None:
+def remember(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
     """Keep an answer for the next command. A cache that cannot be written is no error."""
-    path = _path(world, scheduler)
+    path = _path(world, scheduler, owner)
     document = {"version": _VERSION, "time": world.clock.now(), "jobs": [_to_json(job) for job in jobs]}
     try:
         make_folder(path.parent, mode=0o700)
@@ -83,12 +91,12 @@ def forget(world: World, scheduler: str) -> None:
         return
 
 
-def _path(world: World, scheduler: str) -> Path:
+def _path(world: World, scheduler: str, owner: str = "") -> Path:
     home = Path(world.environ.get("XDG_CACHE_HOME") or world.host.home / ".cache")
     # One memory per cluster: the configuration and the spool are what tells clusters apart from outside.
     # So is the machine: two clusters may share a home, and find their configurations in the same place.
     names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
-    cluster = "|".join((world.host.name, *(f"{name}={world.environ.get(name, '')}" for name in names)))
+    cluster = "|".join((world.host.name, owner, *(f"{name}={world.environ.get(name, '')}" for name in names)))
     return home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
 
 

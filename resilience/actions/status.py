@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
 from resilience.actions.project import Project
 from resilience.actions.queue_memory import QueueAnswer, ask_queue
@@ -15,7 +15,6 @@ from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.job import Job
 from resilience.model.job_state import JobState
-from resilience.model.pending_reason import explain_reason
 from resilience.model.switch import Switch
 from resilience.system.attempts import read_attempts
 from resilience.system.run_directory import RunDirectory
@@ -24,31 +23,6 @@ from resilience.system.switches import read_switch
 
 LOST_ATTEMPTS_TOLD = 2
 """Of the newest attempts: what was lost long ago is no news."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """One job, or one array folded.
-
-    Attributes:
-        job: the id as people write it; the array's for a folded array.
-        state: the state of what runs, else of what waits, else of what ended last.
-        counts: how many tasks are in each state; a plain job counts 1.
-        words: why it waits or how it ended, in words.
-        advice: what to do about it, or empty.
-        time_left_s: of what runs, None when unlimited or not known.
-        nodes: hostlist.
-        is_alive: whether anything of it may run now or later.
-    """
-
-    job: str
-    state: JobState
-    counts: Mapping[str, int]
-    words: str
-    advice: str
-    time_left_s: float | None
-    nodes: str
-    is_alive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +66,17 @@ def run_statuses(
     A run whose files cannot be read is told as `unreadable` beside the others. Raise StateDirectoryError if it is the
     only one asked for.
     """
-    answers: dict[str, QueueAnswer] = {}
+    answers: dict[tuple[str, str], QueueAnswer] = {}
     statuses = []
     for directory in directories:
         try:
             intents = read_intents(directory)
             name = (intents[-1].scheduler if intents else "") or project.scheduler_name()
-            if name not in answers:
-                answers[name] = _ask(project, name, fresh)
-            jobs = jobs_of_run(answers[name].jobs, directory.run, intents)
-            statuses.append(_status(project, directory, name, jobs, answers[name]))
+            asked = name, directory.owner()
+            if asked not in answers:
+                answers[asked] = _ask(project, *asked, fresh)
+            jobs = jobs_of_run(answers[asked].jobs, directory.run, intents)
+            statuses.append(_status(project, directory, name, jobs, answers[asked]))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
@@ -109,12 +84,15 @@ def run_statuses(
     return tuple(statuses)
 
 
-def _ask(project: Project, scheduler: str, fresh: bool) -> QueueAnswer:
+def _ask(project: Project, scheduler: str, owner: str, fresh: bool) -> QueueAnswer:
+    """The queue of a run's owner, who may be a colleague."""
+    is_own = owner == project.world.host.user
+
     def fetch() -> tuple[Job, ...]:
-        return project.scheduler(scheduler).jobs(finished=True)
+        return project.scheduler(scheduler).jobs(users=None if is_own else [owner], finished=True)
 
     try:
-        return ask_queue(project.world, scheduler, fetch, fresh=fresh)
+        return ask_queue(project.world, scheduler, fetch, owner="" if is_own else owner, fresh=fresh)
     except UsageError as error:
         if scheduler == project.scheduler_name():
             raise
@@ -136,55 +114,6 @@ def _unreadable(directory: RunDirectory, error: StateDirectoryError) -> RunStatu
         headline="unreadable",
         unreadable=error.message,
     )
-
-
-def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
-    """Given the jobs of a run, return one row per job or array: what runs first, then what waits, then what ended."""
-    arrays: dict[int, list[Job]] = {}
-    for job in jobs:
-        arrays.setdefault(job.id.array, []).append(job)
-    rows = [_row(array, records, now) for array, records in arrays.items()]
-    return tuple(sorted(rows, key=lambda row: (_rank(row.state), int(row.job.split("_")[0]))))
-
-
-def _row(array: int, records: list[Job], now: float) -> JobRow:
-    counts: Counter[str] = Counter()
-    for job in records:
-        counts[job.state.value] += job.task_count
-    leading = min(records, key=lambda job: (_rank(job.state), -(job.start_time or 0.0)))
-    words, advice = _explain(leading)
-    left = leading.end_time - now if leading.state.may_have_processes and leading.end_time is not None else None
-    return JobRow(
-        job=str(leading.id if len(records) == 1 and not leading.is_array_record else array),
-        state=leading.state,
-        counts=dict(counts),
-        words=words,
-        advice=advice,
-        time_left_s=None if left is None else max(0.0, left),
-        nodes=leading.nodes,
-        is_alive=any(job.state.is_alive for job in records),
-    )
-
-
-def _rank(state: JobState) -> int:
-    if state is JobState.RUNNING:
-        return 0
-    if state.may_have_processes:
-        return 1
-    return 2 if state.is_waiting else 3
-
-
-def _explain(job: Job) -> tuple[str, str]:
-    if job.state.is_waiting:
-        reason = explain_reason(job.reason, str(job.id))
-        return reason.words, reason.advice
-    if job.state is JobState.COMPLETING:
-        return "its processes are ending", ""
-    if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
-        if job.exit_code.signal:
-            return f"ended by signal {job.exit_code.signal}", ""
-        return f"exit code {job.exit_code.status}", ""
-    return "", ""
 
 
 def _status(

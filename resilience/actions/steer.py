@@ -46,9 +46,20 @@ def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, sco
         )
     switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
     path = throw_switch(directory, switch)
+    queue_memory.forget(project.world, project.scheduler_name())
     seen = read_switch(directory, kind, project.switch_policy(directory))
     warning = "" if seen is None or seen.honoured else f"the run will not obey it: {seen.refusal}"
     return Thrown(path, warning)
+
+
+def own_script(directory: RunDirectory) -> str:
+    """The person's own script that the run was last queued with; empty when a template was rendered for it.
+
+    Only a rendered script looks at the switches by itself.
+    """
+    scripts = directory.path / layout.SCRIPTS
+    intents = read_intents(directory)
+    return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
 
 
 def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:

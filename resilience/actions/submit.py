@@ -105,6 +105,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
             extra_args=request.extra_args,
             directory=str(project.world.cwd if request.script is not None else project.loaded.project),
             environment=environment,
+            fresh=True,
         )
         for token, path in zip(tokens, paths, strict=True)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest
@@ -32,7 +33,8 @@ def lint_facts(
         run=request.run,
         run_dir_owner=owner,
         state_dir=str(project.loaded.state_dir),
-        state_dir_is_node_local=mount is not None and mount.is_node_local and not is_local,
+        # Said once, at the first submit of a run: who submits again has decided.
+        state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
@@ -51,14 +53,12 @@ def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
 def slowest_save_s(directory: RunDirectory) -> float | None:
     """The slowest save that the run's journal knows (`{"event": "save", "seconds": 41.5}`), or None."""
     slowest: float | None = None
-    try:
-        for path in sorted((directory.path / layout.JOURNAL).glob("*.jsonl")):
+    for path in sorted((directory.path / layout.JOURNAL).glob("*.jsonl")):
+        with suppress(ResilError):  # one file that cannot be read hides no other
             for record in read_lines(path):
                 seconds = record.get("seconds")
                 if record.get("event") == "save" and isinstance(seconds, int | float):
                     slowest = max(slowest or 0.0, float(seconds))
-    except (OSError, ResilError):
-        return slowest
     return slowest
 
 

@@ -87,6 +87,7 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     if request.script is None and request.script_args:
         raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
     _refuse_line_ends(request)
+    _refuse_own_options(request.extra_args)
     array = "" if request.chain else request.array or settings.submit.array
     if request.script is not None and not request.array:
         array = ""  # an own script brings its own directives; only what was asked for on the command line is added
@@ -143,6 +144,27 @@ def split_signal(text: str) -> tuple[str, int]:
 def describe_command(words: tuple[str, ...]) -> str:
     """An argv as a person could paste it."""
     return shlex.join(words)
+
+
+OWN_OPTIONS = {
+    "array": "--array",
+    "dependency": "--dependency or --after",
+    "comment": "",
+    "parsable": "--parsable",
+    "test-only": "--test-only",
+}
+"""What resil says to sbatch itself, and the option of resil to say instead."""
+_OWN_SHORT = {"-a": "array", "-d": "dependency"}
+
+
+def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
+    """After `--` an option would win over resil's own without a word: `%1` lost, the job's token lost."""
+    for word in extra_args:
+        name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else _OWN_SHORT.get(word[:2], "")
+        if name in OWN_OPTIONS:
+            own = OWN_OPTIONS[name]
+            hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
+            raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
 
 
 def _refuse_line_ends(request: SubmitRequest) -> None:

@@ -23,13 +23,14 @@ SCRIPT_LIMIT_BYTES = 4 * 2**20
 def template_library(project: Project) -> TemplateLibrary:
     """The templates in sight: the project's own win over the person's, and those over the shipped ones."""
     config_home = Path(project.world.environ.get("XDG_CONFIG_HOME") or project.world.host.home / ".config")
-    return TemplateLibrary(
-        (
-            ("project", project.loaded.project / TEMPLATES),
-            ("user", config_home / "resil" / TEMPLATES),
-            ("shipped", shipped_folder(TEMPLATES)),
-        )
-    )
+    shipped = shipped_folder(TEMPLATES)
+    folders = [
+        ("project", project.loaded.project / TEMPLATES),
+        ("user", config_home / "resil" / TEMPLATES),
+        ("shipped", shipped),
+    ]
+    # In a clone of resil itself the project's folder is the shipped one.
+    return TemplateLibrary([(name, path) for name, path in folders if name == "shipped" or path != shipped])
 
 
 def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from resilience.actions import queue_memory
 from resilience.actions.steer import clear
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 
@@ -22,6 +23,7 @@ def command(
     project = open_project(config)
     directory = project.existing(run)
     removed = clear(directory, finished=finished)
+    queue_memory.forget(project.world, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch thrown")
     if directory.is_finished():
-        print(f"  it is still marked as finished; to train on: resil clear {directory.run} --finished")
+        print(f"  it is still marked as finished; to train on: resil clear {run or directory.run} --finished")

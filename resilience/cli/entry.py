@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 
 EXIT_INTERRUPTED = 130
 
@@ -23,7 +24,9 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
-        return _run_status(arguments) if _is_plain_status(arguments) else _run_typer(arguments)
+        code = _run_status(arguments) if _is_plain_status(arguments) else _run_typer(arguments)
+        sys.stdout.flush()  # here a broken pipe can still be answered
+        return code
     except ResilError as error:
         print_error(error)
         return error.exit_code
@@ -64,10 +67,34 @@ def _run_status(arguments: Sequence[str]) -> int:
 
 
 def _run_typer(arguments: Sequence[str]) -> int:
+    import typer
+
     from resilience.cli.main import app
 
+    # UsageError's base. Typer brings its own copy of click under a private name; this is the way to it by public ones.
+    click_exception = cast("type[Exception]", typer.BadParameter.__mro__[2])
+    if "_RESIL_COMPLETE" in os.environ:  # a shell asks what to complete, and Typer knows how to answer
+        app(args=list(arguments), prog_name="resil")
+    command = typer.main.get_command(app)
     try:
-        app(args=list(arguments), prog_name="resil", standalone_mode=True)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        # Not `app()`: it would answer a broken pipe with exit code 1, and tell usage errors in its own form.
+        with command.make_context("resil", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except click_exception as error:
+        return _print_usage(error)
     return 0
+
+
+def _print_usage(error: Any) -> int:
+    """Tell what the command line's parser refused, in the form of every other error."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help())
+    else:
+        path = context.command_path if context is not None else "resil"
+        print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+    return int(error.exit_code)

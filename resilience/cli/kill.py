@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.steer import throw
+from resilience.actions.steer import own_script, throw
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.model import layout
 from resilience.model.switch import Scope
@@ -35,6 +35,12 @@ def command(
     print(f"kill switch thrown: {thrown.path}")
     if thrown.warning:
         print(f"  warning: {thrown.warning}")
-    others = "are cancelled by the first that starts" if scope is Scope.ALL else "end in seconds as they start"
-    print(f"  the running attempt saves and stops at its next look; queued jobs {others}")
-    print(f"  take it back: resil clear {directory.run}; end it at once: resil cancel {directory.run}")
+    name = run or directory.run
+    script = own_script(directory)
+    if script:
+        print(f"  this run was queued with a script of its own, {script}:")
+        print("  its jobs stop only if their training looks at the switch")
+    else:
+        others = "are cancelled by the first that starts" if scope is Scope.ALL else "end in seconds as they start"
+        print(f"  a training that looks at its switches saves and stops; queued jobs {others}")
+    print(f"  take it back: resil clear {name}; the owner ends it at once by: resil cancel {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -20,4 +21,6 @@ def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> No
     console = Console(record=True, width=max(80, width), file=StringIO(), force_terminal=True)
     for text, colour in lines:
         console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
-    write_atomic(path, console.export_svg(title=title, unique_id="resil"), mode=0o644)
+    drawn = console.export_svg(title=title, unique_id="resil")
+    # rich refers to a font on somebody's server; a picture must not ask the network for anything.
+    write_atomic(path, re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn), mode=0o644)

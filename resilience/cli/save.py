@@ -28,4 +28,4 @@ def command(
     print(f"save switch thrown: {thrown.path}")
     if thrown.warning:
         print(f"  warning: {thrown.warning}")
-    print("  the training saves at its next look, goes on, and removes the switch")
+    print("  a training that looks at its switches saves, goes on, and removes it")

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.status import JobRow, RunStatus, run_statuses
+from resilience.actions.fold_jobs import JobRow
+from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table
 from resilience.errors import EX_TEMPFAIL
 from resilience.quantities import format_duration, format_slurm_time
@@ -89,7 +90,7 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
     if status.unreadable:
         print(f"  {clean(status.unreadable)}")
     if status.trouble:
-        print(f"  the scheduler did not answer: {clean(status.trouble)}; what runs is unknown, not dead")
+        print(f"  {clean(status.trouble)}; what runs is unknown, not dead")
     if everything and status.attempts:
         _show_attempts(status, now)
 

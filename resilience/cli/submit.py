@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from resilience.actions import submit
 from resilience.actions.project import Project
+from resilience.actions.steer import own_script
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, complete_templates, open_project
 from resilience.cli.output import clean, patience, print_json
@@ -56,7 +57,9 @@ def command(
     array: Annotated[
         str, typer.Option("--array", "-a", metavar="N|EXPR", help="10: ten jobs, one after another. Or 1-10%2, 0-20:5.")
     ] = "",
-    chain: Annotated[int, typer.Option("--chain", metavar="N", help="N single jobs, each behind the one before.")] = 0,
+    chain: Annotated[
+        int | None, typer.Option("--chain", metavar="N", help="N single jobs, each behind the one before.")
+    ] = None,
     after: Annotated[
         str, typer.Option("--after", metavar="JOB|auto", help="Queue behind a live job; auto: the run's newest.")
     ] = "",
@@ -100,7 +103,7 @@ def command(
         script=own,
         script_args=tuple(script_args or ()),
         array=array,
-        chain=chain,
+        chain=_chain(chain),
         after=None,
         dependency=dependency,
         exclude=exclude,
@@ -144,6 +147,12 @@ def command(
         )
     else:
         _tell(project, prepared, result)
+
+
+def _chain(chain: int | None) -> int:
+    if chain is not None and chain < 1:
+        raise UsageError(f"--chain {chain} would queue nothing", hint="--chain 5 queues five")
+    return chain or 0
 
 
 def _variables(pairs: list[str]) -> dict[str, str]:
@@ -192,7 +201,8 @@ def _tell(project: Project, prepared: submit.Prepared, result: submit.SubmitResu
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    print(f"  stop    resil kill {result.run} (saves first); resil cancel {result.run} (at once)")
+    save_first = "" if own_script(prepared.directory) else f"resil kill {result.run} (saves first); "
+    print(f"  stop    {save_first}resil cancel {result.run} (at once)")
 
 
 def _say(text: str) -> None:

@@ -49,6 +49,7 @@ class Submission:
         extra_args: sbatch arguments passed through as they are, before the script.
         directory: where to submit from; the job's working directory unless `chdir` says otherwise.
         environment: variables added to the environment of the submission.
+        fresh: the token was made just now and was never sent: it need not be looked up before the first try.
     """
 
     token: str
@@ -59,6 +60,7 @@ class Submission:
     extra_args: tuple[str, ...] = ()
     directory: str = "."
     environment: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False
 
     @property
     def comment(self) -> str:

@@ -22,16 +22,16 @@ def parse_history(text: str) -> tuple[Job, ...]:
     Raise SchedulerUnavailable if a row is not sacct's, or was cut.
     """
     jobs: list[Job] = []
-    held = ""
+    held: str | None = None
     for line in text.removesuffix("\n").split("\n") if text else []:
-        row = f"{held}\n{line}" if held else line
+        row = f"{held}\n{line}" if held is not None else line
         # a name may hold a newline or a separator: it is last, and the row ends with a separator
         if row.count(SEPARATOR) < _COUNT or not row.endswith(SEPARATOR):
             held = row
             continue
-        held = ""
+        held = None
         jobs.append(_job(row))
-    if held or (text and not text.endswith("\n")):
+    if held is not None or (text and not text.endswith("\n")):
         raise unexpected("sacct", held or text[-200:])
     return tuple(jobs)
 

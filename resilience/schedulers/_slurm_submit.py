@@ -92,7 +92,7 @@ class Submitter:
     def submit(self) -> Submitted:
         """Look, send, look again where it is not clear, and send again where it is clear that nothing came of it."""
         # The same intent may have been sent before, by a process that was killed before it heard the answer.
-        if found := self._look_for(self.looking_s, confirm=False, sent=False):
+        if not self.submission.fresh and (found := self._look_for(self.looking_s, confirm=False, sent=False)):
             return self._only(found, (), recovered=True)
         last: Diagnosis | None = None
         notes: tuple[str, ...] = ()

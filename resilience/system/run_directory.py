@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import grp
 import os
+import pwd
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -95,6 +96,14 @@ class RunDirectory:
             return self.path.stat().st_uid
         except OSError as error:
             raise explain_os_error(error, "look at", self.path) from error
+
+    def owner(self) -> str:
+        """The login name of who owns the run; the number of an account without a name."""
+        uid = self.owner_uid()
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
 
     def is_finished(self) -> bool:
         """Whether the training says it is done."""
