@@ -1,0 +1,159 @@
+"""What a command costs before it does anything: `resil --help` and `resil status`, as whole processes.
+
+`status` has everything it may have on an ordinary day but a scheduler to ask: settings, a run of several jobs and
+attempts, a log, and the queue's answer of a moment ago.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.measure import BenchmarkError, Options, Program, Report, Row, interleave, interpreter_environment
+from resilience.actions import queue_memory
+from resilience.actions.init import compose_settings
+from resilience.actions.project import Project
+from resilience.model import layout
+from resilience.model.job import Job, JobId
+from resilience.model.job_state import JobState
+from resilience.settings.load import FILE_NAME, load
+from resilience.settings.show import to_toml
+from resilience.system.submissions import Intent, Outcome, record_intent, record_result
+from resilience.system.world import World
+
+ONE_COMMAND = """\
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def hello(name: str = "world", loud: bool = False) -> None:
+    '''Say hello.'''
+    print(f"hello {name}")
+
+
+app()
+"""
+PASS, STATUS, HELP, TYPER, TYPER_HELP, SUBMITIT = "pass", "status", "help", "typer", "typer help", "submitit"
+TOLD_STEP = 71200
+
+
+def run(options: Options) -> Report:
+    """Time them against `python -c pass`, a Typer app of one command, and `import submitit`."""
+    python, resil = sys.executable, installed_command()
+    project = options.scratch / "gpt"
+    run_directory = _write_project(project)
+    # No client of any scheduler on PATH: a status that asked would fail, and so would the benchmark.
+    home = {"HOME": str(options.scratch), "XDG_CACHE_HOME": str(options.scratch / "cache"), "PATH": "/nonexistent"}
+    env = interpreter_environment(**home, RESIL_CONFIG=str(project / FILE_NAME))
+    world = World(environ=env, cwd=project)
+    _check_status(resil, env, world, run_directory)
+    bare = options.scratch / "hello.py"
+    bare.write_text(ONE_COMMAND)
+    programs = {
+        PASS: Program([python, "-c", "pass"], env),
+        STATUS: Program([*resil, "status"], env, prepare=lambda: _remember(world, run_directory)),
+        HELP: Program([*resil, "--help"], env),
+        TYPER: Program([python, str(bare)], env),
+        TYPER_HELP: Program([python, str(bare), "--help"], env),
+    }
+    other, note = _install_submitit(options.scratch / "submitit")
+    if other is not None:
+        programs[SUBMITIT] = Program([other, "-c", "import submitit"], env)
+    taken = interleave(programs, options.samples, warm_ups=2)
+    rows = [
+        Row("resil --help", taken[HELP], "python -c pass", taken[PASS], 14),
+        Row("resil status, answer remembered", taken[STATUS], "python -c pass", taken[PASS], 8),
+    ]
+    if other is not None:
+        rows += [
+            Row("resil --help", taken[HELP], "import submitit", taken[SUBMITIT], 0.75),
+            Row("resil status, answer remembered", taken[STATUS], "import submitit", taken[SUBMITIT], 0.75),
+        ]
+    rows += [
+        Row("resil --help", taken[HELP], "Typer app of one command --help", taken[TYPER_HELP]),
+        Row("resil status, answer remembered", taken[STATUS], "Typer app of one command", taken[TYPER]),
+    ]
+    return Report("whole processes, from the start to the end", tuple(rows), (note,))
+
+
+def installed_command() -> list[str]:
+    """The `resil` of this interpreter."""
+    script = Path(sys.executable).with_name("resil")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "resilience"]
+
+
+def _write_project(project: Path) -> Path:
+    """A project folder with resil.toml and a run in its second attempt; return the run's directory."""
+    project.mkdir()
+    (project / FILE_NAME).write_text(compose_settings(project.name, "")[0])
+    world = World(environ={}, cwd=project)
+    opened = Project(world, load(world))
+    directory = opened.directory(project.name)
+    directory.create(to_toml(opened.loaded, project.name))
+    now = world.clock.now()
+    for number in range(1, 6):
+        token = f"{number:016x}"
+        script = str(directory.path / layout.SCRIPTS / f"{token}.sbatch")
+        argv = ("sbatch", "--parsable", f"--comment=resil:{project.name}:{token}", "--array=1-10%1", script)
+        record_intent(directory, Intent(token, "slurm", script, argv, now), "alice")
+        record_result(directory, token, Outcome.SUBMITTED, now, job_id=JobId(100 + number))
+    for number in (1, 2):
+        text = f'number = {number}\njob_id = {100 + number}\nlabel = "105_{number}"\nrestart = 0\nhost = "n1"\n'
+        attempt = directory.path / layout.ATTEMPTS / layout.attempt_file(number)
+        attempt.write_text(f"{text}pid = 1\nstart = {now:.0f}\n")
+    log = "".join(f"step {step} loss 2.{step % 1000:03d}\n" for step in range(TOLD_STEP - 5000, TOLD_STEP + 1))
+    (directory.path / layout.LOGS / f"{project.name}-105_2.out").write_text(log)
+    return directory.path
+
+
+def _remember(world: World, run_directory: Path) -> None:
+    """Let the queue have answered just now."""
+    name, now = run_directory.name, world.clock.now()
+    running = Job(
+        id=JobId(105, 2),
+        raw_id=107,
+        name=name,
+        state=JobState.RUNNING,
+        user=world.host.user,
+        comment=f"resil:{name}:{5:016x}",
+        nodes="n1",
+        end_time=now + 3600,
+    )
+    waiting = Job(
+        id=JobId(105),
+        raw_id=105,
+        name=name,
+        state=JobState.PENDING,
+        user=world.host.user,
+        comment=f"resil:{name}:{5:016x}",
+        reason="JobArrayTaskLimit",
+        tasks="3-10%1",
+        task_count=8,
+    )
+    queue_memory.remember(world, "slurm", (running, waiting))
+
+
+def _check_status(resil: list[str], env: dict[str, str], world: World, run_directory: Path) -> None:
+    """Raise BenchmarkError unless `resil status` shows what was written."""
+    _remember(world, run_directory)
+    shown = subprocess.run([*resil, "status"], env=env, capture_output=True, text=True)
+    if shown.returncode or not all(word in shown.stdout for word in ("running", str(TOLD_STEP), "attempt 2", "3-10%1")):
+        raise BenchmarkError(f"resil status shows something else:\n{shown.stdout}{shown.stderr}")
+
+
+def _install_submitit(folder: Path) -> tuple[str | None, str]:
+    """Make an environment with submitit alone; return its interpreter, or None, and a note on what was done."""
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, timeout=120)
+        pip = [str(folder / "bin" / "python"), "-m", "pip"]
+        install = [*pip, "install", "--quiet", "--disable-pip-version-check", "submitit"]
+        subprocess.run(install, check=True, capture_output=True, timeout=180)
+        shown = subprocess.run([*pip, "show", "submitit"], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"without `import submitit`: it could not be installed ({type(error).__name__}; no network?)"
+    version = next(line.split()[1] for line in shown.stdout.splitlines() if line.startswith("Version:"))
+    note = f"submitit {version} is alone in a fresh virtual environment of the same interpreter; resil is not"
+    return str(folder / "bin" / "python"), note
