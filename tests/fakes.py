@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from resilience.errors import (
 )
 from resilience.model.array import ArrayExpression
 from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import ExitCode, Job, JobId, JobUpdate
+from resilience.model.job import Job, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.node import Node
 from resilience.model.presence import Liveness, Presence
@@ -30,6 +31,8 @@ from resilience.system.world import Host, World
 
 DOWN = SchedulerUnavailable("squeue did not answer in 30 s", hint="slurmctld may be down; jobs keep running")
 NOW = 1_800_000_000.0
+ME = Host.current().user
+"""Whoever runs the tests: the files that they write are theirs."""
 
 
 @dataclass
@@ -66,7 +69,7 @@ class FakeScheduler:
         ignores_cancel: whether jobs stay where they are.
     """
 
-    me: str = "alice"
+    me: str = ME
     name: str = "fake"
     records: list[Job] = field(default_factory=list)
     trouble: ResilError | None = None
@@ -198,13 +201,13 @@ class FakeScheduler:
 
 
 def make_world(folder: Path, environ: Mapping[str, str] | None = None, **ports: Any) -> World:
-    """A world whose person is alice, whose home and cache lie in `folder`, and whose clock is set by hand."""
+    """A world whose home and cache lie in `folder`, and whose clock is set by hand."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     clock = ports.get("clock", FakeClock())
     runner: Runner = ports.get("runner", ProcessRunner())
     cwd = ports.get("cwd", folder)
-    host = Host(name=ports.get("host", "login1"), user="alice", uid=1000, home=home)
+    host = Host(name=ports.get("host", "login1"), user=ME, uid=os.getuid(), home=home)
     return World(clock=clock, runner=runner, environ=environ or {}, host=host, cwd=cwd)
 
 
@@ -215,7 +218,7 @@ def make_project(
     environ: Mapping[str, str] | None = None,
     **ports: Any,
 ) -> Project:
-    """A project of alice's in `folder` whose jobs go to the fake."""
+    """A project in `folder` whose jobs go to the fake."""
     home = folder / "project"
     home.mkdir(exist_ok=True)
     if settings:
@@ -227,10 +230,7 @@ def make_project(
 
 
 def a_job(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> Job:
-    """One record, alice's unless said otherwise; `task` makes it a task of an array."""
+    """One record, ours unless said otherwise; `task` makes it a task of an array."""
     job_id = JobId(number, fields.pop("task", None))
-    given = {"raw_id": number, "name": "gpt", "user": "alice", **fields}
+    given = {"raw_id": number, "name": "gpt", "user": ME, **fields}
     return Job(id=job_id, state=state, **given)
-
-
-__all__ = ["DOWN", "NOW", "ExitCode", "FakeClock", "FakeScheduler", "a_job", "make_project", "make_world"]

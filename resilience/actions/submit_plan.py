@@ -161,8 +161,10 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
     """After `--` an option would win over resil's own without a word: `%1` lost, the job's token lost."""
     for word in extra_args:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else _OWN_SHORT.get(word[:2], "")
-        if name in OWN_OPTIONS:
-            own = OWN_OPTIONS[name]
+        # sbatch takes an option's beginning for the option: `--comm=x`.
+        meant = next((known for known in OWN_OPTIONS if len(name) > 2 and known.startswith(name)), None)
+        if meant is not None:
+            own = OWN_OPTIONS[meant]
             hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
             raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
 

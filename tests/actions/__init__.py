@@ -1,0 +1,1 @@
+"""Tests of resilience/actions: what each module promises."""
