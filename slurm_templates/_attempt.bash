@@ -44,8 +44,7 @@ resil_clean() { # text of a stranger -> REPLY: without control characters, C1 on
 
 resil_json() { # text -> REPLY: as a JSON string
   resil_clean "$1"
-  REPLY=${REPLY//\\/\\\\}
-  REPLY=\"${REPLY//\"/\\\"}\"
+  REPLY=\"$(printf '%s' "$REPLY" | LC_ALL=C sed 's/[\\"]/\\&/g')\"
 }
 
 resil_write() { # file text: whole or not there
@@ -133,7 +132,7 @@ resil_squeue() { (unset "${!SQUEUE_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 2
 # What the scheduler says of a job. REPLY is its state, or GONE when no process of it can be left as far as the
 # scheduler knows, or UNKNOWN. An answer counts only if it shows the witness, a job that lives for certain.
 resil_job_state() { # job-id witness user
-  local rows users id state
+  local rows users id state row
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
     rows=
     for id in "$1" "$2"; do
@@ -154,37 +153,38 @@ resil_job_state() { # job-id witness user
   REPLY=UNKNOWN
   [[ $'\n'$rows == *$'\n'"$2 "* ]] || return 0
   REPLY=GONE
-  while read -r id state; do
-    [ "$id" = "$1" ] || continue
-    case $state in
+  local IFS=$'\n'
+  for row in $rows; do # not from a here-document: that needs room in /tmp
+    [ "${row%% *}" = "$1" ] || continue
+    case ${row#* } in
       # Over, or waiting in the queue with no process of its own (squeue(1), JOB STATE CODES).
       BOOT_FAIL | CANCELLED | COMPLETED | DEADLINE | FAILED | NODE_FAIL | OUT_OF_MEMORY | PREEMPTED | REVOKED | TIMEOUT) ;;
       PENDING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD | SPECIAL_EXIT) ;;
-      *) REPLY=$state ;;
+      *) REPLY=${row#* } ;;
     esac
-  done <<<"$rows"
+  done
 }
 
 resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the person at the switch cannot cancel them
-  local ids=() id array comment own=
+  local ids=() count=0 id array comment own=
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
     for id in "$RESIL_LOCAL_SPOOL"/jobs/*/; do
       id=${id%/} comment='' array=''
       { read -r comment <"$id/comment"; } 2>/dev/null || [ -n "$comment" ] || continue
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
-      [[ $comment == "resil:$RESIL_RUN:"* && $array == PENDING ]] && : >"$id/cancel" && ids+=("${id##*/}")
+      [[ $comment == "resil:$RESIL_RUN:"* && $array == PENDING ]] && : >"$id/cancel" && ids+=("${id##*/}") count=$((count + 1))
     done
   else
     while IFS=$'\x1f' read -r id array comment; do
       [ "$id" = "$RESIL_JOB_ID" ] && own=$array
     done < <(resil_squeue -t all -u "$resil_user" -o $'%A\x1f%F\x1f%k')
     while IFS=$'\x1f' read -r id array comment; do
-      [[ $comment == "resil:$RESIL_RUN:"* || $array == "${own:-none}" ]] && ids+=("$id")
+      [[ $comment == "resil:$RESIL_RUN:"* || $array == "${own:-none}" ]] && ids+=("$id") count=$((count + 1))
     done < <(resil_squeue -t PENDING -u "$resil_user" -o $'%A\x1f%F\x1f%k')
-    [ -z "${ids[*]-}" ] || (unset "${!SCANCEL_@}" SLURM_CLUSTERS && timeout 60 scancel --state=PENDING "${ids[@]}")
+    ((count == 0)) || (unset "${!SCANCEL_@}" SLURM_CLUSTERS && timeout 60 scancel --state=PENDING "${ids[@]}")
   fi
   resil_say "cancelled the queued jobs of this run: ${ids[*]-none}"
-  resil_journal siblings_cancelled count "${#ids[@]}"
+  resil_journal siblings_cancelled count "$count"
 }
 
 # ---- one attempt at a time ------------------------------------------------------------------------------------
@@ -404,6 +404,7 @@ resil_kill_training() {
     esac
     resil_pause 0.3
   done
+  return 1
 }
 
 # ---- signals --------------------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ resil_check_start() { # may this job train at all?
     resil_say "$REPLY"
     local why=$REPLY
     [ "$resil_scope" = all ] && resil_cancel_siblings
-    resil_say "exiting with 75; \"resil unkill\" lets the run go on"
+    resil_say "exiting with 75; to let the run go on: resil clear $RESIL_RUN"
     resil_finish 75 stopped "$why"
   elif [ -n "$resil_stop_asked$resil_term" ]; then
     resil_finish 75 stopped "told to stop before the launch"
@@ -539,6 +540,26 @@ resil_setup_failed() { # code command
   exit "$1"
 }
 
+# Wait for a child until it is really gone. REPLY: its true exit code. A trap ends `wait` early, with 128 + signal, and
+# bash 5.2 does so once more when a signal came while a trap ran, without running one again: seen under a hail of
+# signals. So a code above 128 counts only when the child is gone, and is then read again with all signals ignored.
+resil_reap() { # pid
+  while :; do
+    resil_interrupted=
+    wait "$1" 2>/dev/null
+    REPLY=$?
+    [ -n "$resil_interrupted" ] || ((REPLY > 128)) || return 0
+    if ! kill -0 "$1" 2>/dev/null; then
+      trap '' HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"
+      wait "$1" 2>/dev/null
+      wait "$1" 2>/dev/null
+      REPLY=$?
+      resil_traps
+      return 0
+    fi
+  done
+}
+
 resil_launch() { # command...: run it, and wait until it is really gone
   resil_check_start
   if resil_superseded; then
@@ -548,12 +569,8 @@ resil_launch() { # command...: run it, and wait until it is really gone
   resil_child=$!
   resil_launched=true
   resil_forward_term # should it have come just now
-  while :; do
-    resil_interrupted=
-    wait "$resil_child"
-    resil_code=$?
-    [ -n "$resil_interrupted" ] || break # else a trap ended the wait, and the code may be the signal's: wait again
-  done
+  resil_reap "$resil_child"
+  resil_code=$REPLY
   resil_child=
 }
 
@@ -605,28 +622,27 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
   resil_over=yes
   if [ -n "$resil_beat_pid" ]; then
     kill -s TERM "$resil_beat_pid" 2>/dev/null
-    while :; do
-      resil_interrupted=
-      wait "$resil_beat_pid" 2>/dev/null
-      # 3: it saw a newer attempt, and it has ended the training
-      case $?:$resil_interrupted in
-        3:*) code=75 end=superseded why='a newer attempt has begun' && break ;;
-        *:) break ;;
-      esac
-    done
+    resil_reap "$resil_beat_pid"
+    if [ "$REPLY" = 3 ]; then # it saw a newer attempt, and has ended the training
+      code=75 end=superseded why='a newer attempt has begun'
+    fi
   fi
+  resil_json "$why" && json=$REPLY
   resil_clean "$why" && why=$REPLY
   if [ -n "$resil_number" ]; then
-    [ "$resil_launched" = true ] && resil_kill_training # what it left behind: SLURM does the same when we are gone
+    if [ "$resil_launched" = true ] && ! resil_kill_training; then # what it left behind, as SLURM does after us
+      resil_say "processes of this attempt cannot be ended:$REPLY"
+      resil_gone=false
+    fi
+    why=$(printf '%s' "$why" | tr '\042\134' '\047\047') # quotes and backslashes
     printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nwhy = "%s"' \
-      "$end" "$code" -1 "$resil_launched" "$resil_gone" "${why//[\"\\]/\'}"
+      "$end" "$code" -1 "$resil_launched" "$resil_gone" "$why"
     if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
       rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*
     else
       resil_say "cannot write $RESIL_RUN_DIR/attempts/$resil_number.end"
     fi
   fi
-  resil_json "$why" && json=$REPLY
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $(resil_time): $end, exit code $code"
   exit "$code"

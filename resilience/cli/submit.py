@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -206,4 +207,5 @@ def _tell(project: Project, prepared: submit.Prepared, result: submit.SubmitResu
 
 
 def _say(text: str) -> None:
-    print(f"resil: {text}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # nobody listens: no reason to queue nothing
+        print(f"resil: {text}", file=sys.stderr, flush=True)

@@ -83,8 +83,8 @@ def test_a_run_is_not_finished_by_exit_0_when_the_settings_say_so(batch: Batch) 
 
 
 def test_a_training_that_was_asked_to_stop_and_exits_0_has_not_finished_the_run(batch: Batch) -> None:
-    script = batch.start(f'until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done')
-    script.until_says("START")
+    script = batch.start(f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done')
+    script.until_says("ready")
     script.send(signal.SIGUSR1)
     assert script.wait() == 0
     assert not (batch.run_dir / "finished").exists()
@@ -143,8 +143,8 @@ def test_the_training_keeps_its_umask_and_the_run_directory_gets_private_files(b
 
 
 def test_the_signal_writes_the_stop_switch_and_the_shell_keeps_waiting(batch: Batch) -> None:
-    script = batch.start(f'until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; sleep 0.3; exit 75')
-    script.until_says("START")
+    script = batch.start(f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; sleep 0.3; exit 75')
+    script.until_says("ready")
     script.send(signal.SIGUSR1)
     assert script.wait() == 75
     stop = tomllib.loads(batch.switch("stop.7").read_text())
@@ -155,8 +155,8 @@ def test_the_signal_writes_the_stop_switch_and_the_shell_keeps_waiting(batch: Ba
 
 
 def test_another_signal_can_be_chosen(batch: Batch) -> None:
-    script = batch.start(f'until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; exit 75', signal="HUP")
-    script.until_says("START")
+    script = batch.start(f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; exit 75', signal="HUP")
+    script.until_says("ready")
     script.send(signal.SIGUSR1)
     script.until_says("SIGUSR1 came, and is not ours")
     assert not batch.switch("stop.7").exists()
@@ -165,8 +165,9 @@ def test_another_signal_can_be_chosen(batch: Batch) -> None:
 
 
 def test_a_hail_of_signals_never_loses_the_exit_code(batch: Batch) -> None:
-    script = batch.start(f"exec {PYTHON} -c 'import sys, time; time.sleep(1.5); sys.exit(42)'", signal="USR2")
-    script.until_says("START")
+    training = 'import sys, time; print("ready", flush=True); time.sleep(1.5); sys.exit(42)'
+    script = batch.start(f"exec {PYTHON} -c '{training}'", signal="USR2")
+    script.until_says("ready")
     numbers = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM]
     while script.process.poll() is None:
         for number in numbers:
