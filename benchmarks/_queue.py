@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import BenchmarkError
-from resilience.schedulers._slurm_commands import ROW_END, SEPARATOR, client_environment, queue_command
+from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR, client_environment, queue_command
 from tests.slurm.cluster import Cluster
 
 JOBS_OF_A_RUN = 5

@@ -28,7 +28,7 @@ def read_json(path: str, run: str) -> int:
 
 def read_run(path: str, run: str) -> int:
     """Our answer, streamed through a pipe as from squeue, keeping the run's rows; return how many."""
-    from resilience.schedulers._slurm_queue import REST, scan_jobs
+    from resilience.schedulers._slurm.queue import REST, scan_jobs
     from resilience.system.process import ProcessRunner
 
     mark = f"resil:{run}:"
@@ -42,7 +42,7 @@ def read_run(path: str, run: str) -> int:
 
 def read_all(path: str, run: str) -> int:
     """Our answer, every row made a Job and kept; return how many are the run's."""
-    from resilience.schedulers._slurm_queue import scan_jobs
+    from resilience.schedulers._slurm.queue import scan_jobs
     from resilience.system.process import ProcessRunner
 
     rows = ProcessRunner().stream(["cat", path], timeout_s=600)

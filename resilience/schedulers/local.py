@@ -22,19 +22,19 @@ from resilience.model.job_state import JobState
 from resilience.model.node import Node
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import Submission, Submitted
-from resilience.schedulers import _local_rules as rules
-from resilience.schedulers._local_broom import sweep
-from resilience.schedulers._local_change import updated
-from resilience.schedulers._local_dependency import job_ids
-from resilience.schedulers._local_files import spool_path
-from resilience.schedulers._local_keeper import keep_daemon
-from resilience.schedulers._local_processes import available_cpus, current_umask, user_name
-from resilience.schedulers._local_queue import Queue
-from resilience.schedulers._local_records import Entry, Task, job_of
-from resilience.schedulers._local_spool import Spool
+from resilience.schedulers._local import rules
+from resilience.schedulers._local.broom import sweep
+from resilience.schedulers._local.change import updated
+from resilience.schedulers._local.dependency import job_ids
+from resilience.schedulers._local.files import spool_path
+from resilience.schedulers._local.keeper import keep_daemon
+from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
+from resilience.schedulers._local.queue import Queue
+from resilience.schedulers._local.records import Entry, Task, job_of
+from resilience.schedulers._local.spool import Spool
 
 if TYPE_CHECKING:
-    from resilience.schedulers._local_submit import Wish
+    from resilience.schedulers._local.submit import Wish
     from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
@@ -240,8 +240,8 @@ class LocalScheduler:
 
         A job that does not run has nobody who could get it: that is no error, as with scancel.
         """
-        from resilience.schedulers import _local_signal as sending
-        from resilience.schedulers._local_grammar import signal_number
+        from resilience.schedulers._local import signals as sending
+        from resilience.schedulers._local.grammar import signal_number
 
         number = signal_number(signal_name)
         if not number:
@@ -264,8 +264,8 @@ class LocalScheduler:
 
     def config(self) -> ClusterConfig:
         """What a job can expect here."""
-        from resilience.schedulers._local_grammar import MAX_ARRAY_SIZE
-        from resilience.schedulers._local_submit import kill_wait_s
+        from resilience.schedulers._local.grammar import MAX_ARRAY_SIZE
+        from resilience.schedulers._local.submit import kill_wait_s
 
         return ClusterConfig(
             scheduler="local",
@@ -289,7 +289,7 @@ class LocalScheduler:
     # Below: how the above is done.
 
     def _understand(self, submission: Submission) -> Wish:
-        from resilience.schedulers._local_submit import understand  # not needed to look: `resil status` starts faster
+        from resilience.schedulers._local.submit import understand  # not needed to look: `resil status` starts faster
 
         try:
             script = Path(submission.directory, submission.script).read_bytes()
@@ -303,7 +303,7 @@ class LocalScheduler:
     def _new_dependency(self, text: str, entry: Entry) -> str:
         if not text.strip():
             return ""
-        from resilience.schedulers._local_grammar import parse_dependency
+        from resilience.schedulers._local.grammar import parse_dependency
 
         dependency = self._queue.resolve(parse_dependency(text))
         if entry.id in job_ids(dependency):

@@ -1,7 +1,7 @@
 """The SLURM client: asks squeue, scontrol, sacct, sinfo; tells sbatch, scancel, scontrol. 20.11 to 26.05.
 
-Forming (`_slurm_commands`) and reading (`_slurm_queue`, `_slurm_records`, `_slurm_accounting`, `_slurm_json`) are pure;
-here is only the running: deadlines, what is asked when, and what an answer is worth.
+What forms commands and what reads answers is pure, and lies in `_slurm/`; here is only the running: deadlines, what is
+asked when, and what an answer is worth.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from resilience.model.job import ExitCode, Job, JobId, JobUpdate
 from resilience.model.node import Node
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import Submission, Submitted
-from resilience.schedulers import _slurm_commands as commands
-from resilience.schedulers import _slurm_records
-from resilience.schedulers import _slurm_telling as telling
-from resilience.schedulers._slurm_accounting import loses_exit_codes, parse_history
-from resilience.schedulers._slurm_asking import Asker, Budget
-from resilience.schedulers._slurm_errors import diagnose, quote, runner_error
-from resilience.schedulers._slurm_presence import SETTLED_AFTER_S, Evidence, judge
-from resilience.schedulers._slurm_queue import REST, concerns
-from resilience.schedulers._slurm_submit import Submitter, carries
+from resilience.schedulers._slurm import commands, records, telling
+from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_history
+from resilience.schedulers._slurm.asking import Asker, Budget
+from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
+from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
+from resilience.schedulers._slurm.queue import REST, concerns
+from resilience.schedulers._slurm.submit import Submitter, carries
 from resilience.system.ports import Clock, Runner
 from resilience.system.process import Completed, ProgramMissing
 
@@ -184,12 +182,12 @@ class Slurm:
         answer = judge(job_id, evidence)
         if answer is not None:
             return answer
-        config = _slurm_records.parse_raw_config(self._asker.ask(commands.CONFIG_COMMAND, budget).stdout)
-        if not _slurm_records.parse_ping(self._asker.ask(commands.PING_COMMAND, budget).stdout):
+        config = records.parse_raw_config(self._asker.ask(commands.CONFIG_COMMAND, budget).stdout)
+        if not records.parse_ping(self._asker.ask(commands.PING_COMMAND, budget).stdout):
             return Presence(
                 Liveness.UNKNOWN, f"squeue does not show job {job_id}, but scontrol ping finds no controller"
             )
-        age_s = _slurm_records.controller_age_s(config)
+        age_s = records.controller_age_s(config)
         settling_s = 0.0 if age_s is None else SETTLED_AFTER_S - age_s
         waited_s = min(max(SECOND_LOOK_S, settling_s), budget.left_s())
         self._asker.clock.sleep(waited_s)
@@ -246,14 +244,14 @@ class Slurm:
 
     def nodes(self) -> tuple[Node, ...]:
         """Each node once, with all its partitions, hidden ones included."""
-        return _slurm_records.parse_nodes(self._asker.ask(commands.NODES_COMMAND, self._asker.budget()).stdout)
+        return records.parse_nodes(self._asker.ask(commands.NODES_COMMAND, self._asker.budget()).stdout)
 
     def config(self) -> ClusterConfig:
         """What the cluster supports."""
         budget = self._asker.budget()
         settings = self._asker.ask(commands.CONFIG_COMMAND, budget).stdout
         partitions = self._asker.ask(commands.PARTITIONS_COMMAND, budget).stdout
-        return _slurm_records.parse_config(settings, partitions)
+        return records.parse_config(settings, partitions)
 
 
 _SUCCESS = ExitCode(0)

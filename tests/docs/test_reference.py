@@ -16,7 +16,8 @@ import typer
 from resilience import errors
 from resilience.actions.demo_story import DemoAttempt
 from resilience.actions.doctor_cluster import Diagnosis
-from resilience.actions.status import JobRow, RunStatus
+from resilience.actions.fold_jobs import JobRow
+from resilience.actions.status import RunStatus
 from resilience.actions.submit import SubmitResult
 from resilience.cli.main import app
 from resilience.model.attempt import Attempt

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from resilience.model.job import Job, JobId
 from resilience.model.submission import Submission
-from resilience.schedulers._local_processes import carrying, start_ticks
+from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers.local import LocalScheduler
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner

@@ -20,9 +20,9 @@ from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, U
 from resilience.model.job import ExitCode, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness
-from resilience.schedulers._local_broom import prune
-from resilience.schedulers._local_processes import carrying, start_ticks
-from resilience.schedulers._local_spool import Spool
+from resilience.schedulers._local.broom import prune
+from resilience.schedulers._local.processes import carrying, start_ticks
+from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
@@ -157,7 +157,7 @@ def test_clients_that_race_start_one_daemon_and_one_job_per_token(local: Lab) ->
     local.ended(ids[0])
     assert len(local.scheduler.jobs(finished=True)) == 1
     names = subprocess.run(
-        ["pgrep", "-f", f"_local_daemon {local.spool}$"], capture_output=True, text=True, check=False
+        ["pgrep", "-f", f"_local.daemon {local.spool}$"], capture_output=True, text=True, check=False
     )
     assert names.stdout.split() == [str(local.daemon_pid())]
 

@@ -1,0 +1,276 @@
+"""Stand-ins for scontrol, squeue, scancel and sbatch inside jobs of the embedded scheduler.
+
+They understand what batch scripts commonly ask; anything else is refused in a sentence, not guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from resilience import hostlist
+from resilience.errors import ResilError, UsageError
+from resilience.model.job import Job, JobId, JobUpdate
+from resilience.model.job_state import JobState
+from resilience.model.submission import Submission
+from resilience.quantities import format_slurm_time
+from resilience.schedulers._local.grammar import parse_begin, parse_time_limit_s
+from resilience.schedulers._local.options import parse_arguments, takes_value
+from resilience.schedulers.local import LocalScheduler
+from resilience.system.clock import SystemClock
+from resilience.system.process import ProcessRunner
+
+_COMPACT = {
+    JobState.PENDING: "PD", JobState.RUNNING: "R", JobState.COMPLETING: "CG", JobState.COMPLETED: "CD",
+    JobState.CANCELLED: "CA", JobState.FAILED: "F", JobState.TIMEOUT: "TO", JobState.NODE_FAIL: "NF",
+}  # fmt: skip
+_DEFAULT_FORMAT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+_FIELD = re.compile(r"%(?P<right>\.?)(?P<width>\d*)(?P<letter>[A-Za-z])")
+_HEADINGS = {
+    "i": "JOBID", "A": "JOBID", "F": "ARRAY_JOB_ID", "K": "ARRAY_TASK_ID", "T": "STATE", "t": "ST", "j": "NAME",
+    "k": "COMMENT", "r": "REASON", "u": "USER", "P": "PARTITION", "D": "NODES", "N": "NODELIST", "S": "START_TIME",
+    "e": "END_TIME", "l": "TIME_LIMIT", "L": "TIME_LEFT", "M": "TIME", "R": "NODELIST(REASON)", "E": "DEPENDENCY",
+    "o": "COMMAND", "a": "ACCOUNT", "q": "QOS", "Z": "WORK_DIR", "V": "SUBMIT_TIME",
+}  # fmt: skip
+_UPDATES = {"timelimit", "endtime", "arraytaskthrottle", "dependency", "starttime"}
+
+
+def main(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one stand-in and return its exit code."""
+    scheduler = LocalScheduler(clock=SystemClock(), runner=ProcessRunner(), environ=environ)
+    commands = {"scontrol": _scontrol, "squeue": _squeue, "scancel": _scancel, "sbatch": _sbatch}
+    try:
+        return commands[name](scheduler, list(arguments), environ)
+    except ResilError as error:
+        sys.stderr.write(f"{name}: error: {error.message.removeprefix('sbatch: ')}\n")
+        if error.hint:
+            sys.stderr.write(f"{name}: {error.hint}\n")
+        return 1
+
+
+def _out(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _now() -> float:
+    return SystemClock().now()
+
+
+def _scontrol(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
+    words = [word for word in arguments if not word.startswith("-")]
+    verb, rest = (words[0].lower(), words[1:]) if words else ("", [])
+    if verb == "show" and rest[:1] and "hostnames".startswith(rest[0].lower()) and len(rest[0]) > 4:
+        listed = rest[1] if len(rest) > 1 else environ.get("SLURM_JOB_NODELIST", "")
+        _out("\n".join(hostlist.expand(listed)))
+    elif verb == "show" and rest[:1] and rest[0].lower() in ("job", "jobs", "jobid"):
+        jobs = [scheduler.job(JobId.parse(rest[1]))] if len(rest) > 1 else list(scheduler.jobs())
+        separator = " " if "-o" in arguments or "--oneliner" in arguments else "\n   "
+        _out("\n\n".join(separator.join(_describe(job)) for job in jobs))
+    elif verb in ("requeue", "requeuehold", "hold", "release") and rest:
+        ids = [JobId.parse(word) for text in rest for word in text.split(",")]
+        for job_id in ids:
+            if verb.startswith("requeue"):
+                scheduler.requeue(job_id, hold=verb == "requeuehold")
+            else:
+                (scheduler.hold if verb == "hold" else scheduler.release)(job_id)
+    elif verb == "update" and rest:
+        job_id, change = parse_update(rest, _now())
+        scheduler.update(job_id, change)
+    elif verb == "ping":
+        _out(f"Slurmctld(primary) at {environ.get('SLURMD_NODENAME', 'localhost')} is UP")
+    else:
+        raise UsageError(f"`scontrol {' '.join(arguments)}` is not known to the embedded scheduler")
+    return 0
+
+
+def parse_update(words: Sequence[str], now: float) -> tuple[JobId, JobUpdate]:
+    """Given `JobId=5 TimeLimit=10 ...`, return what it asks for. Pure. Raise UsageError for what is not known."""
+    given = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+    job = given.pop("jobid", given.pop("job", ""))
+    if unknown := set(given) - _UPDATES:
+        raise UsageError(f"cannot update {', '.join(sorted(unknown))}", hint=f"known: {', '.join(sorted(_UPDATES))}")
+    throttle = given.get("arraytaskthrottle")
+    return JobId.parse(job), JobUpdate(
+        array_throttle=int(throttle) if throttle is not None and throttle.isdigit() else None,
+        end_time=parse_begin(given["endtime"], now) if "endtime" in given else None,
+        time_limit_s=parse_time_limit_s(given["timelimit"]) or 0 if "timelimit" in given else None,
+        dependency=given.get("dependency"),
+        begin_time=parse_begin(given["starttime"], now) if "starttime" in given else None,
+    )
+
+
+def _describe(job: Job) -> list[str]:
+    array = [f"ArrayJobId={job.id.array}", f"ArrayTaskId={job.tasks or job.id.task}"]
+    return [
+        " ".join([f"JobId={job.raw_id}", *(array if job.tasks or job.id.task is not None else [])])
+        + f" JobName={job.name}",
+        f"UserId={job.user}({os.getuid()}) Partition={job.partition}",
+        f"JobState={job.state} Reason={job.reason or 'None'} Dependency={job.dependency or '(null)'}",
+        f"Requeue=1 Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code or '0:0'}",
+        f"RunTime={_elapsed(job)} TimeLimit={format_slurm_time(job.time_limit_s)}",
+        f"SubmitTime={_time(job.submit_time, 'Unknown')} StartTime={_time(job.start_time, 'Unknown')} "
+        f"EndTime={_time(job.end_time, 'Unknown')}",
+        f"NodeList={job.nodes or '(null)'} NumNodes={job.node_count}",
+        f"Command={job.command}",
+        f"StdOut={job.stdout}",
+        f"Comment={job.comment}",
+    ]
+
+
+def _time(seconds: float | None, missing: str) -> str:
+    return missing if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def _elapsed(job: Job) -> str:
+    if job.start_time is None:
+        return format_slurm_time(0)
+    end = job.end_time if job.state.is_final and job.end_time is not None else _now()
+    return format_slurm_time(max(0.0, end - job.start_time))
+
+
+def _squeue(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
+    options = _options(arguments, "squeue", values="jotunwpS", flags="hrla", long={
+        "jobs": "j", "format": "o", "states": "t", "user": "u", "users": "u", "name": "n", "noheader": "h",
+        "array": "r", "me": "", "nodelist": "w", "partition": "p", "sort": "S", "long": "l", "all": "a", "local": "",
+    })  # fmt: skip
+    states = {word.upper() for word in options.get("t", "").split(",") if word}
+    jobs = scheduler.jobs(
+        users=options["u"].split(",") if options.get("u") else None,
+        names=options["n"].split(",") if options.get("n") else (),
+        finished=bool(states),
+    )
+    if states and "ALL" not in states:
+        jobs = tuple(job for job in jobs if str(job.state) in states or _COMPACT.get(job.state) in states)
+    if wanted := options.get("j"):
+        ids = {JobId.parse(word) for word in wanted.split(",")}
+        jobs = tuple(j for j in jobs if j.id in ids or j.id.whole in ids or JobId(j.raw_id) in ids)
+        if not jobs and len(ids) == 1:
+            scheduler.job(next(iter(ids)))  # says so when there is none
+    layout = options.get("o", _DEFAULT_FORMAT)
+    if "h" not in options:
+        _out(_row(layout, lambda letter: _HEADINGS.get(letter, letter)))
+    for job in jobs:
+        _out(_row(layout, _columns(job)))
+    return 0
+
+
+def _row(layout: str, value: Callable[[str], str]) -> str:
+    def one(match: re.Match[str]) -> str:
+        width = int(match["width"] or 0)
+        text = value(match["letter"])
+        if not width:
+            return text
+        return text[:width].rjust(width) if match["right"] else text[:width].ljust(width)
+
+    return _FIELD.sub(one, layout)
+
+
+def _columns(job: Job) -> Callable[[str], str]:
+    shown = f"{job.id.array}_[{job.tasks}]" if job.tasks else str(job.id)
+    left = None if job.time_limit_s is None or job.end_time is None else max(0.0, job.end_time - _now())
+    values = {
+        "i": shown, "A": str(job.raw_id), "F": str(job.id.array),
+        "K": job.tasks or ("N/A" if job.id.task is None else str(job.id.task)), "T": str(job.state),
+        "t": _COMPACT.get(job.state, str(job.state)), "j": job.name, "k": job.comment, "r": job.reason or "None",
+        "u": job.user, "P": job.partition, "D": str(job.node_count), "N": job.nodes,
+        "S": _time(job.start_time, "N/A"), "e": _time(job.end_time, "N/A" if job.start_time is None else "NONE"),
+        "l": format_slurm_time(job.time_limit_s), "L": format_slurm_time(left), "M": _elapsed(job),
+        "R": job.nodes or f"({job.reason or 'None'})", "E": job.dependency or "(null)", "o": job.command,
+        "V": _time(job.submit_time, "N/A"),
+    }  # fmt: skip
+    return lambda letter: values.get(letter, "N/A")
+
+
+def _scancel(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
+    options = _options(arguments, "scancel", values="stnup", flags="bfQvi", long={
+        "signal": "s", "state": "t", "name": "n", "jobname": "n", "user": "u", "me": "u=", "batch": "b", "full": "f",
+        "quiet": "Q", "verbose": "v", "partition": "p", "interactive": "i", "ctld": "",
+    })  # fmt: skip
+    words = options.get("", "").split()
+    ids = [JobId.parse(word) for word in words]
+    if not ids and not ({"n", "u", "t"} & set(options)):
+        raise UsageError("No job identification provided")
+    if not ids:
+        names = options["n"].split(",") if options.get("n") else ()
+        ids = sorted({job.id for job in scheduler.jobs(names=names)})
+    states = options.get("t", "").upper()
+    if "s" in options:
+        for job_id in ids:
+            scheduler.signal(job_id, options["s"], batch="b" in options, full="f" in options)
+        return 0
+    if states in ("R", "RUNNING"):
+        running = {job.id for job in scheduler.jobs() if job.state is JobState.RUNNING}
+        ids = [job_id for job_id in running if job_id in ids or job_id.whole in ids]
+    scheduler.cancel(ids, pending_only=states in ("PD", "PENDING"))
+    return 0
+
+
+def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
+    before, rest = split_at_script(arguments)
+    if not rest:
+        raise UsageError("no script given", hint="a script by standard input is not known to the embedded scheduler")
+    submission = Submission(
+        token=secrets.token_hex(8),
+        run="sbatch",
+        script=str(Path(rest[0]).absolute()),
+        script_args=tuple(rest[1:]),
+        extra_args=tuple(before),
+        directory=str(Path.cwd()),
+    )
+    names = {name for name, _ in parse_arguments(before)}
+    if "test-only" in names:
+        sys.stderr.write(f"sbatch: {scheduler.test(submission)}\n")
+        return 0
+    submitted = scheduler.submit(submission)
+    for note in submitted.notes:
+        sys.stderr.write(f"sbatch: {note}\n")
+    if "quiet" not in names or "parsable" in names:
+        _out(str(submitted.id) if "parsable" in names else f"Submitted batch job {submitted.id}")
+    return 0
+
+
+def split_at_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Given sbatch's arguments, return its options, and the script with its own arguments. Pure."""
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "-":
+        if arguments[place] == "--":
+            return list(arguments[:place]), list(arguments[place + 1 :])
+        place += 2 if takes_value(arguments[place]) else 1
+    return list(arguments[:place]), list(arguments[place:])
+
+
+def _options(
+    arguments: Sequence[str], command: str, *, values: str, flags: str, long: Mapping[str, str]
+) -> dict[str, str]:
+    """Read short and long options; what is no option is collected under the empty name."""
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if name not in long:
+                raise UsageError(f"unrecognized option '--{name}'", hint=f"not known to this stand-in for {command}")
+            letter, fixed, _ = long[name].partition("=")
+            if letter and letter in values and not equals and not fixed:
+                value = rest.pop(0) if rest else ""
+            found[letter or name] = value
+        elif word.startswith("-") and len(word) > 1:
+            letters = word[1:]
+            while letters:
+                letter, letters = letters[0], letters[1:]
+                if letter in values:
+                    found[letter] = letters or (rest.pop(0) if rest else "")
+                    letters = ""
+                elif letter in flags:
+                    found[letter] = ""
+                else:
+                    raise UsageError(f"invalid option -- '{letter}'", hint=f"not known to this stand-in for {command}")
+        else:
+            found[""] = f"{found.get('', '')} {word}"
+    return found

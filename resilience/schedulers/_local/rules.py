@@ -1,0 +1,258 @@
+"""What happens next on one machine: who may start, who is due a signal, how an end is told. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from resilience.model.job_state import JobState
+from resilience.schedulers._local.dependency import Answer, after_start, judge, needs_singleton
+from resilience.schedulers._local.records import Entry, Task
+
+LAUNCH_FAILURE = (0, 53)
+"""SLURM's exit code of a job whose output file could not be opened (`0:53`, reason JobLaunchFailure)."""
+
+LOOK_AGAIN_S = 1.0
+"""How soon a delay of minutes (`after:7+1`) is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with the queue now.
+
+    Attributes:
+        start: raw ids of the jobs to start, in order.
+        cancel: raw ids of those whose dependency can never be met and that asked to be cancelled then.
+        reasons: why each other queued job waits, by raw id, in SLURM's words.
+        look_again: when the answer may change without anything happening; None when it will not.
+    """
+
+    start: tuple[int, ...] = ()
+    cancel: tuple[int, ...] = ()
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    look_again: float | None = None
+
+
+def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now: float, cpus: int) -> Plan:
+    """Say which queued jobs may start on a machine with `cpus` CPUs, and why the others wait.
+
+    `tasks` has the jobs of every live submission, and of ended ones that others depend on. First come, first
+    served: a job that fits the machine but not its free CPUs holds back the later ones, so that it is never starved.
+    """
+    everything = [(entries[key], task) for key, group in tasks.items() if key in entries for task in group]
+    free = cpus - sum(entry.cpus for entry, task in everything if task.is_running)
+    running = {key: sum(task.is_running for task in group) for key, group in tasks.items()}
+    start: list[int] = []
+    cancel: list[int] = []
+    reasons: dict[int, str] = {}
+    times: list[float] = []
+    blocked = False
+    queue = [pair for pair in everything if pair[1].state is JobState.PENDING]
+    for entry, task in sorted(queue, key=lambda pair: (pair[1].queued_at, pair[1].raw)):
+        reason = _own_reason(entry, task, everything, tasks, now)
+        if reason == "BeginTime" and task.begin is not None:
+            times.append(task.begin)
+        elif reason == "Dependency" and "+" in task.dependency:
+            times.append(now + LOOK_AGAIN_S)
+        elif reason == "DependencyNeverSatisfied" and entry.kill_invalid:
+            cancel.append(task.raw)
+        if not reason:
+            if entry.throttle and running[entry.id] >= entry.throttle:
+                reason = "JobArrayTaskLimit"
+            elif entry.cpus > cpus:
+                reason = "Resources"
+            elif blocked:
+                reason = "Priority"
+            elif entry.cpus > free:
+                reason, blocked = "Resources", True
+        if reason:
+            reasons[task.raw] = reason
+        else:
+            start.append(task.raw)
+            free -= entry.cpus
+            running[entry.id] += 1
+    return Plan(tuple(start), tuple(cancel), reasons, min(times, default=None))
+
+
+def _own_reason(
+    entry: Entry,
+    task: Task,
+    everything: Sequence[tuple[Entry, Task]],
+    tasks: Mapping[int, Sequence[Task]],
+    now: float,
+) -> str:
+    """Why it may not start whatever is free; empty when it may."""
+    if task.held:
+        return task.reason or "JobHeldUser"
+    if task.begin is not None and task.begin > now:
+        return "BeginTime"
+    if task.dependency:
+        alone = not needs_singleton(task.dependency) or _is_alone(entry, everything)
+        answer = judge(task.dependency, task.index, tasks, now, singleton=alone)
+        if answer is not Answer.YES:
+            return "Dependency" if answer is Answer.NOT_YET else "DependencyNeverSatisfied"
+    return ""
+
+
+def _is_alone(entry: Entry, everything: Sequence[tuple[Entry, Task]]) -> bool:
+    """Whether no other job of this name runs, and none that was submitted before it waits (sbatch(1), singleton)."""
+    return not any(
+        other.name == entry.name
+        and other.id != entry.id
+        and (task.is_running or (task.state is JobState.PENDING and other.id < entry.id))
+        for other, task in everything
+    )
+
+
+class Due(StrEnum):
+    """What a running job is due: the early signal, SIGTERM because its time is over, SIGTERM or SIGKILL as asked."""
+
+    NOTHING = "nothing"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    TERM = "term"
+    KILL = "kill"
+
+
+def due(entry: Entry, task: Task, now: float) -> Due:
+    """Say what a running job is due now. The limits are exact here: SLURM looks only every 30 seconds."""
+    if not task.is_running:
+        return Due.NOTHING
+    if task.ending and task.ending_at is not None:
+        # One that has nothing to ask yet (it is only just starting) is killed all the same, a second later.
+        if now >= task.ending_at + entry.kill_wait_s + (0.0 if task.termed else 1.0):
+            return Due.KILL
+        return Due.NOTHING if task.termed else Due.TERM
+    deadline = task.deadline
+    if deadline is None or task.state is not JobState.RUNNING:
+        return Due.NOTHING
+    if now >= deadline:
+        return Due.TIMEOUT
+    if entry.signal and not task.signalled and now >= deadline - entry.signal_lead_s:
+        return Due.SIGNAL
+    return Due.NOTHING
+
+
+def next_due(entry: Entry, task: Task) -> float | None:
+    """When `due` may next say something else, or None."""
+    if not task.is_running:
+        return None
+    if task.ending and task.ending_at is not None:
+        return task.ending_at + entry.kill_wait_s
+    if task.deadline is None:
+        return None
+    return task.deadline - entry.signal_lead_s if entry.signal and not task.signalled else task.deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the batch shell ended.
+
+    Attributes:
+        at: when.
+        launch_failure: why it could not be started at all, or empty.
+    """
+
+    status: int
+    signal: int
+    at: float
+    launch_failure: str = ""
+
+
+def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
+    """The record of a job that has no process any more. None for its exit: nobody saw it end.
+
+    A job that nobody saw end, and that nobody ended, is lost: NODE_FAIL, and back in the queue if it may be requeued.
+    """
+    at = exit_.at if exit_ is not None else now
+    if task.ending == JobState.REQUEUED:
+        return requeued(task, now)
+    if task.ending:
+        status, number = (exit_.status, exit_.signal) if exit_ is not None else (0, int(signal.SIGKILL))
+        return _final(task, JobState(task.ending), status, number, task.ending_at or at, "")
+    if exit_ is None:
+        lost = replace(task, lost=(*task.lost, now))
+        return requeued(lost, now) if entry.requeue else _final(lost, JobState.NODE_FAIL, 0, 0, now, "NodeDown")
+    if exit_.launch_failure:
+        return _final(task, JobState.FAILED, *LAUNCH_FAILURE, at, "JobLaunchFailure")
+    if exit_.status or exit_.signal:
+        reason = "NonZeroExitCode" if exit_.status else f"RaisedSignal:{exit_.signal}({signal.strsignal(exit_.signal)})"
+        return _final(task, JobState.FAILED, exit_.status, exit_.signal, at, reason)
+    return _final(task, JobState.COMPLETED, 0, 0, at, "")
+
+
+def not_started(task: Task) -> Task:
+    """The record of a job that was to start when the daemon died: nothing of it ran, so it simply waits again."""
+    return replace(task, state=JobState.PENDING, start=None, supervisor=0, supervisor_ticks=0)
+
+
+def started(task: Task, now: float) -> Task:
+    """The record of a queued job that starts now."""
+    return replace(
+        task,
+        state=JobState.RUNNING,
+        reason="",
+        start=now,
+        end=None,
+        dependency=after_start(task.dependency),
+        exit_status=None,
+        exit_signal=0,
+        signalled=False,
+        ending="",
+        ending_at=None,
+        termed=False,
+        requeue_held=False,
+    )
+
+
+def requeued(task: Task, now: float) -> Task:
+    """The record of a job that goes back into the queue, behind the others."""
+    held = task.held or task.requeue_held
+    return replace(
+        task,
+        state=JobState.PENDING,
+        reason="job requeued in held state" if task.requeue_held else "",
+        held=held,
+        requeue_held=False,
+        queued_at=now,
+        start=None,
+        end=None,
+        exit_status=None,
+        exit_signal=0,
+        restarts=task.restarts + 1,
+        supervisor=0,
+        supervisor_ticks=0,
+        signalled=False,
+        ending="",
+        ending_at=None,
+        termed=False,
+        begin=None,
+    )
+
+
+def cancelled(task: Task, now: float) -> Task:
+    """The record of a job that is cancelled now: at once while it waits, on the way when it runs."""
+    if task.state.is_final:
+        return task
+    if task.is_running:
+        if task.ending != JobState.REQUEUED and (task.ending or task.state is JobState.COMPLETING):
+            return task  # it is on its way out already
+        return replace(
+            task, ending=JobState.CANCELLED.value, ending_at=task.ending_at or now, requeue_held=False, held=False
+        )
+    return _final(task, JobState.CANCELLED, 0, 0, now, task.reason)
+
+
+def ending(task: Task, how: JobState, now: float) -> Task:
+    """The record of a running job that is being ended with the state `how`."""
+    if task.ending:
+        return task
+    return replace(task, ending=how.value, ending_at=now)
+
+
+def _final(task: Task, state: JobState, status: int, number: int, at: float, reason: str) -> Task:
+    return replace(
+        task, state=state, reason=reason, end=at, exit_status=status, exit_signal=number, held=False, dependency=""
+    )

@@ -1,0 +1,84 @@
+"""Reads sacct's rows. Pure.
+
+What sacct cannot tell, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
+0), `"` in a name became a backquote in the database, and a comment is kept only where the site stores it.
+"""
+
+from __future__ import annotations
+
+from resilience.errors import QuantityError
+from resilience.model.job import ExitCode, Job
+from resilience.model.job_state import JobState
+from resilience.schedulers._slurm.commands import HISTORY_COLUMNS, SEPARATOR
+from resilience.schedulers._slurm.queue import count_tasks, parse_count, parse_id, parse_state, parse_time, unexpected
+
+_COUNT = len(HISTORY_COLUMNS)
+_NONE = frozenset({"None assigned", "None", "(null)", "Unknown"})
+
+
+def parse_history(text: str) -> tuple[Job, ...]:
+    """Given sacct's rows of HISTORY_COLUMNS, each ended by the separator, return a job for each run of each job.
+
+    Raise SchedulerUnavailable if a row is not sacct's, or was cut.
+    """
+    jobs: list[Job] = []
+    held: str | None = None
+    for line in text.removesuffix("\n").split("\n") if text else []:
+        row = f"{held}\n{line}" if held is not None else line
+        # a name may hold a newline or a separator: it is last, and the row ends with a separator
+        if row.count(SEPARATOR) < _COUNT or not row.endswith(SEPARATOR):
+            held = row
+            continue
+        held = None
+        jobs.append(_job(row))
+    if held is not None or (text and not text.endswith("\n")):
+        raise unexpected("sacct", held or text[-200:])
+    return tuple(jobs)
+
+
+def _job(row: str) -> Job:
+    columns = row.removesuffix(SEPARATOR).split(SEPARATOR, _COUNT - 1)
+    (shown, raw, state_words, exit_code, submit, start, end, limit, nodes, node_list) = columns[:10]
+    user, partition, account, qos, reason, name = columns[10:]
+    try:
+        job_id, tasks = parse_id(shown)
+        state = parse_state(state_words.partition(" ")[0].removesuffix("+"))
+        return Job(
+            id=job_id,
+            raw_id=int(raw.partition("_")[0].partition("+")[0]),
+            name=name,
+            state=state,
+            user=user,
+            reason="" if reason in _NONE else reason,
+            tasks=tasks,
+            task_count=count_tasks(tasks),
+            partition=partition,
+            account=account,
+            qos="" if qos == "Unknown" else qos,
+            nodes="" if node_list in _NONE else node_list,
+            node_count=parse_count(nodes),
+            submit_time=parse_time(submit),
+            start_time=parse_time(start),
+            end_time=parse_time(end),
+            time_limit_s=int(limit) * 60 if limit.isdigit() else None,
+            exit_code=_exit_code(exit_code, state),
+        )
+    except (ValueError, QuantityError):
+        raise unexpected("sacct", row) from None
+
+
+def _exit_code(text: str, state: JobState) -> ExitCode | None:
+    """None where sacct says nothing, or says what cannot be: a job that FAILED with 0:0 lost its code of 128."""
+    status, colon, signal = text.partition(":")
+    if not colon:
+        return None
+    code = ExitCode(int(status), int(signal))
+    lost = state is JobState.FAILED and code == ExitCode(0)
+    return code if not lost and (state.is_final or state is JobState.REQUEUED) else None
+
+
+def loses_exit_codes(version: str) -> bool:
+    """Whether this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
+    year, _, rest = version.partition(".")
+    month = rest.partition(".")[0]
+    return not (year.isdigit() and month.isdigit() and (int(year), int(month)) >= (26, 5))

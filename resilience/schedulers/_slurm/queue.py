@@ -1,0 +1,212 @@
+"""Reads squeue's rows, streamed, into jobs. Pure.
+
+A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Anything else - a banner of a wrapper, a
+column missing, a row cut in the middle - means that something other than squeue spoke, or not to its end, and
+then nothing of the answer is believed: a row that is dropped in silence is a job that reads as gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from resilience.errors import QuantityError, SchedulerUnavailable
+from resilience.model.job import ExitCode, Job, JobId
+from resilience.model.job_state import JobState
+from resilience.quantities import parse_slurm_time_s
+from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+
+HEAD = 4
+"""How many columns a predicate gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
+cheap."""
+REST = HEAD
+"""Where in a predicate's columns the rest of the row is, as one text."""
+
+_END = SEPARATOR + ROW_END
+_COUNT = len(QUEUE_COLUMNS)
+_MAX_ROW_CHARACTERS = 2**20
+_is_id = re.compile(r"[1-9]\d*(?:_(?:\d+|\*|\[[^\]\s]*\])|\+\d+)?", re.ASCII).fullmatch
+_parts_of_id = re.compile(r"(\d+)(?:_(?:(\d+)|\*|\[([^\]]*)\])|\+\d+)?", re.ASCII).fullmatch
+_is_state = re.compile(r"[A-Z][A-Z_]*").fullmatch
+_NO_TIME = frozenset({"N/A", "NONE", "None", "Unknown", "UNKNOWN", "(null)", ""})
+_NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit", "N/A", ""})
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
+
+Wanted = Callable[[Sequence[str]], bool]
+
+
+def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None) -> Iterator[Job]:
+    """Given squeue's lines without newlines, yield the wanted jobs, building no object for the others.
+
+    `wanted` is asked once per row with [id, raw id, user, state, rest of the row], as squeue wrote them. Every row is
+    checked, wanted or not. A name that holds a newline spans several lines.
+    Raise SchedulerUnavailable at the first line that squeue cannot have written, and at the end if the last row was
+    cut. So nothing that was yielded may be believed before the iteration has ended.
+    """
+    held = ""
+    end, separator, count, is_id = _END, SEPARATOR, _COUNT, _is_id  # local names are quicker, a hundred thousand times
+    for line in lines:
+        if held:
+            line = f"{held}\n{line}"
+        if not line.endswith(end):
+            held = line or "\n"
+            if len(line) > _MAX_ROW_CHARACTERS:
+                raise unexpected("squeue", line)
+            continue
+        held = ""
+        columns = line.split(separator, HEAD)
+        shown = columns[0]
+        if line.count(separator) < count or not columns[1].isdecimal() or not (shown.isdecimal() or is_id(shown)):
+            raise unexpected("squeue", line)
+        if wanted is None or wanted(columns):
+            yield parse_row(line)
+    if held:
+        raise unexpected("squeue", held)
+
+
+def unexpected(program: str, line: str) -> SchedulerUnavailable:
+    """The error for a line that this program does not write."""
+    shown = line.strip().replace(SEPARATOR, "|").replace(ROW_END, "")[:120]
+    return SchedulerUnavailable(
+        f"{program} wrote an unexpected line: {shown!r}",
+        hint=f"nothing of that answer is believed; does a wrapper or a login script print through {program}?",
+    )
+
+
+def parse_row(line: str) -> Job:
+    """Given one whole row, return its job. Raise SchedulerUnavailable if a column is not what it should be."""
+    columns = line.removesuffix(_END).split(SEPARATOR, _COUNT - 1)
+    if len(columns) != _COUNT:
+        raise unexpected("squeue", line)
+    (shown, raw, user, state, task, submit, start, end, limit, nodes) = columns[:10]
+    (partition, account, qos, restarts, exit_code, node_list, reason, dependency, command, comment, name) = columns[10:]
+    try:
+        job_id, tasks = parse_id(shown, task)
+        parsed = parse_state(state)
+        return Job(
+            id=job_id,
+            raw_id=int(raw),
+            name=name,
+            state=parsed,
+            user=user,
+            reason=_text(reason) if reason != "None" else "",
+            tasks=tasks,
+            task_count=count_tasks(tasks),
+            partition=partition,
+            account=_text(account),
+            qos=_text(qos),
+            nodes=_text(node_list),
+            node_count=parse_count(nodes),
+            submit_time=parse_time(submit),
+            start_time=parse_time(start),
+            end_time=parse_time(end),
+            time_limit_s=parse_limit(limit),
+            dependency=_text(dependency),
+            comment=_text(comment),
+            command=_text(command),
+            restarts=int(restarts),
+            exit_code=parse_wait_status(exit_code) if parsed.is_final else None,
+        )
+    except (ValueError, QuantityError):
+        raise unexpected("squeue", line) from None
+
+
+def parse_id(shown: str, task: str = "") -> tuple[JobId, str]:
+    """Given `12`, `12_3`, `12_[2-10%1]` or `12+1`, return the id and the set of tasks it stands for, or "".
+
+    A component of a heterogeneous job (`12+1`) has its leader's id. `task` is squeue's own column of it; it
+    tells the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
+    """
+    match = _parts_of_id(shown)
+    if match is None or int(match[1]) == 0:
+        raise ValueError(shown)
+    number, element, tasks = match.groups()
+    if shown.endswith("_*"):
+        tasks = task
+    return JobId(int(number), None if element is None else int(element)), tasks or ""
+
+
+def parse_state(text: str) -> JobState:
+    """Given a state's long name, return it; a word from a newer SLURM is UNKNOWN. Raise ValueError if it is no word."""
+    if _is_state(text) is None:
+        raise ValueError(text)
+    return JobState.parse(text)
+
+
+def parse_time(text: str) -> float | None:
+    """Given seconds since the epoch (SLURM_TIME_FORMAT=%s), return them; None if there is no time yet."""
+    if text in _NO_TIME:
+        return None
+    seconds = int(text)
+    return float(seconds) if seconds > 0 else None
+
+
+def parse_limit(text: str) -> int | None:
+    """Given a time limit as squeue or scontrol print it, return seconds, or None if there is none."""
+    return None if text in _NO_LIMIT else parse_slurm_time_s(text)
+
+
+def parse_count(text: str) -> int:
+    """Given a number of nodes, return it. `2-4` is 2 (the least it asks for), `1K` is 1024."""
+    number = text.partition("-")[0]
+    factor = {"K": 1024, "k": 1024, "M": 1024**2}.get(number[-1:], 1)
+    return int(float(number.rstrip("KkM")) * factor) if number else 0
+
+
+def parse_wait_status(text: str) -> ExitCode | None:
+    """Given squeue's exit_code, return it: `3:0` since 24.11, wait(2)'s raw status (`768`) up to 22.05."""
+    if text in {"", "N/A", "(null)"}:
+        return None
+    status, colon, signal = text.partition(":")
+    if colon:
+        return ExitCode(int(status), int(signal))
+    return ExitCode(int(status) >> 8 & 0xFF, int(status) & 0x7F)
+
+
+def parse_tasks(tasks: str) -> frozenset[int] | None:
+    """Given `2,5-9:2%1`, return {2, 5, 7, 9}; None if it cannot be known (cut with `...`).
+
+    sacct writes long sets as a bit mask, `0x7FC`.
+    """
+    body = tasks.partition("%")[0]
+    if body.lower().startswith("0x"):
+        try:
+            mask = int(body, 16)
+        except ValueError:
+            return None
+        return frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
+    found: set[int] = set()
+    for piece in body.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            return None
+        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if high > 2**24 or step < 1:
+            return None
+        found.update(range(low, high + 1, step))
+    return frozenset(found)
+
+
+def count_tasks(tasks: str) -> int:
+    """Given the tasks of a record, return how many; 1 for a record that stands for itself or cannot be counted."""
+    known = parse_tasks(tasks) if tasks else None
+    return len(known) if known else 1
+
+
+def concerns(job: Job, job_id: JobId) -> bool | None:
+    """Whether a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
+
+    None if it cannot be known: the record's set of tasks was cut.
+    """
+    if job_id.task is None:
+        return job_id.array in {job.id.array, job.raw_id}
+    if job.id.array != job_id.array:
+        return False
+    if not job.tasks:
+        return job.id.task == job_id.task
+    known = parse_tasks(job.tasks)
+    return None if known is None else job_id.task in known
+
+
+def _text(column: str) -> str:
+    return "" if column in {"(null)", "N/A"} else column

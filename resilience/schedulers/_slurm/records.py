@@ -1,0 +1,294 @@
+"""Reads scontrol's and sinfo's text: jobs, configuration, partitions, nodes, ping. Pure.
+
+`scontrol --oneliner` writes `Key=Value` words, but values may hold blanks, and a job's name may hold anything, even
+`JobState=COMPLETED` or a newline. So free values are found by the fixed words that scontrol always writes after them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from resilience.errors import QuantityError
+from resilience.model.cluster_config import ClusterConfig
+from resilience.model.job import ExitCode, Job, JobId
+from resilience.model.node import Node
+from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR
+from resilience.schedulers._slurm.queue import (
+    count_tasks,
+    parse_count,
+    parse_limit,
+    parse_state,
+    parse_time,
+    unexpected,
+)
+
+_RECORD = re.compile(
+    r"JobId=(?P<raw>\d+) "
+    r"(?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) (?:ArrayTaskThrottle=(?P<throttle>\d+) )?)?"
+    r"(?:HetJobId=(?P<het>\d+) HetJobOffset=\d+ )?"
+    # the name, then words that only scontrol writes in this form
+    r"JobName=(?P<name>.*?) (?:HetJobIdSet=\S* )?UserId=(?P<user>\S+?)\(\d+\) GroupId=\S+ MCS_label=\S+ Priority=\d+ "
+    r"(?P<middle>.*?) ?JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>.*?) (?:FailedNode=\S* )?"
+    r"Dependency=(?P<dependency>\S*) Requeue=\d "
+    r"(?P<facts>.*?)Command=(?P<tail>.*)",
+    re.DOTALL,
+)
+_WORD = re.compile(r"(\w[\w/:]*)=(\S*)")
+_TAIL = re.compile(r"^(?P<command>.*?)(?: SubmitLine=.*?)? WorkDir=(?P<rest>.*)$", re.DOTALL)
+_OUTPUT = re.compile(
+    r" StdErr=.*? StdIn=.*? StdOut=(?P<stdout>.*?)"
+    r"(?: (?:Power|Tres\w+|Mail\w+|Mem\w+|Cron\w+|Kill\w+|Ntasks\w+|Batch\w*|Burst\w*)=.*)?\s*$",
+    re.DOTALL,
+)
+_COMMENT = re.compile(r" Comment=(?P<comment>.*?) {1,2}$", re.DOTALL)
+_UNRESOLVED_TASK = "4294967294"
+"""What stands for %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
+
+
+def parse_jobs(text: str) -> tuple[Job, ...]:
+    """Given `scontrol --oneliner show job`, return its records, in SLURM's order.
+
+    Raise SchedulerUnavailable if there is none, or one that is not as scontrol writes it.
+    """
+    return tuple(_job(match) for match in _matches(text))
+
+
+def parse_settings(text: str) -> tuple[Mapping[str, str], ...]:
+    """Given the same text, return each record's words that `update` changes, with JobState: to verify a change."""
+    wanted = {"ExcNodeList", "TimeLimit", "EndTime", "StartTime"}
+    found = []
+    for match in _matches(text):
+        facts = {k: v for k, v in _WORD.findall(match["facts"]) if k in wanted}
+        named = {"JobState": match["state"], "ArrayTaskThrottle": match["throttle"] or "0"}
+        found.append(facts | named | {"Dependency": match["dependency"]})
+    return tuple(found)
+
+
+def _split(text: str, opening: str) -> Iterator[str]:
+    """Yield records; a name's newline does not end one."""
+    if not text.startswith(opening) or not text.endswith("\n"):
+        raise unexpected("scontrol", text[:200] or "nothing at all")
+    starts = [match.start() for match in re.finditer(rf"^{re.escape(opening)}\S+ ", text, re.MULTILINE)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield text[start:end].rstrip("\n")
+
+
+def _matches(text: str) -> Iterator[re.Match[str]]:
+    """Yield jobs. What looks like the start of a record may be a line of a name: a piece too short is put together."""
+    held = ""
+    for piece in _split(text, "JobId="):
+        held = f"{held}\n{piece}" if held else piece
+        if match := _RECORD.fullmatch(held):
+            yield match
+            held = ""
+    if held:
+        raise unexpected("scontrol", held)
+
+
+def _job(match: re.Match[str]) -> Job:
+    words = dict(_WORD.findall(f"{match['middle']} {match['facts']}"))
+    tail = _TAIL.match(match["tail"])
+    output = tail and _OUTPUT.search(tail["rest"])
+    if tail is None or output is None:
+        raise unexpected("scontrol", match[0])
+    comment = _COMMENT.search(tail["rest"][: output.start()] + " ")
+    array, task = match["array"], match["task"] or ""
+    single = task.isdigit()
+    try:
+        number = int(array or match["het"] or match["raw"])
+        tasks = "" if single or not array else task
+        state = parse_state(match["state"])
+        pending_end = state.is_waiting and "StartTime" in words and parse_time(words["StartTime"]) is None
+        return Job(
+            id=JobId(number, int(task) if single else None),
+            raw_id=int(match["raw"]),
+            name=match["name"],
+            state=state,
+            user=match["user"],
+            # scontrol writes blanks in a reason as underscores; squeue does not
+            reason="" if match["reason"] == "None" else match["reason"].replace("_", " "),
+            tasks=tasks,
+            task_count=count_tasks(tasks),
+            partition=_text(words["Partition"]),
+            account=_text(words.get("Account", "")),
+            qos=_text(words.get("QOS", "")),
+            nodes=_text(words.get("NodeList", "")),
+            node_count=parse_count(words["NumNodes"]),
+            submit_time=parse_time(words["SubmitTime"]),
+            start_time=parse_time(words["StartTime"]),
+            end_time=None if pending_end else parse_time(words["EndTime"]),
+            time_limit_s=parse_limit(words["TimeLimit"]),
+            dependency=_text(match["dependency"]),
+            comment=_text(comment["comment"]) if comment else "",
+            command=_text(tail["command"]),
+            stdout=_text(output["stdout"]).replace(_UNRESOLVED_TASK, "%a"),
+            restarts=int(words["Restarts"]),
+            exit_code=_exit_code(words["ExitCode"]) if state.is_final else None,
+        )
+    except (KeyError, ValueError, QuantityError):
+        raise unexpected("scontrol", match[0]) from None
+
+
+def _exit_code(text: str) -> ExitCode:
+    status, _, signal = text.partition(":")
+    return ExitCode(int(status), int(signal))
+
+
+def _text(value: str) -> str:
+    return "" if value in {"(null)", "N/A"} else value
+
+
+def parse_ping(text: str) -> bool:
+    """Given `scontrol ping`, say whether a controller is up: the primary, or a backup that took over."""
+    return re.search(r"^Slurmctld\(\S+\) at .* is UP\s*$", text, re.MULTILINE) is not None
+
+
+def parse_config(config: str, partitions: str) -> ClusterConfig:
+    """Given `scontrol show config` and `scontrol --oneliner show partition`, return what resil needs of them.
+
+    A key that a release does not have is None. Raise SchedulerUnavailable if it is not scontrol's answer.
+    """
+    raw = parse_raw_config(config)
+    states, default = parse_partitions(partitions)
+    storage = raw.get("AccountingStorageType")
+    cron = raw.get("ScronParameters", "(null)")
+    preempt = _text(raw.get("PreemptType", ""))
+    requeue = raw.get("JobRequeue")
+    return ClusterConfig(
+        scheduler="slurm",
+        version=raw["SLURM_VERSION"],
+        cluster=_text(raw.get("ClusterName", "")),
+        accounting=None if storage is None else _text(storage).removeprefix("accounting_storage/") not in {"", "none"},
+        scrontab="enable" in cron.split(",") or "enable=true" in cron,
+        job_requeue=None if requeue is None else requeue in {"1", "YES", "Yes"},
+        kill_wait_s=_number(raw.get("KillWait")),
+        message_timeout_s=_number(raw.get("MessageTimeout")),
+        over_time_limit_min=_number(raw.get("OverTimeLimit")),
+        proctrack=_text(raw.get("ProctrackType", "")).removeprefix("proctrack/"),
+        max_array_size=_number(raw.get("MaxArraySize")),
+        preempt_type=preempt.removeprefix("preempt/") or "none",
+        preempt_mode=_text(raw.get("PreemptMode", "")),
+        send_user_signal="send_user_signal" in raw.get("PreemptParameters", "").split(","),
+        partitions=states,
+        default_partition=default,
+        raw=raw,
+    )
+
+
+def parse_raw_config(text: str) -> Mapping[str, str]:
+    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is when it was asked.
+
+    Raise SchedulerUnavailable if it is not scontrol's answer.
+    """
+    raw = {}
+    if opening := re.match(r"Configuration data as of (\S+)", text):
+        raw["asked_at"] = opening[1]
+    for line in text.splitlines():
+        key, found, value = line.partition(" = ")
+        if found and " " not in key.strip():
+            raw[key.strip()] = value.strip()
+    if "SLURM_VERSION" not in raw:
+        raise unexpected("scontrol", text[:200] or "nothing at all")
+    return raw
+
+
+def controller_age_s(raw: Mapping[str, str]) -> float | None:
+    """Given the configuration, return how long the controller was up when asked; None if it does not say."""
+    asked, booted = raw.get("asked_at", ""), raw.get("BOOT_TIME", "")
+    return float(int(asked) - int(booted)) if asked.isdigit() and booted.isdigit() else None
+
+
+def parse_partitions(text: str) -> tuple[Mapping[str, str], str]:
+    """Given `scontrol --oneliner show partition`, return the names with their states, and the default's name."""
+    if not text.strip() or text.strip() == "No partitions in the system":
+        return {}, ""
+    states, default = {}, ""
+    for record in _split(text, "PartitionName="):
+        words = dict(_WORD.findall(record))
+        if "State" not in words:
+            raise unexpected("scontrol", record)
+        states[words["PartitionName"]] = words["State"]
+        if words.get("Default") == "YES":
+            default = words["PartitionName"]
+    return states, default
+
+
+def _number(text: str | None) -> int | None:
+    match = re.match(r"\d+", text or "")
+    return int(match[0]) if match else None
+
+
+_STATES = {
+    # sinfo's word (sinfo(1), "NODE STATE CODES") -> base state and flags
+    "drained": ("IDLE", "DRAIN"),
+    "draining": ("MIXED", "DRAIN"),
+    "fail": ("IDLE", "FAIL"),
+    "failing": ("MIXED", "FAIL"),
+    "maint": ("IDLE", "MAINTENANCE"),
+    "maintenance": ("IDLE", "MAINTENANCE"),
+    "completing": ("ALLOCATED", "COMPLETING"),
+    "reserved": ("IDLE", "RESERVED"),
+    "planned": ("IDLE", "PLANNED"),
+    "perfctrs": ("IDLE", "PERFCTRS"),
+    "npc": ("IDLE", "PERFCTRS"),
+    "reboot": ("IDLE", "REBOOT_REQUESTED"),
+    "reboot_requested": ("IDLE", "REBOOT_REQUESTED"),
+    "reboot_issued": ("IDLE", "REBOOT_ISSUED"),
+    "power_down": ("IDLE", "POWER_DOWN"),
+    "powered_down": ("IDLE", "POWERED_DOWN"),
+    "powering_down": ("IDLE", "POWERING_DOWN"),
+    "power_up": ("IDLE", "POWERING_UP"),
+    "powering_up": ("IDLE", "POWERING_UP"),
+    "powered_up": ("IDLE", "POWERING_UP"),
+    "inval": ("DOWN", "INVALID_REG"),
+    "invalid_reg": ("DOWN", "INVALID_REG"),
+    "blocked": ("IDLE", "BLOCKED"),
+    "unk": ("UNKNOWN", ""),
+    "no_respond": ("DOWN", "NOT_RESPONDING"),
+}
+_SUFFIXES = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+    "+": "COMPLETING",
+}
+
+
+def parse_node_state(text: str) -> tuple[str, tuple[str, ...]]:
+    """Given sinfo's %T, return base state and flags. For instance, `drained*` gives IDLE with DRAIN, NOT_RESPONDING."""
+    word = text.rstrip("".join(_SUFFIXES)).lower()
+    marks = [_SUFFIXES[mark] for mark in text[len(word) :]]
+    base, flag = _STATES.get(word, (word.upper(), ""))
+    return base or "UNKNOWN", tuple(dict.fromkeys([*([flag] if flag else []), *marks]))
+
+
+def parse_nodes(text: str) -> tuple[Node, ...]:
+    """Given sinfo's rows of NODE_FORMAT, one per node and partition, return each node once.
+
+    Raise SchedulerUnavailable if a row is not one of sinfo's.
+    """
+    nodes: dict[str, Node] = {}
+    *rows, rest = text.split(ROW_END + "\n")
+    if rest.strip():
+        raise unexpected("sinfo", rest)
+    for row in rows:
+        columns = row.split(SEPARATOR, 3)
+        if len(columns) != 4 or not re.fullmatch(r"[\w.-]+", columns[0]) or not re.match(r"[a-z]", columns[1].lower()):
+            raise unexpected("sinfo", row)
+        name, shown, partition, reason = columns
+        if name in nodes:
+            known = nodes[name]
+            nodes[name] = replace(known, partitions=(*known.partitions, partition))
+            continue
+        state, flags = parse_node_state(shown)
+        said = "" if reason.strip() in {"none", "(null)", ""} else reason.strip()
+        nodes[name] = Node(name, state, flags, said, (partition,))
+    return tuple(nodes.values())

@@ -1,0 +1,88 @@
+"""What a call of sbatch means: command line over SBATCH_* over #SBATCH, short and long forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.errors import SchedulerError, UsageError
+from resilience.schedulers._local import options
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--time=10"], [("time", "10")]),
+        (["--time", "10"], [("time", "10")]),
+        (["-t", "10"], [("time", "10")]),
+        (["-t10"], [("time", "10")]),
+        (["-t=10"], [("time", "10")]),
+        (["-Ht10"], [("hold", None), ("time", "10")]),
+        (["--exclusive"], [("exclusive", None)]),
+        (["--exclusive=user"], [("exclusive", "user")]),
+        (["--arr=1-3"], [("array", "1-3")]),
+        (["--job-name=a=b c"], [("job-name", "a=b c")]),
+        (["-J", "-x"], [("job-name", "-x")]),
+        ([], []),
+    ],
+)
+def test_arguments(words: list[str], given: list[options.Given]) -> None:
+    assert options.parse_arguments(words) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--jobname=x"], "unrecognized option '--jobname'", "--job-name"),
+        (["--tiem=1"], "unrecognized option '--tiem'", "--time"),
+        (["--gpu"], "ambiguous", "gpus"),
+        (["-9"], "invalid option -- '9'", ""),
+        (["--time"], "requires an argument", ""),
+        (["-t"], "requires an argument", ""),
+        (["--hold=yes"], "doesn't allow an argument", ""),
+        (["job.sh"], "not an option", ""),
+        (["--wrap=ls"], "--wrap", "script"),
+    ],
+)
+def test_refusals_name_what_was_meant(words: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        options.parse_arguments(words)
+    assert hint in caught.value.hint
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_script() -> None:
+    script = "#!/bin/bash\n#SBATCH -t 1 -J script --mem=5G\n#SBATCH --open-mode=append\n"
+    environ = {"SBATCH_TIMELIMIT": "2", "SBATCH_JOB_NAME": "environment", "SBATCH_PARTITION": "p"}
+    result = options.collect({"time": "3", "requeue": None}, ["--no-requeue"], environ, script)
+    assert result.get("time") == "3" and result.get("job-name") == "environment"
+    assert result.get("open-mode") == "append"
+    assert result.has("no-requeue") and not result.has("requeue")
+    assert result.ignored == ("--mem", "--partition")
+
+
+def test_directives_end_at_the_first_command() -> None:
+    script = (
+        '#!/bin/bash\n# words\n#SBATCH --job-name="two words" # why\n\n##SBATCH -n 9\n#SBATCH-n 9\n  # -n 9\n'
+        "#SBATCH -t 5\necho\n#SBATCH -n 9\n"
+    )
+    assert options.script_arguments(script) == ["--job-name=two words", "-t", "5"]
+
+
+def test_a_directive_with_an_open_quote_is_named_by_its_line() -> None:
+    with pytest.raises(UsageError, match="line 2"):
+        options.script_arguments('#!/bin/sh\n#SBATCH -J "x\n')
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "empty"), (b" \n", "whitespace"), (b"ls\n", "#!"), (b"#!/bin/sh\r\n", "DOS"), (b"#!/bin/sh\n\0", "NULL")],
+)
+def test_scripts_that_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(SchedulerError, match=message):
+        options.check_script(content, "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"), [("-t", True), ("-t5", False), ("--time", True), ("--time=5", False), ("-H", False)]
+)
+def test_which_options_take_the_next_word(word: str, answer: bool) -> None:
+    assert options.takes_value(word) is answer
