@@ -23,4 +23,5 @@ def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> No
         console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
     drawn = console.export_svg(title=title, unique_id="resil")
     # rich refers to a font on somebody's server; a picture must not ask the network for anything.
-    write_atomic(path, re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn), mode=0o644)
+    without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")
+    write_atomic(path, without_font, mode=0o644)
