@@ -15,7 +15,7 @@ from resilience.actions import submit
 from resilience.actions.demo_story import DemoAttempt, tell_attempts
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 from resilience.model import layout
 from resilience.model.job import Job, JobId, JobUpdate
 from resilience.quantities import quote_toml
@@ -116,8 +116,11 @@ def run_demo(
     """Run the demo and return how it ended.
 
     `tell(seconds, sentence)` is called for each event, `show(line)` with a line of progress that replaces the one
-    before. Raise DemoFailed if it does not end in time, or not as it must; then the folder is kept.
+    before. Raise UsageError if the folder holds something already, DemoFailed if it does not end in time, or not as it
+    must; then the folder is kept.
     """
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already, and not empty", hint="name a new folder: --folder NEW")
     clock = project.world.clock
     began = clock.monotonic()
     scheduler = project.scheduler_name()
@@ -156,7 +159,12 @@ beat_s = 1
 time = {quote_toml(pace.time_limit)}
 """
     write_atomic(folder / FILE_NAME, settings, mode=0o644)
-    environ = dict(project.world.environ)
+    # The person's own settings are not the demo's, but for what their cluster asks of every job (account, partition).
+    environ = {
+        name: value
+        for name, value in project.world.environ.items()
+        if not (name.startswith("RESIL_") and "__" in name) or name.startswith("RESIL_SBATCH__")
+    }
     if project.scheduler_name() == "local":
         environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
         environ.setdefault("RESIL_LOCAL_IDLE_S", "2")

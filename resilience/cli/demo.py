@@ -10,9 +10,13 @@ from typing import Annotated
 import typer
 
 from resilience.actions.demo import JOBS, DemoFailed, DemoResult, run_demo
-from resilience.cli.options import JsonOption, open_project
+from resilience.actions.project import Project
+from resilience.cli.options import JsonOption
 from resilience.cli.output import paint, print_json, table
 from resilience.quantities import format_duration
+from resilience.settings.load import Loaded
+from resilience.settings.sections import SchedulerSettings, Settings
+from resilience.system.world import World
 
 EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
 
@@ -37,7 +41,8 @@ def command(
 
     Ten jobs, one after another, need nothing but this installation and take less than a minute.
     """
-    project = open_project(scheduler=scheduler)
+    world = World()  # the settings of the folder that one happens to be in are not the demo's
+    project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
     result = run_demo(
