@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -190,4 +189,4 @@ def test_a_scheduler_that_falls_silent_after_the_order_leaves_no_doubt_that_it_w
 def test_a_cancel_makes_the_next_status_ask_anew(project: Project, fake: FakeScheduler) -> None:
     queue_memory.remember(project.world, "fake", tuple(fake.records))
     steer.cancel(project, project.directory("gpt"))
-    assert os.listdir(project.world.host.home / ".cache" / "resil") == []
+    assert not list((project.world.host.home / ".cache" / "resil").iterdir())

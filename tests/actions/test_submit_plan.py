@@ -125,8 +125,8 @@ def test_a_request_that_contradicts_itself_is_refused(request_: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "word", ["--array=5", "--array", "--arr=5", "-a5", "-a", "-d1", "--dependency=1", "--comment=x", "--comm=x", "--parsable",
-             "--test-only"],
+    "word", ["--array=5", "--array", "--arr=5", "-a5", "-a", "-d1", "--dependency=1", "--comment=x", "--comm=x",
+             "--parsable", "--test-only"],
 )  # fmt: skip
 def test_what_resil_itself_tells_sbatch_cannot_be_undone_behind_its_back(word: str) -> None:
     with pytest.raises(UsageError, match="would undo") as caught:

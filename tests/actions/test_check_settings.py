@@ -1,0 +1,52 @@
+"""`resil config check` refuses what no submit could use, beyond the types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.actions.check_settings import check_settings
+from resilience.actions.project import Project
+from resilience.errors import ResilError
+from resilience.settings.load import load
+from tests.fakes import make_world
+
+
+def check(folder: Path, text: str) -> None:
+    (folder / "resil.toml").write_text(text)
+    world = make_world(folder)
+    check_settings(Project(world, load(world)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '[run]\nname = "gpt"\ntemplate = "torchrun"\n', '[scheduler]\nname = "local"\n', "[submit]\narray = 10\n",
+     '[submit]\nsignal = "sigusr2"\nsignal_lead_s = "18h"\n', '[run]\nswitch_owners = "group"\n',
+     "[sbatch]\ntime = 90\n"],
+)  # fmt: skip
+def test_good_settings_are_good(tmp_path: Path, text: str) -> None:
+    check(tmp_path, text)
+
+
+BAD = {
+    "name": ('[run]\nname = "my run"\n', "cannot be a run's name", "letters"),
+    "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
+    "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
+    "policy": ('[run]\nswitch_owners = "everybody"\n', "no owner policy", "owner, group, any"),
+    "long lead": ('[submit]\nsignal_lead_s = "1d"\n', "above 65535 s", "300"),
+    "signal": ('[submit]\nsignal = "US R1"\n', "is not a signal", "B:USR1@300"),
+    "signal with a lead": ('[submit]\nsignal = "B:USR1@300"\n', "is not a signal", ""),
+    "array": ('[submit]\narray = "ten"\n', "'ten' is not an array", "--array 10"),
+    "time": ('[sbatch]\ntime = "soon"\n', "not a SLURM time", "20:00:00"),
+    "array among sbatch's": ("[sbatch]\narray = 10\n", "cannot stand in [sbatch]", "[submit]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_setting_that_no_submit_could_use_is_refused_with_exit_code_2(tmp_path: Path, case: str) -> None:
+    text, message, hint = BAD[case]
+    with pytest.raises(ResilError) as caught:
+        check(tmp_path, text)
+    assert message in caught.value.message and hint in caught.value.hint
+    assert caught.value.exit_code == 2

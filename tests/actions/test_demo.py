@@ -1,0 +1,118 @@
+"""The demo ends exactly, or says why not and leaves no job behind; it touches nothing of the person's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from resilience.actions import demo
+from resilience.actions.demo import DemoFailed, DemoResult, Pace, run_demo
+from resilience.actions.project import Project
+from resilience.errors import UsageError
+from resilience.schedulers.local import LocalScheduler
+from resilience.settings.load import FILE_NAME, Loaded
+from resilience.settings.sections import SchedulerSettings, Settings
+from resilience.system.clock import SystemClock
+from resilience.system.process import Completed, DeadlineExceeded, ProcessRunner
+from tests.fakes import make_world
+
+
+def a_project(tmp_path: Path, runner: object = None, **environ: str) -> Project:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM", "SBATCH"))}
+    world = make_world(tmp_path, {**kept, **environ}, clock=SystemClock(), runner=runner or ProcessRunner())
+    return Project(world, Loaded(Settings(scheduler=SchedulerSettings(name="local")), None, tmp_path))
+
+
+def play(project: Project, folder: Path | None, told: list[str], keep: bool = False) -> DemoResult:
+    return run_demo(
+        project, folder=folder, keep=keep, tell=lambda _, sentence: told.append(sentence), show=lambda _: None
+    )
+
+
+class FakeRunner:
+    """Ends the uninterrupted training as told."""
+
+    def __init__(self, answer: Completed | Exception) -> None:
+        self.answer = answer
+        self.env: dict[str, str] = {}
+
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, **_: object
+    ) -> Completed:
+        self.env = dict(env or {})
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_short_demo_is_hurt_three_times_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "JOBS", 5)
+    monkeypatch.setattr(demo, "STEPS", 120)
+    monkeypatch.setattr(demo, "SAVE_EVERY", 10)
+    monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 15), "2": ("hard kill", 25)})
+    pace = Pace(step_s=0.03, walltime_s=2.0, lead_s=1, time_limit="5", deadline_s=60)
+    monkeypatch.setitem(demo.PACES, "local", pace)
+    told: list[str] = []
+    project = a_project(tmp_path, RESIL_LOCAL_IDLE_S="0.2", RESIL_LOCAL_KILL_WAIT_S="1", RESIL_RUN__STATE_DIR="/nope",
+                        RESIL_SUBMIT__ARRAY="99", RESIL_RUN__COMMAND="false")  # fmt: skip
+    result = play(project, tmp_path / "demo", told)
+    assert result.is_exact, told
+    assert [attempt.why for attempt in result.attempts] == [
+        "crashed", "killed by signal 9", "its time was nearly over: it saved and stopped", "finished"
+    ], told  # fmt: skip
+    assert (result.burned, result.attempts[1].redone, result.attempts[2].redone) == (1, 5, 5)
+    assert any("its walltime is cut" in sentence for sentence in told)
+    stage = LocalScheduler(
+        clock=SystemClock(), runner=ProcessRunner(), environ={"RESIL_LOCAL_SPOOL": str(tmp_path / "demo" / "spool")}
+    )
+    assert stage.jobs() == (), "no job is left behind"
+
+
+def test_a_folder_with_something_in_it_is_never_written_into(tmp_path: Path) -> None:
+    own = tmp_path / "mine"
+    own.mkdir()
+    (own / FILE_NAME).write_text("# weeks of tuning\n")
+    with pytest.raises(UsageError, match="not empty") as caught:
+        play(a_project(tmp_path), own, [])
+    assert "--folder NEW" in caught.value.hint
+    assert [path.name for path in own.iterdir()] == [FILE_NAME]
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        play(a_project(tmp_path), tmp_path / "file", [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (DeadlineExceeded("python did not end in 90 s"), "did not end in 90 s"),
+        (
+            Completed(("python",), 1, "", "x" * 900 + "no module named math"),
+            "the training cannot run here: .*named math",
+        ),
+    ],
+    ids=["slow", "broken"],
+)
+def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_folder(
+    tmp_path: Path, answer: Completed | Exception, said: str
+) -> None:
+    told: list[str] = []
+    runner = FakeRunner(answer)
+    with pytest.raises(DemoFailed, match=said):
+        play(a_project(tmp_path, runner, RESIL_RUN_DIR="/somebody's"), tmp_path / "demo", told)
+    assert told == [f"everything is kept in {tmp_path / 'demo'}"]
+    assert "RESIL_RUN_DIR" not in runner.env, "the demo may be started inside a job of a run"
+
+
+def test_the_two_paces_leave_room_for_the_signal_before_the_limit() -> None:
+    for pace in demo.PACES.values():
+        assert 0 < pace.lead_s < pace.walltime_s < pace.deadline_s
+
+
+def test_a_demo_is_exact_or_not() -> None:
+    def result(loss: float) -> DemoResult:
+        return DemoResult((), 0, 0.0, loss, 0.1 + 0.2, 1.0, Path("/"))
+
+    assert result(0.1 + 0.2).is_exact and not result(0.3).is_exact
