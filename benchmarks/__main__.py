@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         _print(name, reports[name], time.monotonic() - began)
         if wanted.json is not None:
             wanted.json.write_text(json.dumps(_document(reports, samples), indent=1) + "\n")
-    missed = sum(row.verdict == "NOT MET" for report in reports.values() for row in report.rows)
-    print(f"\n{missed} target{'' if missed == 1 else 's'} not met" if missed else "\nevery target met")
+    verdicts = [row.verdict for report in reports.values() for row in report.rows if row.verdict]
+    print(f"\n{verdicts.count('met')} of {len(verdicts)} targets met")
     return 0
 
 
