@@ -34,13 +34,13 @@ def test_the_worst_finding_is_the_verdict() -> None:
 
 def test_everything_is_looked_at_and_nothing_is_left_behind(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+    before = sorted((tmp_path / "project").rglob("*"))
     found = topics(project)
     assert {"settings", "scheduler", "JobRequeue", "state directory", "file system", "templates"} <= set(found)
     assert found["settings"].text == str(project.loaded.path)
     assert found["scheduler"].text == "SLURM 24.11 answers"
     assert "python" in found["templates"].text
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted((tmp_path / "project").rglob("*")) == before
 
 
 def test_without_settings_the_way_to_some_is_told(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_state_directory_whose_runs_cannot_be_listed_is_unknown(tmp_path: Path
 
 def test_a_person_without_a_home_can_be_examined(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    host = replace(project.world.host, home=Path("/nonexistent"))
+    host = replace(project.world.host, home=Path("/proc/nonexistent"))
     assert examine(Project(replace(project.world, host=host), project.loaded, project._clients)).diagnoses
 
 

@@ -1,0 +1,78 @@
+"""`resil demo` shows what happens, ends with a table, and fails where the ends differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from resilience.actions.demo import DemoResult
+from resilience.actions.demo_story import DemoAttempt
+from resilience.cli import demo
+from tests.cli.shell import Shell
+
+ATTEMPTS = (
+    DemoAttempt(1, "7_1", "n1", 0, 90, 0, "crashed", 2.5, 1),
+    DemoAttempt(2, "7_2", "n1", 80, 400, 10, "finished", 3.0, 0),
+)
+
+
+def plays(monkeypatch: pytest.MonkeyPatch, loss: float = 1.5) -> dict[str, Any]:
+    """Let the demo end with this loss; what it was asked for is in the answer."""
+    asked: dict[str, Any] = {}
+
+    def run_demo(project: Any, *, tell: Callable[[float, str], None], **options: Any) -> DemoResult:
+        asked.update(options, scheduler=project.scheduler_name())
+        tell(1.0, "attempt 1 ended at step 90: crashed")
+        return DemoResult(ATTEMPTS, 8, 0.5, loss, 1.5, 20.0, Path("/kept"))
+
+    monkeypatch.setattr(demo, "run_demo", run_demo)
+    return asked
+
+
+def test_the_table_tells_each_attempt_and_that_nothing_was_changed(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = plays(monkeypatch)
+    said = shell.resil("demo")
+    assert said.code == 0 and asked["scheduler"] == "local"
+    assert "   1.0 s  attempt 1 ended at step 90: crashed" in said.out
+    assert "2        7_2  80-400  10      3 s     0     finished" in said.out
+    assert "2 attempts, 10 steps redone, 8 of 10 jobs not needed, 20 s in all" in said.out
+    assert "final loss 1.5; left alone 1.5: exactly the same" in said.out
+
+
+def test_an_end_that_differs_is_a_failure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plays(monkeypatch, loss=1.6)
+    said = shell.resil("demo", "--json")
+    assert said.code == 1 and "did not end where" in said.err
+    assert said.json["exact"] is False
+
+
+def test_programs_get_json_alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plays(monkeypatch)
+    document = shell.resil("demo", "--json").json
+    assert (document["exact"], [a["why"] for a in document["attempts"]]) == (True, ["crashed", "finished"])
+
+
+def test_the_picture_shows_what_was_printed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plays(monkeypatch)
+    shell.resil("demo", "--svg", "demo.svg")
+    text = "".join(ElementTree.parse(shell.folder / "demo.svg").getroot().itertext()).replace("\xa0", " ")
+    assert "attempt 1 ended at step 90: crashed" in text
+
+
+def test_broken_settings_of_the_folder_one_is_in_are_no_obstacle(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.settings("[torn")
+    plays(monkeypatch)
+    assert shell.resil("demo").code == 0
+
+
+def test_the_folder_and_the_scheduler_are_as_asked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plays(monkeypatch)
+    said = shell.resil("demo", "--folder", "here", "--scheduler", "slurm")
+    assert (asked["folder"], asked["scheduler"]) == (shell.folder / "here", "slurm")
+    assert "kept: /kept" in said.out

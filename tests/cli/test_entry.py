@@ -1,0 +1,127 @@
+"""Every way in which a command can end has its exit code and its sentence, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience import errors
+from resilience.cli import entry, show_status
+from resilience.errors import ResilError, SchedulerUnavailable, SubmissionUncertain
+from tests.cli.shell import Shell
+from tests.fakes import DOWN
+
+
+def family(kind: type[ResilError]) -> Iterator[type[ResilError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from family(child)
+
+
+KINDS: list[type[ResilError]] = list(dict.fromkeys(family(ResilError)))
+USAGE = {"UsageError", "SettingsError", "TemplateError", "QuantityError", "HostlistError"}
+TEMPORARY = {"SchedulerUnavailable", "SubmissionUncertain"}
+
+
+def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def show(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(show_status, "show_status", show)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_of_ours_has_its_exit_code_and_tells_what_to_try(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, kind: type[ResilError]
+) -> None:
+    fails_with(monkeypatch, kind("it broke", hint="mend it"))
+    said = shell.resil("status")
+    assert said.err == "resil: error: it broke\n  try: mend it\n"
+    assert said.code == (2 if kind.__name__ in USAGE else 75 if kind.__name__ in TEMPORARY else 1)
+    assert said.out == ""
+
+
+def test_a_transient_error_of_any_kind_asks_to_try_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_with(monkeypatch, ResilError("busy", transient=True))
+    said = shell.resil("status")
+    assert (said.code, said.err) == (75, "resil: error: busy\n")
+    assert SchedulerUnavailable("x").exit_code == SubmissionUncertain("x").exit_code == 75
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("sumbit",), ("status", "--arary"), ("status", "a", "b"), ("logs", "--lines", "many"), ("kill", "--scope", "x"),
+     ("status", "--interval", "0"), ("submit", "--chain", "x"), ("config", "chekc"), ("--no-such",)],
+)  # fmt: skip
+def test_a_command_line_that_cannot_be_meant_exits_with_2_and_says_where_help_is(
+    shell: Shell, words: tuple[str, ...]
+) -> None:
+    said = shell.resil(*words)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("resil: error: ") and "--help" in said.err
+
+
+def test_ctrl_c_exits_as_the_shell_expects(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_with(monkeypatch, KeyboardInterrupt())
+    said = shell.resil("status")
+    assert (said.code, said.err) == (130, "")
+
+
+def test_an_error_that_is_a_bug_says_so_and_how_to_see_more(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_with(monkeypatch, ZeroDivisionError("division by zero"))
+    said = shell.resil("status")
+    assert said.code == 1
+    assert said.err.startswith("resil: internal error: ZeroDivisionError: division by zero\n")
+    assert "RESIL_TRACEBACK=1" in said.err
+    monkeypatch.setenv("RESIL_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        entry.run(["status"])
+
+
+def test_a_reader_that_went_away_is_no_error(shell: Shell) -> None:
+    for words in (["status"], ["--help"], ["config", "show"], ["templates", "--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "resilience", *words], stdout=writing, stderr=subprocess.PIPE, timeout=60,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (0, b""), words
+
+
+def test_the_process_exits_with_the_commands_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "run", lambda words: 75 if words == ["a", "b"] else 0)
+    monkeypatch.setattr(sys, "argv", ["resil", "a", "b"])
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 75
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "gpt"), ("status", "gtp"), ("status", ".resil/gpt"), ("status", "")]
+)
+@pytest.mark.parametrize("runs", [0, 1, 2])
+@pytest.mark.parametrize("is_down", [False, True])
+def test_the_short_way_to_status_prints_what_the_long_way_prints(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], runs: int, is_down: bool
+) -> None:
+    for name in ("gpt", "llama")[:runs]:
+        assert shell.resil("submit", "--run", name, "--array", "3").code == 0
+    shell.fake.trouble = DOWN if is_down else None
+    assert entry._is_plain_status(words)
+    assert shell.resil("status", "--fresh").code in (0, 75)
+    short = shell.resil(*words)
+    monkeypatch.setattr(entry, "_is_plain_status", lambda _: False)
+    assert shell.resil(*words) == short
+
+
+def test_everything_else_goes_the_long_way() -> None:
+    for words in ([], ["status", "--json"], ["status", "-a"], ["status", "a", "b"], ["logs"], ["--help"]):
+        assert not entry._is_plain_status(words)

@@ -1,0 +1,42 @@
+"""The list of commands costs no import, and leads a person on."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience import __version__
+from resilience.cli.commands import COMMANDS
+from tests.cli.shell import Shell
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_every_command_with_its_line_by_section(shell: Shell, flag: str) -> None:
+    said = shell.resil(flag)
+    assert said.code == 0
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in said.out and command.summary in said.out
+        assert f"{command.section}:" in said.out
+    assert "A first look: resil demo" in said.out
+
+
+def test_without_a_command_the_help_is_shown(shell: Shell) -> None:
+    said = shell.resil()
+    assert said.code == 2 and "submit" in said.out
+
+
+def test_the_version_is_shown(shell: Shell) -> None:
+    assert shell.resil("--version").out == f"resil {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(shell: Shell, name: str) -> None:
+    said = shell.resil(name, "--help")
+    assert said.code == 0
+    assert said.out.startswith(f"Usage: resil {name} ")
+    assert f"resil {name}" in said.out.partition("\n")[2] or name == "config"
+    assert shell.resil(name, "-h") == said
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(shell: Shell) -> None:
+    assert "Did you mean 'submit'?" in shell.resil("sumbit").err
+    assert "Did you mean" not in shell.resil("zzzz").err

@@ -1,0 +1,66 @@
+"""Completion answers from local state, never raises, never asks the scheduler; options mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.cli import options
+from resilience.cli.options import complete_runs, complete_templates, open_project
+from tests.cli.shell import Shell
+
+
+def test_names_of_runs_and_templates_are_completed_without_asking_the_scheduler(shell: Shell) -> None:
+    for name in ("gpt", "gpt2", "llama"):
+        shell.resil("submit", "--run", name)
+    shell.fake.calls.clear()
+    assert complete_runs("gp") == ["gpt", "gpt2"]
+    assert complete_runs("") == ["gpt", "gpt2", "llama"]
+    assert complete_templates("tor") == ["torchrun"]
+    assert shell.fake.calls == []
+
+
+@pytest.mark.parametrize("trouble", ["settings", "state directory", "templates", "here", "home", "config"])
+def test_nothing_that_is_broken_prints_into_somebodys_prompt(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, trouble: str
+) -> None:
+    if trouble == "settings":
+        shell.settings("[torn")
+    elif trouble == "state directory":
+        (shell.folder / ".resil").write_text("")
+    elif trouble == "templates":
+        (shell.folder / "slurm_templates").mkdir()
+        (shell.folder / "slurm_templates" / "x.sbatch.j2").write_bytes(b"\xff")
+    elif trouble == "here":
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+    elif trouble == "home":
+        monkeypatch.setenv("HOME", "/proc/nonexistent")
+    else:
+        monkeypatch.setenv("RESIL_CONFIG", "/proc/nonexistent")
+    for incomplete in ("", "x", "\udcff", "x" * 10_000):
+        assert isinstance(complete_runs(incomplete), list)
+        assert isinstance(complete_templates(incomplete), list)
+    assert capsys.readouterr() == ("", "")
+    assert shell.fake.calls == []
+
+
+def test_whatever_opening_a_project_raises_completion_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(options, "open_project", broken)
+    assert (complete_runs(""), complete_templates("")) == ([], [])
+
+
+def test_the_scheduler_named_on_the_command_line_wins(shell: Shell) -> None:
+    assert open_project().scheduler_name() == "fake"
+    assert open_project(scheduler="local").scheduler_name() == "local"
+
+
+def test_a_settings_file_can_be_named(shell: Shell) -> None:
+    (shell.folder / "other.toml").write_text('[run]\nname = "other"\n')
+    assert open_project(Path("other.toml")).default_run() == "other"

@@ -1,0 +1,147 @@
+"""What `resil status` shows is short, safe for a terminal, and stable for programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resilience.cli.show_status import show_status
+from resilience.errors import SchedulerUnavailable
+from resilience.model.job import ExitCode, JobId
+from resilience.model.job_state import JobState
+from tests.cli.shell import Shell
+from tests.fakes import DOWN, FakeClock
+
+HOSTILE = "x\x1b[2J\x9b\r\u202e"
+
+
+def test_without_a_run_the_first_steps_are_told(shell: Shell) -> None:
+    said = shell.resil("status")
+    assert said.code == 0
+    assert "no run was submitted from here yet" in said.out and "resil submit --array 10" in said.out
+
+
+def test_a_running_array_is_a_headline_a_row_and_what_is_next(shell: Shell) -> None:
+    shell.resil("submit", "--array", "4")
+    (waiting,) = shell.fake.records
+    shell.fake.records = [
+        replace(waiting, id=JobId(101, 1), state=JobState.RUNNING, tasks="", task_count=1, nodes="n[1-2]", reason=""),
+        replace(waiting, tasks="2-4%1", task_count=3, reason="JobArrayTaskLimit"),
+    ]
+    (shell.run_dir / "beats" / "101.n1").write_text("step = 120\n")
+    said = shell.resil("status", "--fresh")
+    assert said.out.splitlines() == [
+        "gpt  running, step 120",
+        "  JOB  STATE    TASKS                NODES",
+        "  101  RUNNING  3 PENDING 1 RUNNING  n[1-2]",
+        "  next: 101_[2-4%1] (3 jobs waiting)",
+    ]
+
+
+def test_ended_jobs_are_shown_only_when_asked_for_but_never_nothing(shell: Shell) -> None:
+    shell.resil("submit", "--chain", "3")
+    ended = [replace(job, state=JobState.FAILED, exit_code=ExitCode(1)) for job in shell.fake.records]
+    shell.fake.records = [*ended[:2], replace(ended[2], state=JobState.RUNNING)]
+    assert [line.split()[0] for line in shell.resil("status", "--fresh").out.splitlines()[2:]] == ["103"]
+    assert [line.split()[0] for line in shell.resil("status", "-a").out.splitlines()[2:]] == ["103", "101", "102"]
+    shell.fake.records = ended
+    assert "103  FAILED  exit code 1" in shell.resil("status", "--fresh").out
+
+
+def test_every_attempt_is_shown_when_asked_for(shell: Shell) -> None:
+    shell.resil("submit")
+    (shell.run_dir / "attempts" / "0001").write_text('job_id = 101\nlabel = "101"\nhost = "n1"\nstart = 100.0\n')
+    (shell.run_dir / "attempts" / "0001.end").write_text('end = "exited"\ntime = 160.0\nexit_code = 137\n')
+    assert "attempt 1" in shell.resil("status", "--fresh").out
+    assert "1        101  n1    1 min   exited  137" in shell.resil("status", "-a").out
+
+
+def test_a_silent_scheduler_is_unknown_exits_75_and_keeps_the_old_answer(shell: Shell) -> None:
+    shell.resil("submit")
+    assert shell.resil("status").code == 0
+    shell.fake.trouble = DOWN
+    said = shell.resil("status", "--fresh")
+    assert said.code == 75
+    assert said.out.startswith("gpt  unknown")
+    assert "101  PENDING" in said.out
+    assert "did not answer" in said.out and "unknown, not dead" in said.out
+
+
+def test_nothing_from_outside_reaches_the_terminal_raw(shell: Shell) -> None:
+    shell.resil("submit")
+    (job,) = shell.fake.records
+    shell.fake.records = [replace(job, reason=HOSTILE, nodes=HOSTILE, name=HOSTILE, partition=HOSTILE)]
+    (shell.run_dir / "switches" / "kill").write_text(f'why = "{HOSTILE.encode("unicode_escape").decode()}"\n')
+    (shell.run_dir / "attempts" / "0001").write_text(
+        'job_id = 1\nlabel = "\\u001b[2J"\nhost = "\\u009b"\nstart = 1.0\n'
+    )
+    for words in (("--fresh",), ("--all",), ("--json",)):
+        said = shell.resil("status", *words)
+        assert said.code == 0
+        assert all(character.isprintable() or character == "\n" for character in said.out), words
+    shell.fake.trouble = SchedulerUnavailable(HOSTILE)
+    assert all(c.isprintable() or c == "\n" for c in shell.resil("status", "--fresh").out)
+
+
+def test_advice_stands_beside_the_job_it_is_for(shell: Shell) -> None:
+    shell.resil("submit", "--hold")
+    shell.fake.records = [replace(shell.fake.records[0], reason="JobHeldUser")]
+    assert "  job 101: release it: scontrol release 101" in shell.resil("status").out
+
+
+def test_switches_are_shown_with_who_and_why(shell: Shell) -> None:
+    shell.resil("submit")
+    shell.resil("kill", "--why", "loss is NaN")
+    assert "kill switch of" in shell.resil("status").out and "loss is NaN" in shell.resil("status").out
+
+
+def test_a_run_that_cannot_be_read_stands_beside_the_others(shell: Shell) -> None:
+    shell.resil("submit")
+    shell.resil("submit", "--run", "llama")
+    journal = shell.folder / ".resil" / "llama" / "submissions.jsonl"
+    journal.unlink()
+    journal.mkdir()
+    said = shell.resil("status")
+    assert said.code == 0
+    assert "gpt  queued" in said.out and "llama  unreadable" in said.out and "Is a directory" in said.out
+
+
+def test_the_json_document_has_these_keys_and_keeps_them(shell: Shell) -> None:
+    shell.resil("submit", "--array", "3")
+    shell.resil("kill", "--why", "x")
+    (shell.run_dir / "attempts" / "0001").write_text('job_id = 101\nlabel = "101_1"\nstart = 1.0\n')
+    document = shell.resil("status", "--json").json
+    assert (document["schema"], document["kind"]) == ("resil/1", "status")
+    (run,) = document["runs"]
+    assert set(run) == {
+        "run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "jobs", "attempts", "switches",
+        "lost", "trouble", "age_s", "unreadable",
+    }  # fmt: skip
+    assert set(run["jobs"][0]) == {
+        "job", "state", "counts", "words", "advice", "time_left_s", "nodes", "is_alive"
+    }  # fmt: skip
+    assert {"number", "job_id", "label", "restart", "host", "pid", "start_time", "end_time", "end", "exit_code"} == set(
+        run["attempts"][0]
+    )
+    assert {"kind", "who", "when", "why", "scope", "label", "honoured", "refusal"} == set(run["switches"][0])
+    assert run["jobs"][0]["counts"] == {"PENDING": 3}
+
+
+def test_watching_looks_again_and_again_until_somebody_has_enough(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.resil("submit")
+    looks: list[float] = []
+
+    def enough(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    project = shell.project
+    watched = replace(project, world=replace(project.world, clock=FakeClock(at_sleep=enough)))
+    with pytest.raises(KeyboardInterrupt):
+        show_status(watched, "gpt", watch_s=7.0)
+    assert looks == [7.0] * 3
+    assert capsys.readouterr().out.count("gpt  queued") == 3
