@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,16 +28,11 @@ def read_json(path: str, run: str) -> int:
 
 def read_run(path: str, run: str) -> int:
     """Our answer, streamed through a pipe as from squeue, keeping the run's rows; return how many."""
-    from resilience.schedulers._slurm.queue import REST, scan_jobs
+    from resilience.schedulers._slurm.queue import scan_jobs
     from resilience.system.process import ProcessRunner
 
-    mark = f"resil:{run}:"
-
-    def wanted(columns: Sequence[str]) -> bool:
-        return mark in columns[REST]
-
     rows = ProcessRunner().stream(["cat", path], timeout_s=600)
-    return len(_timed(lambda: tuple(scan_jobs(rows, wanted))))
+    return len(_timed(lambda: tuple(scan_jobs(rows, mark=f"resil:{run}:"))))
 
 
 def read_all(path: str, run: str) -> int:

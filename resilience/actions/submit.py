@@ -271,7 +271,8 @@ def _submit_one(
     written = Path(submission.script) if request.script is None else None
     try:
         if written is not None:
-            write_atomic(written, script, mode=directory.folder_mode & 0o777)
+            # SLURM keeps a copy of its own: only the intent must outlast a power cut.
+            write_atomic(written, script, mode=directory.folder_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
         intent = Intent(submission.token, scheduler.name, submission.script, argv, clock.now())
         record_intent(directory, intent, project.world.host.user)

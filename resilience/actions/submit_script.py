@@ -11,7 +11,7 @@ from resilience.errors import StateDirectoryError, UsageError
 from resilience.rendering.library import TemplateLibrary
 from resilience.rendering.script import ScriptSpec, render
 from resilience.settings.sections import RunSettings
-from resilience.system.files import read_regular
+from resilience.system.files import own_folder, read_regular
 from resilience.system.run_directory import RunDirectory
 from resilience.system.shipped import shipped_folder
 
@@ -30,7 +30,11 @@ def template_library(project: Project) -> TemplateLibrary:
         ("shipped", shipped),
     ]
     # In a clone of resil itself the project's folder is the shipped one.
-    return TemplateLibrary([(name, path) for name, path in folders if name == "shipped" or path != shipped])
+    cache_home = Path(project.world.environ.get("XDG_CACHE_HOME") or project.world.host.home / ".cache")
+    return TemplateLibrary(
+        [(name, path) for name, path in folders if name == "shipped" or path != shipped],
+        own_folder(cache_home / "resil" / "templates"),
+    )
 
 
 def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:

@@ -6,9 +6,11 @@ module holds that both ways print the same.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from resilience.errors import ResilError, UsageError
@@ -23,6 +25,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    _settle_streams()
     try:
         code = _run_status(arguments) if _is_plain_status(arguments) else _run_typer(arguments)
         sys.stdout.flush()  # here a broken pipe can still be answered
@@ -44,11 +47,24 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
+def _settle_streams() -> None:
+    """Have something to write to, whatever the caller closed and whatever it can encode."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # `resil status >&-`
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def print_error(error: ResilError) -> None:
-    """Tell a person what happened and what to try."""
-    print(f"resil: error: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"  try: {error.hint}", file=sys.stderr)
+    """Tell a person what happened and what to try. Some of the text is a scheduler's or a file's: it steers nothing."""
+    from resilience.cli.output import clean
+
+    with suppress(BrokenPipeError):
+        print("\n".join(clean(line) for line in f"resil: error: {error.message}".split("\n")), file=sys.stderr)
+        if error.hint:
+            print(f"  try: {clean(error.hint)}", file=sys.stderr)
 
 
 def _is_plain_status(arguments: Sequence[str]) -> bool:

@@ -90,6 +90,7 @@ def _environment(library: TemplateLibrary) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        bytecode_cache=None if library.cache is None else jinja2.FileSystemBytecodeCache(str(library.cache)),
     )
     environment.filters["raw"] = Markup
     environment.filters["quote"] = lambda value: Markup(_to_bash(value))

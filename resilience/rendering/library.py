@@ -44,9 +44,12 @@ class TemplateLibrary:
 
     Attributes:
         folders: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are empty.
+        cache: where compiled templates are kept, which is three quarters of rendering; None for nowhere. What lies
+            there is run as code: nobody else may write in it.
     """
 
     folders: Sequence[tuple[str, Path]]
+    cache: Path | None = None
 
     def list(self) -> tuple[TemplateInfo, ...]:
         """Every template that can be rendered, sorted by name; of equal names the one that wins comes first.

@@ -48,7 +48,7 @@ def _check(script: str, name: str) -> None:
         raise TemplateError(f"template {name} does not begin with #!", hint="make its first line #!/bin/bash")
     if "\r" in script or "\0" in script:
         raise TemplateError(f"template {name} makes a script with carriage returns", hint="use Unix line ends")
-    if glued := _GLUED.search(script):
+    if "#SBATCH" in script[1:].replace("\n#SBATCH", "") and (glued := _GLUED.search(script)):
         raise TemplateError(
             f"template {name} writes a directive that does not begin its line: {glued[0][:80]!r}",
             hint="a Jinja tag at the end of a line takes the line end with it; put it on a line of its own",

@@ -21,7 +21,7 @@ from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_hist
 from resilience.schedulers._slurm.asking import Asker, Budget
 from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
 from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
-from resilience.schedulers._slurm.queue import REST, concerns
+from resilience.schedulers._slurm.queue import concerns
 from resilience.schedulers._slurm.submit import Submitter, carries
 from resilience.system.ports import Clock, Runner
 from resilience.system.process import Completed, ProgramMissing
@@ -116,7 +116,7 @@ class Slurm:
     def _find(self, token: str, budget: Budget) -> tuple[Job, ...]:
         if not token:
             raise UsageError("an empty token is carried by every job")
-        found = self._asker.queue(None, budget, finished=True, wanted=lambda columns: token in columns[REST])
+        found = self._asker.queue(None, budget, finished=True, mark=token)
         return tuple(job for job in found if carries(job, token))
 
     def jobs(

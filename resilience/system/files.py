@@ -62,11 +62,23 @@ def make_folder(path: Path, *, mode: int) -> tuple[Path, ...]:
     return tuple(created)
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+def own_folder(path: Path) -> Path | None:
+    """A folder that only this user can write in, made when missing; None if there can be none."""
+    try:
+        make_folder(path, mode=0o700)
+        info = path.lstat()
+    except (OSError, StateDirectoryError):
+        return None
+    is_own = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
+    return path if is_own else None
+
+
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder. Raise StateDirectoryError if it cannot be
-    written; no temporary file is left then. What writers killed in the middle left behind is removed after STALE_S.
+    Temporary file in the same folder, fsync, rename, fsync of the folder. Without `durable` there is no fsync: a power
+    cut may then leave an empty file. Raise StateDirectoryError if it cannot be written; no temporary file is left then.
+    What writers killed in the middle left behind is removed after STALE_S.
     """
     raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = None
@@ -78,11 +90,13 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None
             file.write(raw)
             file.flush()
             os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             written = os.fstat(file.fileno()).st_mtime
         os.replace(name, path)  # noqa: PTH105 - one system call, named as the manual names it
         temporary = None
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
         _sweep(path, written)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error

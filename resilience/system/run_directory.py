@@ -67,7 +67,7 @@ class RunDirectory:
                 self._give_to_group(self.path, gid)
         for name in layout.FOLDERS:
             make_folder(self.path / name, mode=self.folder_mode)
-        write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode)
+        write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode, durable=False)
 
     def _gid(self) -> int | None:
         try:

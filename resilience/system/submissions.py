@@ -82,7 +82,8 @@ def record_result(
         record["job_id"] = str(job_id)
     if why:
         record["why"] = why
-    _append(directory, record)
+    # Should a power cut take this line, the intent is open, and is looked up.
+    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode, sync=False)
 
 
 def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:

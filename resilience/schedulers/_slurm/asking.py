@@ -74,14 +74,20 @@ class Asker:
         return self._release
 
     def queue(
-        self, users: Collection[str] | None, budget: Budget, *, finished: bool, wanted: Wanted | None = None
+        self,
+        users: Collection[str] | None,
+        budget: Budget,
+        *,
+        finished: bool,
+        wanted: Wanted | None = None,
+        mark: str = "",
     ) -> tuple[Job, ...]:
         """The wanted rows of one queue query. Raise SchedulerUnavailable unless every row is whole."""
         argv = commands.queue_command(users, finished=finished)
         env = commands.client_environment(self.environ)
         try:
             lines = self.runner.stream(argv, timeout_s=budget.left_s(), env=env)
-            return tuple(scan_jobs(_without_noise(lines), wanted))
+            return tuple(scan_jobs(_without_noise(lines), wanted, mark=mark))
         except CommandFailed as error:
             raise diagnose(error.completed.stderr, error.completed.returncode).error("squeue") from error
         except ProbeError as error:

@@ -26,6 +26,7 @@ _END = SEPARATOR + ROW_END
 _COUNT = len(QUEUE_COLUMNS)
 _MAX_ROW_CHARACTERS = 2**20
 _is_id = re.compile(r"[1-9]\d*(?:_(?:\d+|\*|\[[^\]\s]*\])|\+\d+)?", re.ASCII).fullmatch
+_plain_head = re.compile(rf"[0-9]+{SEPARATOR}[0-9]+{SEPARATOR}").match
 _parts_of_id = re.compile(r"(\d+)(?:_(?:(\d+)|\*|\[([^\]]*)\])|\+\d+)?", re.ASCII).fullmatch
 _is_state = re.compile(r"[A-Z][A-Z_]*").fullmatch
 _NO_TIME = frozenset({"N/A", "NONE", "None", "Unknown", "UNKNOWN", "(null)", ""})
@@ -35,16 +36,18 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 Wanted = Callable[[Sequence[str]], bool]
 
 
-def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None) -> Iterator[Job]:
+def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str = "") -> Iterator[Job]:
     """Given squeue's lines without newlines, yield the wanted jobs, building no object for the others.
 
-    `wanted` is asked once per row with [id, raw id, user, state, rest of the row], as squeue wrote them. Every row is
-    checked, wanted or not. A name that holds a newline spans several lines.
+    A row without `mark` in it is not wanted; that is the quickest question. `wanted` is asked once per row with [id,
+    raw id, user, state, rest of the row], as squeue wrote them. Every row is checked, wanted or not. A name that holds
+    a newline spans several lines.
     Raise SchedulerUnavailable at the first line that squeue cannot have written, and at the end if the last row was
     cut. So nothing that was yielded may be believed before the iteration has ended.
     """
     held = ""
-    end, separator, count, is_id = _END, SEPARATOR, _COUNT, _is_id  # local names are quicker, a hundred thousand times
+    end, separator, count = _END, SEPARATOR, _COUNT  # local names are quicker, a hundred thousand times
+    is_plain = _plain_head
     for line in lines:
         if held:
             line = f"{held}\n{line}"
@@ -54,14 +57,18 @@ def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None) -> Iterator[Jo
                 raise unexpected("squeue", line)
             continue
         held = ""
-        columns = line.split(separator, HEAD)
-        shown = columns[0]
-        if line.count(separator) < count or not columns[1].isdecimal() or not (shown.isdecimal() or is_id(shown)):
+        if line.count(separator) < count or not (is_plain(line) or _is_head(line)):
             raise unexpected("squeue", line)
-        if wanted is None or wanted(columns):
+        if mark in line and (wanted is None or wanted(line.split(separator, HEAD))):
             yield parse_row(line)
     if held:
         raise unexpected("squeue", held)
+
+
+def _is_head(line: str) -> bool:
+    """Whether a row begins as squeue's do: an id as people write it, then the raw one."""
+    shown, raw, _ = line.split(SEPARATOR, 2)
+    return raw.isdecimal() and (shown.isdecimal() or _is_id(shown) is not None)
 
 
 def unexpected(program: str, line: str) -> SchedulerUnavailable:
