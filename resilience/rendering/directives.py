@@ -92,17 +92,14 @@ class Directives:
 def parse_directives(script: str) -> Directives:
     """Given a batch script, return its directives, short options by their long names. Never raises."""
     options: dict[str, str | None] = {}
-    late: list[str] = []
     problems: list[str] = []
-    header = True
-    for line in script.splitlines():
-        stripped = line.strip()
-        if header and stripped and not stripped.startswith("#"):
-            header = False
-        if not line.startswith(MARK) or line[len(MARK) : len(MARK) + 1].strip():
-            continue
-        if not header:
-            late.append(line.rstrip())
+    lines = script.splitlines()
+    body = next((n for n, line in enumerate(lines) if (text := line.strip()) and not text.startswith("#")), len(lines))
+    # The body of a rendered script is hundreds of lines without a directive; most scripts have none there.
+    has_late = f"\n{MARK}" in "\n".join(lines[body:])
+    late = [line.rstrip() for line in lines[body:] if _is_directive(line)] if has_late else []
+    for line in lines[:body]:
+        if not _is_directive(line):
             continue
         words, problem = split_words(line[len(MARK) :])
         if problem:
@@ -111,6 +108,10 @@ def parse_directives(script: str) -> Directives:
             options.pop(name, None)  # keep the place of the last one
             options[name] = value
     return Directives(tuple(options.items()), tuple(late), "\r\n" in script, tuple(problems))
+
+
+def _is_directive(line: str) -> bool:
+    return line.startswith(MARK) and not line[len(MARK) : len(MARK) + 1].strip()
 
 
 def split_words(text: str) -> tuple[list[str], str]:
