@@ -4,7 +4,7 @@
 .PHONY: demo test lint bench soak docs clean
 
 BIN := .venv/bin
-WORKERS ?= 3
+WORKERS ?= 4
 
 demo:
 	@scripts/environment

@@ -80,11 +80,11 @@ def test_a_misspelt_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_path_names_a_colleagues_run(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    theirs = tmp_path / "shared" / "llama"
+    theirs = tmp_path / "theirs" / "llama"
     (theirs).mkdir(parents=True)
     (theirs / layout.RUN_FILE).touch()
     assert project.existing(str(theirs)).path == theirs
-    assert project.existing("../shared/llama").path == theirs
+    assert project.existing("../theirs/llama").path == theirs
 
 
 def test_slurm_is_taken_where_sbatch_is_installed_and_nothing_set(tmp_path: Path) -> None:

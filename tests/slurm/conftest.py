@@ -15,14 +15,17 @@ CLUSTER = pytest.StashKey[Cluster]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test of this folder `slurm`; keep them in one process of pytest-xdist; skip them where impossible."""
+    """Mark every test of this folder `slurm`; keep each file in one process of pytest-xdist; skip where impossible.
+
+    Most of them wait for SLURM, so files run side by side, each process with a cluster of its own.
+    """
     reasons = Cluster.requirements()
     for item in items:
         if HERE not in item.path.parents:
             continue
         item.add_marker("slurm")
         if config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+            item.add_marker(pytest.mark.xdist_group(f"slurm-{item.path.stem}"))
         if reasons:
             item.add_marker(pytest.mark.skip(reason=f"no real SLURM: {'; '.join(reasons)}"))
 
