@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
@@ -23,6 +23,9 @@ from resilience.system.switches import read_switch
 
 LOST_ATTEMPTS_TOLD = 2
 """Of the newest attempts: what was lost long ago is no news."""
+
+LOST_SLACK_S = 5.0
+"""An attempt younger than this, by a clock of another machine, may have begun after the queue was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def _status(
 ) -> RunStatus:
     rows = fold(jobs, project.world.clock.now())
     finished = directory.is_finished()
-    attempts = read_attempts(directory)
+    attempts = mark_lost(read_attempts(directory), jobs, answer, project.world.clock.now())
     return RunStatus(
         run=directory.run,
         path=str(directory.path),
@@ -136,6 +139,23 @@ def _status(
         headline=_headline(rows, finished, answer),
         trouble=answer.trouble,
         age_s=answer.age_s,
+    )
+
+
+def mark_lost(attempts: Sequence[Attempt], jobs: Sequence[Job], answer: QueueAnswer, now: float) -> tuple[Attempt, ...]:
+    """The attempts, those marked LOST that never wrote an end and whose job has no processes any more. Pure.
+
+    Only a scheduler that answered can tell, and only of attempts that had begun when it did.
+    """
+    if answer.trouble or not answer.is_known:
+        return tuple(attempts)
+    alive = {job.raw_id for job in jobs if job.state.may_have_processes}
+    seen_at = now - answer.age_s - LOST_SLACK_S
+    return tuple(
+        replace(attempt, end=AttemptEnd.LOST)
+        if attempt.end is None and attempt.job_id not in alive and attempt.start_time < seen_at
+        else attempt
+        for attempt in attempts
     )
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from tests.end_to_end.conftest import Shell
@@ -183,3 +187,33 @@ def test_a_private_run_stays_private_whatever_the_umask(shell: Shell) -> None:
         if path.name.startswith(".") or "logs" in path.parts:
             continue
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def everything_of(shell: Shell) -> list[int]:
+    """The processes that know this spool: daemon, watchers, batch shells, trainings."""
+    mark = f"RESIL_LOCAL_SPOOL={shell.environment['RESIL_LOCAL_SPOOL']}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def test_what_a_power_cut_took_is_said_and_what_was_queued_goes_on(shell: Shell) -> None:
+    go_on = shell.folder / "go-on"
+    submit(shell, f"[ -e {go_on} ] || sleep 60", "--array", "3")
+    shell.until(lambda: headline(shell) == "running" and bool(runs(shell)[0]["attempts"]))
+    time.sleep(6)  # a younger attempt may have begun after the queue was looked at
+
+    for pid in everything_of(shell):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    go_on.touch()
+
+    shell.until(lambda: "never said how it ended" in shell.resil("status", "gpt", "--fresh").stdout)
+    shell.until(lambda: is_over(shell))
+    (run,) = runs(shell)
+    assert run["headline"] == "finished"
+    assert run["attempts"][0]["end"] == "lost"
+    assert "attempt 1 (job 1_1 on" in run["lost"][0]
