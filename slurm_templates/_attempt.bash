@@ -10,7 +10,10 @@ resil_child=             # process id of the launch
 resil_beat_pid=          # process id of the heartbeat
 resil_code=0             # the launch's true exit code
 resil_launched=false
-resil_interrupted=       # a trap has run: `wait` may have returned early
+resil_waiter=            # process id of the subshell that waits for it
+resil_signals=           # that have come and are not acted upon yet
+resil_half=              # a piece of news of which only the beginning is heard
+resil_superseded_by=     # number of the attempt that took our place
 resil_stop_asked=        # why somebody wants this attempt to stop; empty when nobody does
 resil_term=              # name of the signal by which the job is being ended
 resil_forwarded=
@@ -32,7 +35,7 @@ resil_journal_file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.batch.jsonl
 
 resil_say() { printf 'resil: %s\n' "$*"; }
 
-resil_time() { printf '%(%Y-%m-%dT%H:%M:%S%z)T' -1; }
+resil_time() { printf -v REPLY '%(%Y-%m-%dT%H:%M:%S%z)T' -1; }
 
 resil_clean() { # text of a stranger -> REPLY: without control characters, C1 ones in UTF-8 included
   REPLY=$(
@@ -338,11 +341,11 @@ resil_heartbeat() {
     count=$((count + 1))
     { printf '%d %d %(%s)T\n' "$RESIL_ATTEMPT" "$count" -1 >"$temporary" && mv -fT -- "$temporary" "$file"; } 2>/dev/null
     if resil_superseded; then
-      trap '' TERM HUP INT QUIT USR1 USR2
+      printf 'superseded %s\n' "$REPLY" >&"$resil_news"
       resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT ends its training without saving"
       resil_journal superseded by "$REPLY"
       resil_kill_training
-      exit 3
+      return
     fi
     read -r -t "$resil_beat_s" -u "$never" || :
   done
@@ -409,27 +412,53 @@ resil_kill_training() {
 
 # ---- signals --------------------------------------------------------------------------------------------------
 
-resil_on_lead() { # our time is nearly over, or somebody else sent that signal: ask the training to stop, by file
-  resil_interrupted=yes
+# Traps only take note; resil_act does the rest, between two looks at the news.
+resil_traps() {
+  local name
+  for name in HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"; do
+    # shellcheck disable=SC2064 # the name of now
+    trap "resil_signals+=' $name'" "$name"
+  done
+  trap 'resil_on_exit "$?"' EXIT
+}
+
+resil_deaf() { # it is over: no trap shall come between
+  trap '' HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"
+}
+
+resil_act() {
+  local names name
+  names=$resil_signals
+  resil_signals=
+  for name in $names; do
+    resil_time # no $(...) here: a trap that runs while bash parses one was seen to end bash
+    resil_say "SIG$name came at $REPLY"
+    [ "$name" = "$resil_signal" ] && resil_request_stop "$name"
+    case $name in
+      TERM | INT) resil_note_term "$name" ;; # INT: somebody tries the script by hand, and presses Ctrl-C
+      "$resil_signal") ;;
+      *) resil_journal signal signal "\"$name\"" ;;
+    esac
+  done
+}
+
+resil_request_stop() { # our time is nearly over, or somebody else sent that signal: ask the training to stop, by file
   [ -n "$resil_stop_asked" ] && return
   resil_stop_asked="SIG$1"
   local text why="the batch shell got SIG$1: about $RESIL_SIGNAL_LEAD_S s are left before the time limit"
-  printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$(resil_time)" "$why"
+  resil_time
+  printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$REPLY" "$why"
   if resil_write "$resil_stop_file" "$text"; then
-    resil_say "SIG$1 came: asked the training to save and stop ($resil_stop_file)"
+    resil_say "asked the training to save and stop: $resil_stop_file"
   else
-    resil_say "SIG$1 came, and $resil_stop_file could not be written"
+    resil_say "$resil_stop_file could not be written: the training does not know that its time is nearly over"
   fi
   resil_journal stop_requested signal "\"$1\""
 }
 
-resil_on_term() { # the job is being ended: time limit, cancel, requeue, preemption. SIGKILL follows after KillWait
-  resil_interrupted=yes
+resil_note_term() { # the job is being ended: time limit, cancel, requeue, preemption. SIGKILL follows after KillWait
   resil_journal terminating signal "\"$1\""
-  if [ -z "$resil_term" ]; then
-    resil_term=$1
-    resil_say "SIG$1 came at $(resil_time): the job is being ended"
-  fi
+  resil_term=$1
   resil_forward_term
 }
 
@@ -453,33 +482,10 @@ resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tas
   done < <(grep -ls "^PPid:[[:blank:]]*$resil_child\$" /proc/[0-9]*/status)
 }
 
-resil_on_other() {
-  resil_interrupted=yes
-  resil_say "SIG$1 came, and is not ours to act upon"
-  resil_journal signal signal "\"$1\""
-}
-
-resil_traps() {
-  local name
-  for name in HUP INT QUIT USR1 USR2 ALRM; do
-    # shellcheck disable=SC2064 # the name of now
-    trap "resil_on_other $name" "$name"
-  done
-  trap 'resil_on_term TERM' TERM
-  trap 'resil_on_term INT' INT
-  if [ "$resil_signal" = TERM ] || [ "$resil_signal" = INT ]; then
-    # shellcheck disable=SC2064 # the name of now
-    trap "resil_on_lead $resil_signal; resil_on_term $resil_signal" "$resil_signal"
-  else
-    # shellcheck disable=SC2064 # the name of now
-    trap "resil_on_lead $resil_signal" "$resil_signal"
-  fi
-  trap 'resil_on_exit "$?"' EXIT
-}
-
 # ---- from beginning to end ------------------------------------------------------------------------------------
 
 resil_check_start() { # may this job train at all?
+  resil_act
   if [ -e "$RESIL_RUN_DIR/finished" ]; then
     resil_say "the run $RESIL_RUN is finished; nothing to do"
     resil_finish 0 finished 'the run is finished'
@@ -510,11 +516,13 @@ resil_begin() {
     resil_say "cannot write to $RESIL_RUN_DIR/attempts on $resil_host: is the disk or the quota full?"
     resil_finish 75 stopped "no attempt number could be taken"
   fi
+  exec {resil_news}<> <(:) # a pipe to ourselves: what the heartbeat and the waiter have to tell
   resil_heartbeat </dev/null &
   resil_beat_pid=$!
   resil_wait_for_previous
   resil_check_start
-  resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $(resil_time), restart $RESIL_RESTART_COUNT"
+  resil_time
+  resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $REPLY, restart $RESIL_RESTART_COUNT"
   resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
 }
 
@@ -540,38 +548,52 @@ resil_setup_failed() { # code command
   exit "$1"
 }
 
-# Wait for a child until it is really gone. REPLY: its true exit code. A trap ends `wait` early, with 128 + signal, and
-# bash 5.2 does so once more when a signal came while a trap ran, without running one again: seen under a hail of
-# signals. So a code above 128 counts only when the child is gone, and is then read again with all signals ignored.
-resil_reap() { # pid
-  while :; do
-    resil_interrupted=
-    wait "$1" 2>/dev/null
-    REPLY=$?
-    [ -n "$resil_interrupted" ] || ((REPLY > 128)) || return 0
-    if ! kill -0 "$1" 2>/dev/null; then
-      trap '' HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"
-      wait "$1" 2>/dev/null
-      wait "$1" 2>/dev/null
-      REPLY=$?
-      resil_traps
-      return 0
-    fi
-  done
-}
-
-resil_launch() { # command...: run it, and wait until it is really gone
+# Run the command and learn its true exit code. `wait` and traps do not go together: under many signals bash 5.2 was
+# seen to return 128 + signal without running a trap, and to lose the code of a child for good. So a subshell without
+# traps waits, deaf to everything that can be ignored, and tells us by a pipe, where nothing is lost.
+resil_launch() { # program argument...
   resil_check_start
   if resil_superseded; then
     resil_finish 75 superseded "attempt $REPLY has begun"
   fi
-  "$@" &
-  resil_child=$!
+  (
+    resil_deaf
+    trap - EXIT
+    (
+      trap - HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"
+      exec "$@" {resil_news}>&-
+    ) &
+    printf 'pid %s\n' $! >&"$resil_news"
+    wait $!
+    printf 'code %s\n' $? >&"$resil_news"
+  ) </dev/null &
+  resil_waiter=$!
   resil_launched=true
-  resil_forward_term # should it have come just now
-  resil_reap "$resil_child"
-  resil_code=$REPLY
+  resil_code=
+  while [ -z "$resil_code" ]; do
+    resil_hear 0.5
+    resil_act
+    if [ -z "$resil_code" ] && ! kill -0 "$resil_waiter" 2>/dev/null; then
+      resil_hear 0.1
+      resil_code=${resil_code:-137} # only SIGKILL can end it before its time
+    fi
+  done
   resil_child=
+}
+
+resil_hear() { # seconds: hear one piece of news, waiting no longer than this. Fails when there is none
+  local line=
+  if ! IFS= read -r -t "$1" -u "$resil_news" line; then
+    resil_half+=$line # the time was over in the middle of a line
+    return 1
+  fi
+  line=$resil_half$line
+  resil_half=
+  case $line in
+    'pid '*) resil_child=${line#* } && resil_forward_term ;;
+    'code '*) resil_code=${line#* } ;;
+    'superseded '*) resil_superseded_by=${line#* } ;;
+  esac
 }
 
 # srun ends with 0 when SLURM gives up one of its nodes ("srun: error: Node failure on n5", 22.05), and its tasks may
@@ -588,6 +610,7 @@ resil_check_job() {
 
 resil_end() { # the launch is over: why, and with which code
   local text
+  resil_deaf
   resil_check_job
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
@@ -619,12 +642,13 @@ resil_end() { # the launch is over: why, and with which code
 
 resil_finish() { # code end why: write down how this attempt ended, and exit
   local code=$1 end=$2 why=$3 text json
+  resil_deaf
   resil_over=yes
   if [ -n "$resil_beat_pid" ]; then
     kill -s TERM "$resil_beat_pid" 2>/dev/null
-    resil_reap "$resil_beat_pid"
-    if [ "$REPLY" = 3 ]; then # it saw a newer attempt, and has ended the training
-      code=75 end=superseded why='a newer attempt has begun'
+    while resil_hear 0.01; do :; done
+    if [ -n "$resil_superseded_by" ]; then
+      code=75 end=superseded why="attempt $resil_superseded_by has begun"
     fi
   fi
   resil_json "$why" && json=$REPLY
@@ -644,7 +668,8 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
     fi
   fi
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
-  resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $(resil_time): $end, exit code $code"
+  resil_time
+  resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"
   exit "$code"
 }
 

@@ -293,8 +293,8 @@ def test_the_heartbeat_does_not_delay_the_exit_and_leaves_no_process(batch: Batc
 
 
 def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None:
-    script = batch.start("sleep 60")
-    until((batch.run_dir / "attempts" / "0001.beat").exists, "a heartbeat")
+    script = batch.start("echo up; exec sleep 60")
+    script.until_says("up")
     script.send(signal.SIGKILL)
     script.wait()
     for pid in batch.processes():
