@@ -7,6 +7,7 @@ A template dropped into slurm_templates/ is found by its file's name. Its golden
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,3 +137,15 @@ def test_a_template_dropped_into_a_folder_is_found_rendered_and_wins(tmp_path: P
     assert "\necho hello\n" in script
     assert '\necho "exit code $resil_code"\n' in script
     assert script.count("\nresil_begin\n") == 1
+
+
+def test_the_templates_of_the_documentation_work(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/write-a-template.md").read_text()
+    blocks = re.findall(r"^```jinja\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    library = TemplateLibrary((("project", tmp_path), *LIBRARY.folders))
+    for number, block in enumerate(blocks):
+        (tmp_path / f"example{number}.sbatch.j2").write_text(block)
+        script = render(library, f"example{number}", SPEC)
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, "")
