@@ -168,6 +168,13 @@ resil_job_state() { # job-id witness user
   done
 }
 
+resil_is_ours() { # a job's comment: whether this run directory submitted it; another project may have a run of this name
+  [[ $1 == "resil:$RESIL_RUN:"* ]] || return 1
+  local token=${1#"resil:$RESIL_RUN:"}
+  token=${token%% *}
+  [ -n "$token" ] && grep -qF -- "\"$token\"" "$RESIL_RUN_DIR/submissions.jsonl" 2>/dev/null
+}
+
 resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the person at the switch cannot cancel them
   local ids=() count=0 id array comment own=
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
@@ -175,14 +182,14 @@ resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the 
       id=${id%/} comment='' array=''
       { read -r comment <"$id/comment"; } 2>/dev/null || [ -n "$comment" ] || continue
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
-      [[ $comment == "resil:$RESIL_RUN:"* && $array == PENDING ]] && : >"$id/cancel" && ids+=("${id##*/}") count=$((count + 1))
+      [ "$array" = PENDING ] && resil_is_ours "$comment" && : >"$id/cancel" && ids+=("${id##*/}") count=$((count + 1))
     done
   else
     while IFS=$'\x1f' read -r id array comment; do
       [ "$id" = "$RESIL_JOB_ID" ] && own=$array
     done < <(resil_squeue -t all -u "$resil_user" -o $'%A\x1f%F\x1f%k')
     while IFS=$'\x1f' read -r id array comment; do
-      [[ $comment == "resil:$RESIL_RUN:"* || $array == "${own:-none}" ]] && ids+=("$id") count=$((count + 1))
+      if [ "$array" = "${own:-none}" ] || resil_is_ours "$comment"; then ids+=("$id") count=$((count + 1)); fi
     done < <(resil_squeue -t PENDING -u "$resil_user" -o $'%A\x1f%F\x1f%k')
     ((count == 0)) || (unset "${!SCANCEL_@}" SLURM_CLUSTERS && timeout 60 scancel --state=PENDING "${ids[@]}")
   fi

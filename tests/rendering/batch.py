@@ -68,6 +68,9 @@ class Batch:
         for name in FOLDERS:
             (batch.run_dir / name).mkdir(parents=True)
         (batch.spool / "jobs").mkdir(parents=True)
+        journal = batch.run_dir / "submissions.jsonl"
+        journal.touch(0o600)
+        journal.write_text('{"event":"intent","token":"token"}\n')
         return batch
 
     @property

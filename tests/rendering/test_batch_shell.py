@@ -306,6 +306,7 @@ def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> 
         batch.state(10, "RUNNING"),
         batch.state(11, "PENDING", "resil:demo2:token"),
         batch.state(12, "PENDING", "somebody else"),
+        batch.state(13, "PENDING", "resil:demo:of-a-run-of-this-name-in-another-folder"),
     ]
     script = batch.run("true")
     assert script.wait() == 75

@@ -76,6 +76,7 @@ class Run:
             **{"beat_s": 1, "signal_lead_s": 20, "previous_wait_s": 120} | spec,
         )
         script = render(SHIPPED, template, wish)
+        (self.directory / "submissions.jsonl").write_text('{"event":"intent","token":"token"}\n')
         return self.cluster.sbatch(script, "-t10", f"--comment=resil:{self.name}:token", *options)
 
     @property
