@@ -382,6 +382,17 @@ def test_a_bash_script_can_cancel_and_see_states_by_files_alone(local: Lab) -> N
         assert time.monotonic() - began < 2.5
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["the array's file", "a file per task"])
+def test_no_task_starts_once_its_cancel_file_is_there(local: Lab, whole: bool) -> None:
+    files = '"$RESIL_LOCAL_SPOOL/jobs/$SLURM_ARRAY_JOB_ID/cancel"'
+    if not whole:
+        files = '$(for id in {3..12}; do echo "$RESIL_LOCAL_SPOOL/jobs/$((SLURM_ARRAY_JOB_ID + id))/cancel"; done)'
+    body = f"echo $SLURM_ARRAY_TASK_ID >> started\n[ $SLURM_ARRAY_TASK_ID = 2 ] && touch {files}\nexit 1"
+    jobs = local.ended(local.submit(body, array="1-12%1"))
+    assert (local.work / "started").read_text().split() == ["1", "2"]
+    assert [job.state for job in jobs] == [JobState.FAILED] * 2 + [JobState.CANCELLED] * 10
+
+
 def test_update_changes_throttle_limits_and_dependencies(local: Lab) -> None:
     array = local.submit("sleep 30", array="1-4%1")
     until(lambda: len(local.scheduler.jobs()) == 2)
