@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import re
@@ -56,11 +57,17 @@ def test_the_exit_code_is_true(local: Lab, body: str, code: ExitCode) -> None:
     assert local.end_of(body).exit_code == code
 
 
-def test_a_queued_job_starts_within_a_fifth_of_a_second(local: Lab) -> None:
-    local.end_of("true")
-    job = local.end_of("true")
-    assert job.start_time is not None and job.submit_time is not None
-    assert job.start_time - job.submit_time < 0.2
+def test_a_submission_wakes_the_daemon_instead_of_waiting_for_its_next_look(local: Lab) -> None:
+    local.submit("true", hold=None)
+    local.kill_daemon()
+    with open(local.spool / "daemon.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # in the daemon's place
+        fifo = os.open(local.spool / "wake", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            local.submit("true", hold=None)
+            assert os.read(fifo, 1) == b"x"
+        finally:
+            os.close(fifo)
 
 
 def test_the_submitting_shell_may_die(local: Lab) -> None:
@@ -315,6 +322,15 @@ def test_output_patterns_and_separate_errors(local: Lab) -> None:
     assert ((local.work / f"e.{job.raw_id}").read_text(), local.output(job)) == ("err\n", "out\n")
 
 
+@pytest.mark.parametrize("name", ["p %j x", "q %% x", "100%"])
+def test_a_percent_sign_in_the_working_directory_is_no_pattern(local: Lab, name: str) -> None:
+    folder = local.work / name
+    folder.mkdir()
+    job = local.ended(local.scheduler.submit(replace(local.submission("pwd -P"), directory=str(folder))).id)[0]
+    assert local.output(job) == f"{folder.resolve()}\n"
+    assert Path(job.stdout) == folder / f"slurm-{job.raw_id}.out"
+
+
 def test_a_missing_output_folder_fails_the_job_as_in_slurm(local: Lab) -> None:
     job = local.end_of("true", output="no/such/folder/x")
     assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "JobLaunchFailure", ExitCode(0, 53))
@@ -339,7 +355,8 @@ def test_export_decides_what_the_job_inherits(local: Lab, export: str | None, sa
 
 def test_the_variables_a_training_reads(local: Lab) -> None:
     local.environ["SLURM_ARRAY_TASK_ID"] = "99"  # of a job around us: not ours
-    text = local.run("env", time="10", cpus_per_task="2", job_name="it", chdir="/")
+    (local.work / "elsewhere").mkdir()
+    text = local.run("env", time="10", cpus_per_task="2", job_name="it", chdir="elsewhere")
     seen = dict(line.split("=", 1) for line in text.splitlines() if line.startswith(("SLURM", "RESIL")))
     assert seen["SLURM_JOB_NAME"] == "it" and seen["SLURM_CPUS_PER_TASK"] == "2"
     assert int(seen["SLURM_JOB_END_TIME"]) - int(seen["SLURM_JOB_START_TIME"]) == 600

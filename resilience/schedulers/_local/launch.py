@@ -32,7 +32,7 @@ def plan_launch(spool: Spool, entry: Entry, task: Task, *, host: str, cpus: int)
         script=spool.folder(entry.id) / "slurm_script",
         arguments=entry.script_args,
         environment=environment,
-        directory=path(entry.directory),
+        directory=entry.directory,  # not a pattern: sbatch takes it as it is
         output=path(entry.output or default_output(entry.indices is not None)),
         error=path(entry.error),
         input=path(entry.input),
