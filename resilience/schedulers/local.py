@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import __version__
-from resilience.errors import NoSuchJob, ResilError, SchedulerError, UsageError
+from resilience.errors import NoSuchJob, NotSupported, ResilError, SchedulerError, UsageError
 from resilience.model.cluster_config import ClusterConfig
 from resilience.model.job import Job, JobId, JobUpdate
 from resilience.model.job_state import JobState
@@ -98,7 +98,7 @@ class LocalScheduler:
             options.append(f"--comment={submission.comment}")
         return ("resil-local", "sbatch", *options, *submission.extra_args, submission.script, *submission.script_args)
 
-    def find(self, token: str) -> tuple[Job, ...]:
+    def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
         """The jobs that carry this token, ended ones included."""
         if not token:
             raise UsageError("an empty token is carried by every job")
@@ -216,7 +216,15 @@ class LocalScheduler:
         self._keep_daemon()
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
-        """Change a queued or running job. It is your own machine: you may lengthen a time limit as well."""
+        """Change a queued or running job. It is your own machine: you may lengthen a time limit as well.
+
+        Raise NotSupported, changing nothing, for nodes to exclude. That none is excluded is always so.
+        """
+        if change.exclude:
+            raise NotSupported(
+                f"job {job_id} cannot avoid {change.exclude}: the embedded scheduler has this one machine",
+                hint="hold the job to keep it from starting here",
+            )
         self._queue.require()
         with self._spool.locked(self._deadline_s):
             entry, raws = self._queue.locate(job_id)

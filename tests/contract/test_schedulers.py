@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from resilience.errors import NoSuchJob, SchedulerError, UsageError
+from resilience.errors import NoSuchJob, NotSupported, SchedulerError, UsageError
 from resilience.model.job import ExitCode, Job, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness
@@ -294,6 +294,19 @@ def test_a_begin_time_can_be_moved(place: Place) -> None:
     place.until(lambda: place.scheduler.job(job_id).reason == "BeginTime")
     place.scheduler.update(job_id, JobUpdate(begin_time=time.time()))
     assert place.ended(job_id)[0].state is JobState.COMPLETED
+
+
+def test_nodes_to_avoid_are_avoided_or_refused_but_never_dropped(place: Place) -> None:
+    job_id = place.submit("true", hold=None)
+    change = JobUpdate(exclude=place.scheduler.nodes()[0].name, time_limit_s=120)
+    if place.scheduler.name == "local":
+        with pytest.raises(NotSupported, match="one machine"):
+            place.scheduler.update(job_id, change)
+        assert place.scheduler.job(job_id).time_limit_s == 300  # refused as a whole
+    else:
+        place.scheduler.update(job_id, change)  # raises where the cluster does not confirm it
+        assert place.scheduler.job(job_id).time_limit_s == 120
+    place.scheduler.update(job_id, JobUpdate(exclude=""))
 
 
 @pytest.mark.parametrize(
