@@ -1,6 +1,6 @@
 # ---------------------------------------------------------------------------------------------------------------
 # The attempt: what a batch script of resil does around the launch. Plain bash, 4.2 or newer; no Python is needed here.
-# Files and their formats: docs/reference/run-directory.md. Why it is so: docs/decisions/0010 to 0014.
+# Files and their formats: docs/reference/run-directory.md. Why it is so: docs/decisions/0006 to 0010.
 set -u -o pipefail
 
 resil_host=${SLURMD_NODENAME:-${HOSTNAME:-unknown}}

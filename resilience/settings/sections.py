@@ -21,7 +21,8 @@ class RunSettings:
         setup: shell lines before the launch: modules, virtual environment.
         state_dir: where run directories are kept, on a file system that all nodes share.
         group: Unix group that may steer the run; empty keeps it private.
-        switch_owners: whose switch files are obeyed: owner, group or any. Default: as the folder's mode says.
+        switch_owners: whose switch files are obeyed: owner, group or any. Default: group where `group` is set, else
+            owner.
         finish_on_success: whether exit code 0 of the training means that the run is finished.
     """
 
@@ -71,7 +72,8 @@ class SchedulerSettings:
 
     Attributes:
         name: auto, slurm or local (the embedded one). `auto` takes SLURM where its commands are installed.
-        deadline_s: no call to it takes longer than this.
+        deadline_s: no call to it takes longer than this; a submit whose fate is unclear may look for its job 30 s
+            longer.
     """
 
     name: str = "auto"
