@@ -98,7 +98,7 @@ def _write_project(project: Path) -> Path:
         token = f"{number:016x}"
         script = str(directory.path / layout.SCRIPTS / f"{token}.sbatch")
         argv = ("sbatch", "--parsable", f"--comment=resil:{project.name}:{token}", "--array=1-10%1", script)
-        record_intent(directory, Intent(token, "slurm", script, argv, now), "alice")
+        record_intent(directory, Intent(token, "slurm", script, argv, now, by=world.host.user))
         record_result(directory, token, Outcome.SUBMITTED, now, job_id=JobId(100 + number))
     for number in (1, 2):
         text = f'number = {number}\njob_id = {100 + number}\nlabel = "105_{number}"\nrestart = 0\nhost = "n1"\n'

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.measure import BenchmarkError, Options, Report, Row, Sample, interleave, timed
 from benchmarks.start_up import installed_command
 from resilience.actions import submit
+from resilience.actions.living_jobs import resolve_after
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
@@ -92,4 +93,4 @@ def _submit(project: Project, request: SubmitRequest) -> None:
 
 
 def _submit_behind(project: Project, run: str) -> None:
-    _submit(project, SubmitRequest(run=run, hold=True, after=submit.resolve_after(project, run, "auto")))
+    _submit(project, SubmitRequest(run=run, hold=True, after=resolve_after(project, run, "auto")))

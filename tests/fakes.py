@@ -130,7 +130,7 @@ class FakeScheduler:
         options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
         return ("fake-sbatch", *options, *submission.extra_args, submission.script, *submission.script_args)
 
-    def find(self, token: str) -> tuple[Job, ...]:
+    def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
         self._called("find")
         return tuple(job for job in self.records if job.comment.endswith(f":{token}"))
 

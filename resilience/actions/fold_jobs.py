@@ -11,6 +11,9 @@ from resilience.model.job import Job
 from resilience.model.job_state import JobState
 from resilience.model.pending_reason import explain_reason
 
+CANNOT_OPEN_OUTPUT = 53
+"""What SLURM tells (0:53) of a job that ended before it began, mostly for its --output."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
@@ -80,6 +83,8 @@ def _explain(job: Job) -> tuple[str, str]:
     if job.state is JobState.COMPLETING:
         return "its processes are ending", ""
     if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
+        if job.exit_code.signal == CANNOT_OPEN_OUTPUT:
+            return "SLURM could not open its output file, or not start it", "look at --output, and at sinfo -R"
         if job.exit_code.signal:
             return f"ended by signal {job.exit_code.signal}", ""
         if job.exit_code.status == EX_TEMPFAIL:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
+from resilience.actions.living_jobs import submitters
 from resilience.actions.project import Project
 from resilience.actions.queue_memory import QueueAnswer, ask_queue
 from resilience.actions.run_jobs import jobs_of_run
@@ -16,13 +17,16 @@ from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.job import Job
 from resilience.model.job_state import JobState
 from resilience.model.switch import Switch
-from resilience.system.attempts import read_attempts
+from resilience.system.attempts import last_beat, read_attempts
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import read_intents
 from resilience.system.switches import read_switch
 
 LOST_ATTEMPTS_TOLD = 2
 """Of the newest attempts: what was lost long ago is no news."""
+
+SIGN_OF_LIFE_S = 30.0
+"""A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
 
 LOST_SLACK_S = 5.0
 """An attempt younger than this, by a clock of another machine, may have begun after the queue was looked at."""
@@ -69,13 +73,13 @@ def run_statuses(
     A run whose files cannot be read is told as `unreadable` beside the others. Raise StateDirectoryError if it is the
     only one asked for.
     """
-    answers: dict[tuple[str, str], QueueAnswer] = {}
+    answers: dict[tuple[str, tuple[str, ...]], QueueAnswer] = {}
     statuses = []
     for directory in directories:
         try:
             intents = read_intents(directory)
             name = (intents[-1].scheduler if intents else "") or project.scheduler_name()
-            asked = name, directory.owner()
+            asked = name, submitters(directory, intents)
             if asked not in answers:
                 answers[asked] = _ask(project, *asked, fresh)
             jobs = jobs_of_run(answers[asked].jobs, directory.run, intents)
@@ -87,15 +91,15 @@ def run_statuses(
     return tuple(statuses)
 
 
-def _ask(project: Project, scheduler: str, owner: str, fresh: bool) -> QueueAnswer:
-    """The queue of a run's owner, who may be a colleague."""
-    is_own = owner == project.world.host.user
+def _ask(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
+    """The queue of those who submitted a run; they may be colleagues."""
+    is_own = people == (project.world.host.user,)
 
     def fetch() -> tuple[Job, ...]:
-        return project.scheduler(scheduler).jobs(users=None if is_own else [owner], finished=True)
+        return project.scheduler(scheduler).jobs(users=None if is_own else people, finished=True)
 
     try:
-        return ask_queue(project.world, scheduler, fetch, owner="" if is_own else owner, fresh=fresh)
+        return ask_queue(project.world, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
     except UsageError as error:
         if scheduler == project.scheduler_name():
             raise
@@ -124,7 +128,12 @@ def _status(
 ) -> RunStatus:
     rows = fold(jobs, project.world.clock.now())
     finished = directory.is_finished()
-    attempts = mark_lost(read_attempts(directory), jobs, answer, project.world.clock.now())
+    now = project.world.clock.now()
+    attempts = read_attempts(directory)
+    if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, now):
+        trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
+        answer = replace(answer, trouble=trouble)
+    attempts = mark_lost(attempts, jobs, answer, now)
     return RunStatus(
         run=directory.run,
         path=str(directory.path),
@@ -140,6 +149,14 @@ def _status(
         trouble=answer.trouble,
         age_s=answer.age_s,
     )
+
+
+def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], now: float) -> bool:
+    """Whether the newest attempt, which never said that it ended, beat a moment ago."""
+    if not attempts or attempts[-1].end is not None:
+        return False
+    beat = last_beat(directory, attempts[-1])
+    return beat is not None and abs(now - beat) < SIGN_OF_LIFE_S
 
 
 def mark_lost(attempts: Sequence[Attempt], jobs: Sequence[Job], answer: QueueAnswer, now: float) -> tuple[Attempt, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.actions import queue_memory
+from resilience.actions.living_jobs import confirm_gone
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
@@ -104,7 +105,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, intents)
         return tuple(job for job in jobs if job.state.is_alive and (job.state.is_waiting or not pending_only))
 
-    before = alive()
+    before = alive() or (() if pending_only else confirm_gone(scheduler, directory.run, intents))
     if not before:
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     wanted = tuple(sorted({job.id.whole for job in before}))

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience.actions import queue_memory
-from resilience.actions.open_intents import settle_open_intents
+from resilience.actions.living_jobs import live_jobs
+from resilience.actions.open_intents import refuse_if_another_was_first, settle_open_intents
 from resilience.actions.project import Project
-from resilience.actions.run_jobs import jobs_of_run, newest, refuse_if_alive
+from resilience.actions.run_jobs import refuse_if_alive
 from resilience.actions.submit_facts import lint_facts, passed_options
 from resilience.actions.submit_footing import look_at_footing, undo
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
 from resilience.actions.submit_script import owner_policy, read_own_script, render_script
 from resilience.errors import (
     ResilError,
-    SchedulerError,
-    SchedulerUnavailable,
     StateDirectoryError,
     SubmissionUncertain,
     UsageError,
 )
 from resilience.model import layout
-from resilience.model.job import Job, JobId
-from resilience.model.presence import Liveness
+from resilience.model.job import JobId
 from resilience.model.submission import Submission, check_run_name
 from resilience.rendering.lint import LintFinding, Severity, lint
 from resilience.settings.show import to_toml
@@ -156,6 +154,7 @@ def perform(
     """
     directory, scheduler = prepared.directory, project.scheduler()
     footing = look_at_footing(directory)
+    known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
     if footing.run_file is not None:
         _check_run(project, request, directory, scheduler, progress)
     ids: list[JobId] = []
@@ -165,7 +164,7 @@ def perform(
         directory.create(to_toml(project.loaded, request.run))
         for number, submission in enumerate(prepared.submissions):
             current = _behind(submission, ids[-1]) if number else submission
-            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request)
+            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request, known)
             ids.append(submitted[0])
             notes += [note for note in submitted[1] if note not in notes]
             recovered = recovered or submitted[2]
@@ -181,40 +180,6 @@ def perform(
     finally:
         queue_memory.forget(project.world, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
-
-
-def resolve_after(project: Project, run: str, after: str) -> JobId:
-    """Given what follows `--after`, return the job to queue behind.
-
-    `auto` is the newest live job of the run. Raise SchedulerError if that job is not in the queue any more, and
-    SchedulerUnavailable if the scheduler does not say.
-    """
-    scheduler = project.scheduler()
-    if after != "auto":
-        job_id = JobId.parse(after).whole  # a task that ended says nothing about those behind it
-        presence = scheduler.presence(job_id)
-        if presence.liveness is Liveness.UNKNOWN:
-            raise SchedulerUnavailable(
-                f"cannot tell whether job {job_id} is alive: {presence.reason}", hint="nothing was queued; try again"
-            )
-        if presence.liveness is Liveness.GONE:
-            raise SchedulerError(
-                f"job {job_id} is not in the queue: {presence.reason}",
-                hint="submit without --after, or see: resil status",
-            )
-        return presence.job.id.whole if presence.job is not None else job_id
-    directory = project.directory(run)
-    alive = live_jobs(scheduler, directory)
-    job = newest(alive)
-    if job is None:
-        raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
-    return job.id.whole
-
-
-def live_jobs(scheduler: Scheduler, directory: RunDirectory) -> tuple[Job, ...]:
-    """The live jobs of a run. Raise SchedulerUnavailable if the scheduler does not say."""
-    ours = jobs_of_run(scheduler.jobs(), directory.run, read_intents(directory))
-    return tuple(job for job in ours if job.state.is_alive)
 
 
 def _check_run(
@@ -242,7 +207,7 @@ def _check_run(
             hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
         )
     if request.after is None:
-        alive = live_jobs(scheduler, directory)
+        alive = live_jobs(scheduler, directory, project.world.host.user)
         if settled and not alive:
             progress("it is over already; queueing anew")
         refuse_if_alive(request.run, alive)
@@ -265,8 +230,9 @@ def _submit_one(
     submission: Submission,
     script: str,
     request: SubmitRequest,
+    known: Collection[str],
 ) -> tuple[JobId, tuple[str, ...], bool]:
-    """Journal the intent, submit, journal the result."""
+    """Journal the intent, submit, journal the result. `known` are the tokens that were looked at, or are our own."""
     clock = project.world.clock
     written = Path(submission.script) if request.script is None else None
     try:
@@ -274,9 +240,11 @@ def _submit_one(
             # SLURM keeps a copy of its own: only the intent must outlast a power cut.
             write_atomic(written, script, mode=directory.folder_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
-        intent = Intent(submission.token, scheduler.name, submission.script, argv, clock.now())
-        record_intent(directory, intent, project.world.host.user)
-    except ResilError:  # it cannot be journalled, so it is not sent
+        by = project.world.host.user
+        record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
+        if not request.force:
+            refuse_if_another_was_first(directory, submission.token, known, clock.now())
+    except ResilError:  # it cannot be journalled, or must not be, so it is not sent
         _drop(written)
         raise
     try:

@@ -13,6 +13,7 @@ from resilience.model.array import serial_array
 from resilience.model.dependency import write_dependency
 from resilience.model.job import JobId
 from resilience.quantities import parse_slurm_time_s
+from resilience.rendering.directives import parse_directives
 from resilience.settings.sections import Settings
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
@@ -159,6 +160,12 @@ _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 
 def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
     """After `--` an option would win over resil's own without a word: `%1` lost, the job's token lost."""
+    stray = ("--",) if "--" in extra_args else _stray_words(extra_args)
+    if stray:
+        raise UsageError(
+            f"{stray[0]!r} after -- is no flag of sbatch: it would be taken for another script",
+            hint="arguments of your own script go after a second --: resil submit my.sbatch -- -- --lr 0.1",
+        )
     for word in extra_args:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else _OWN_SHORT.get(word[:2], "")
         # sbatch takes an option's beginning for the option: `--comm=x`.
@@ -167,6 +174,12 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
             own = OWN_OPTIONS[meant]
             hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
             raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
+
+
+def _stray_words(extra_args: tuple[str, ...]) -> tuple[str, ...]:
+    """The words that are neither flags nor values of flags."""
+    problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
+    return tuple(word for word in extra_args if f"{word!r} is not an option" in problems)
 
 
 def _refuse_line_ends(request: SubmitRequest) -> None:
@@ -200,8 +213,9 @@ def _directives(
     """The #SBATCH lines of a rendered script, so that the kept script can be read, and queued again, by itself."""
     lines: dict[str, str | None] = {
         "job-name": request.run,
-        # `%` begins a field of the pattern (sbatch(1), filename pattern).
-        "output": f"{logs.replace('%', '%%')}/%x-{'%A_%a' if is_array else '%j'}.out",
+        # `%` begins a field of the pattern (sbatch(1), filename pattern). Not %x: a job name of one's own may be 400
+        # bytes long, and SLURM fails a job whose output it cannot open.
+        "output": f"{logs.replace('%', '%%')}/{request.run}-{'%A_%a' if is_array else '%j'}.out",
         "open-mode": "append",
         "signal": signal,
     }

@@ -6,6 +6,7 @@ module holds that both ways print the same.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -39,12 +40,24 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of a pipe went away, as `resil status | head` does. Keep the interpreter from saying so again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        if os.environ.get("RESIL_TRACEBACK"):
-            raise
-        print(f"resil: internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("  this is a bug of resil; RESIL_TRACEBACK=1 shows where", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            return _internal_error(error)
+        # Everything of ours that meets a full disk says so itself; this is standard output, and what it told is lost.
+        print(f"resil: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        print("  try: what was asked for may be done: resil status", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        return _internal_error(error)
+
+
+def _internal_error(error: Exception) -> int:
+    if os.environ.get("RESIL_TRACEBACK"):
+        raise error
+    print(f"resil: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    print("  this is a bug of resil; RESIL_TRACEBACK=1 shows where", file=sys.stderr)
+    return 1
 
 
 def _settle_streams() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from resilience.actions import submit
+from resilience.actions import living_jobs, submit
 from resilience.actions.project import Project
 from resilience.actions.steer import own_script
 from resilience.actions.submit_plan import SubmitRequest
@@ -24,19 +24,26 @@ resil submit --array 10: ten jobs of this project's run, one after another.
 
 resil submit train.sbatch --array 10 -- --qos=high: your own script, unchanged, with another sbatch flag.
 
+resil submit train.sbatch -- -- --lr 0.1: arguments of your script that look like options.
+
 resil submit --array 5 --after auto: five more behind what is queued.
 
 resil submit --array 10 -n: show the script and the command, and do nothing."""
 
 _SBATCH_ARGS = "resil.sbatch_args"
+_SCRIPT_ARGS = "resil.script_args"
 
 
 class _SubmitCommand(TyperCommand):
-    """Keeps what follows `--` apart: it is for sbatch, not for the script."""
+    """Keeps what follows `--` apart: it is for sbatch; and what follows a second `--`: it is for the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         position = args.index("--") if "--" in args else len(args)
-        ctx.meta[_SBATCH_ARGS] = tuple(args[position + 1 :])
+        _refuse_empty(args[:position])
+        rest = args[position + 1 :]
+        second = rest.index("--") if "--" in rest else len(rest)
+        ctx.meta[_SBATCH_ARGS] = tuple(rest[:second])
+        ctx.meta[_SCRIPT_ARGS] = tuple(rest[second + 1 :])
         return super().parse_args(ctx, args[:position])
 
 
@@ -95,14 +102,17 @@ def command(
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Queue the run as a chain of jobs. Flags for sbatch go after --."""
+    """Queue the run as a chain of jobs.
+
+    Flags for sbatch go after --, arguments of your own script that look like options after a second --.
+    """
     project = open_project(config, scheduler)
     own = Path(script) if script else None
     name = run or project.default_run(own)
     request = SubmitRequest(
         run=name,
         script=own,
-        script_args=tuple(script_args or ()),
+        script_args=(*(script_args or ()), *context.meta.get(_SCRIPT_ARGS, ())),
         array=array,
         chain=_chain(chain),
         after=None,
@@ -120,7 +130,7 @@ def command(
     if after:
         from dataclasses import replace
 
-        request = replace(request, after=submit.resolve_after(project, name, after))
+        request = replace(request, after=living_jobs.resolve_after(project, name, after))
     prepared = submit.prepare(project, request)
     for finding in prepared.findings:
         _say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
@@ -148,6 +158,16 @@ def command(
         )
     else:
         _tell(project, prepared, result)
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """`--after "$JOB"` with an unset variable must not mean: behind nothing."""
+    for before, word in zip(["", *args], args, strict=False):
+        option = before if word == "" and before.startswith("-") else ""
+        if word.startswith("--") and word.endswith("="):
+            option = word.removesuffix("=")
+        if option:
+            raise UsageError(f"{option} is given nothing", hint="is a shell variable empty? or leave it out")
 
 
 def _chain(chain: int | None) -> int:

@@ -109,14 +109,14 @@ class Slurm:
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
-    def find(self, token: str) -> tuple[Job, ...]:
-        """My jobs, finished ones included for as long as SLURM remembers them (MinJobAge), that carry this token."""
-        return self._find(token, self._asker.budget())
+    def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
+        """A user's jobs (empty: mine), ended ones included while SLURM remembers them (MinJobAge), with this token."""
+        return self._find(token, self._asker.budget(), user)
 
-    def _find(self, token: str, budget: Budget) -> tuple[Job, ...]:
+    def _find(self, token: str, budget: Budget, user: str = "") -> tuple[Job, ...]:
         if not token:
             raise UsageError("an empty token is carried by every job")
-        found = self._asker.queue(None, budget, finished=True, mark=token)
+        found = self._asker.queue([user] if user else None, budget, finished=True, mark=token)
         return tuple(job for job in found if carries(job, token))
 
     def jobs(

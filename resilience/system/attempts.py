@@ -35,6 +35,16 @@ def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[A
     return tuple(attempt for attempt in attempts if attempt is not None)
 
 
+def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
+    """When the batch shell of an attempt last showed that it lives, in seconds since the epoch by the file server's
+    clock; None when it shows nothing."""
+    path = directory.path / layout.ATTEMPTS / f"{attempt.number:04d}.beat"
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
     start = _table(folder / name)
     if start is None:

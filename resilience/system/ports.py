@@ -77,8 +77,8 @@ class Scheduler(Protocol):
         """The exact argv that `submit` would run, for people to read."""
         ...
 
-    def find(self, token: str) -> tuple[Job, ...]:
-        """The jobs, finished ones included as long as they are remembered, that carry this token."""
+    def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
+        """The jobs of a user (empty: mine), ended ones included while remembered, that carry this token."""
         ...
 
     def jobs(

@@ -40,6 +40,7 @@ class Intent:
         time: seconds since the epoch.
         outcome: what became of it.
         job_id: the one job, when there is one.
+        by: login name of who submitted it; empty when not known.
     """
 
     token: str
@@ -49,6 +50,7 @@ class Intent:
     time: float
     outcome: Outcome = Outcome.OPEN
     job_id: JobId | None = None
+    by: str = ""
 
 
 def new_token() -> str:
@@ -56,7 +58,7 @@ def new_token() -> str:
     return os.urandom(TOKEN_BYTES).hex()
 
 
-def record_intent(directory: RunDirectory, intent: Intent, user: str) -> None:
+def record_intent(directory: RunDirectory, intent: Intent) -> None:
     """Journal that a submission is about to be sent. Raise StateDirectoryError if it cannot be: then do not send."""
     _append(
         directory,
@@ -65,7 +67,7 @@ def record_intent(directory: RunDirectory, intent: Intent, user: str) -> None:
             "token": intent.token,
             "at": iso_time(intent.time),
             "time": intent.time,
-            "by": user,
+            "by": intent.by,
             "scheduler": intent.scheduler,
             "script": intent.script,
             "argv": list(intent.argv),
@@ -103,6 +105,7 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 script=str(record.get("script", "")),
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
                 time=_seconds(record.get("time")),
+                by=str(record.get("by", "")),
             )
         elif token in intents:
             intents[token] = _settle(intents[token], str(record.get("event", "")), record.get("job_id"))

@@ -47,7 +47,7 @@ def cut_off(project: Project, fake: FakeScheduler, *, age_s: float, queued: bool
     """A submit that was killed between its intent and its answer."""
     directory = project.directory("gpt")
     directory.create("")
-    record_intent(directory, Intent("feed", "fake", "/x", (), NOW - age_s), "alice")
+    record_intent(directory, Intent("feed", "fake", "/x", (), NOW - age_s, by="alice"))
     if queued:
         fake.records.append(a_job(55, JobState.PENDING, comment=make_comment("gpt", "feed")))
     return directory
@@ -59,7 +59,7 @@ def test_an_intent_that_is_found_is_recorded_and_the_run_is_alive(project: Proje
     with pytest.raises(RunAlive, match="job 55"):
         go(project, said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(55))]
-    assert said == ["an earlier submit that was cut off did queue job 55"] and fake.submissions == []
+    assert said == ["a submit whose end was not journalled did queue job 55"] and fake.submissions == []
 
 
 def test_a_given_up_intent_gets_a_second_look_and_no_waiting(tmp_path: Path, fake: FakeScheduler) -> None:
@@ -89,7 +89,7 @@ def test_an_intent_from_a_clock_that_goes_ahead_is_told_as_such(project: Project
 def test_what_went_to_another_scheduler_is_not_asked_for_here(project: Project, fake: FakeScheduler) -> None:
     directory = project.directory("gpt")
     directory.create("")
-    record_intent(directory, Intent("feed", "slurm", "/x", (), NOW), "alice")
+    record_intent(directory, Intent("feed", "slurm", "/x", (), NOW, by="alice"))
     assert list(settle_open_intents(project, directory, fake, lambda _: None)) == []
     assert fake.calls == []
 

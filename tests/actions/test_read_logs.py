@@ -77,7 +77,7 @@ def a_run(
     project = make_project(tmp_path, fake, clock=clock or FakeClock())
     directory = project.directory("gpt")
     directory.create("")
-    record_intent(directory, Intent("aa", "fake", "/x.sh", (), NOW), "alice")
+    record_intent(directory, Intent("aa", "fake", "/x.sh", (), NOW, by="alice"))
     return project, directory
 
 

@@ -28,7 +28,7 @@ def add_run(project: Project, run: str = "gpt", token: str = "aa", scheduler: st
     """A run that was submitted once, as job 7."""
     directory = project.directory(run)
     directory.create("[run]\n")
-    record_intent(directory, Intent(token, scheduler, "", (), NOW), ME)
+    record_intent(directory, Intent(token, scheduler, "", (), NOW, by=ME))
     record_result(directory, token, Outcome.SUBMITTED, NOW, job_id=JobId(7))
     return directory.path
 

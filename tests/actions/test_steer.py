@@ -48,7 +48,7 @@ def project(tmp_path: Path, fake: FakeScheduler) -> Project:
     made = make_project(tmp_path, fake)
     directory = made.directory("gpt")
     directory.create('[run]\nname = "gpt"\n')
-    record_intent(directory, Intent("aa", "fake", "", (), NOW), "alice")
+    record_intent(directory, Intent("aa", "fake", "", (), NOW, by="alice"))
     record_result(directory, "aa", Outcome.SUBMITTED, NOW, job_id=JobId(7))
     return made
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from resilience.actions import submit
+from resilience.actions.living_jobs import resolve_after
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.errors import (
@@ -172,7 +173,7 @@ def test_a_refusal_spares_a_persons_own_files_in_a_folder_of_the_runs_name(tmp_p
 
 def test_a_refusal_spares_what_another_submit_began_meanwhile(project: Project, fake: FakeScheduler) -> None:
     def another(_: object) -> None:
-        record_intent(project.directory("gpt"), Intent("other", "fake", "", (), NOW), "bob")
+        record_intent(project.directory("gpt"), Intent("other", "fake", "", (), NOW, by="bob"))
 
     fake.at_submit = another
     fake.refusals[1] = REFUSED
@@ -215,7 +216,7 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
     with pytest.raises(RunAlive, match="alive already: job 101"):
         go(project, said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
-    assert said == ["an earlier submit that was cut off did queue job 101"]
+    assert said == ["a submit whose end was not journalled did queue job 101"]
     assert len(fake.records) == 1, "exactly one job per intent"
 
 
@@ -332,7 +333,7 @@ def test_a_living_run_is_refused_and_force_goes_beside_it(project: Project, fake
 
 def test_another_projects_run_of_the_same_name_is_in_nobodys_way(project: Project, fake: FakeScheduler) -> None:
     project.directory("gpt").create("")
-    record_intent(project.directory("gpt"), Intent("old", "fake", "", (), 0.0), "alice")
+    record_intent(project.directory("gpt"), Intent("old", "fake", "", (), 0.0, by="alice"))
     record_result(project.directory("gpt"), "old", Outcome.SUBMITTED, 0.0, job_id=JobId(3))
     fake.records.append(a_job(9, comment=make_comment("gpt", "of-another-project")))
     assert go(project).ids == (JobId(101),)
@@ -387,7 +388,7 @@ def test_a_switch_that_the_run_would_not_obey_keeps_nobody_from_submitting(
 def test_after_auto_is_the_newest_living_job_of_the_run(project: Project, fake: FakeScheduler) -> None:
     go(project, array="3")
     go(project, array="3", after=JobId(101))
-    assert submit.resolve_after(project, "gpt", "auto") == JobId(102)
+    assert resolve_after(project, "gpt", "auto") == JobId(102)
     go(project, after=JobId(102))
     assert fake.submissions[-1].options["dependency"] == "afterany:102"
 
@@ -395,7 +396,7 @@ def test_after_auto_is_the_newest_living_job_of_the_run(project: Project, fake: 
 def test_after_auto_without_a_living_job_is_refused(project: Project, fake: FakeScheduler) -> None:
     fake.records.append(a_job(9, comment=make_comment("llama", "x")))
     with pytest.raises(SchedulerError, match="no job in the queue to wait for") as caught:
-        submit.resolve_after(project, "gpt", "auto")
+        resolve_after(project, "gpt", "auto")
     assert caught.value.hint == "submit without --after"
 
 
@@ -404,20 +405,20 @@ def test_after_is_not_guessed_while_the_scheduler_is_silent(project: Project, fa
     go(project)
     fake.trouble = DOWN
     with pytest.raises(SchedulerUnavailable) as caught:
-        submit.resolve_after(project, "gpt", after)
+        resolve_after(project, "gpt", after)
     assert caught.value.exit_code == 75
 
 
 def test_a_task_is_widened_to_its_array_even_when_it_is_over(project: Project, fake: FakeScheduler) -> None:
     fake.records += [a_job(123, JobState.COMPLETED, task=4), a_job(123, JobState.PENDING, tasks="5-9", task_count=5)]
     fake.records.reverse()
-    assert submit.resolve_after(project, "gpt", "123_4") == JobId(123)
+    assert resolve_after(project, "gpt", "123_4") == JobId(123)
 
 
 def test_a_job_that_is_gone_or_no_job_id_is_refused(project: Project, fake: FakeScheduler) -> None:
     fake.records.append(a_job(7, JobState.COMPLETED))
     for gone in ("7", "8"):
         with pytest.raises(SchedulerError, match=f"job {gone} is not in the queue"):
-            submit.resolve_after(project, "gpt", gone)
+            resolve_after(project, "gpt", gone)
     with pytest.raises(UsageError, match="not a job id"):
-        submit.resolve_after(project, "gpt", "yesterday")
+        resolve_after(project, "gpt", "yesterday")

@@ -22,7 +22,7 @@ def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path:
     footing = look_at_footing(directory)
     assert footing.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
     directory.create("")
-    record_intent(directory, Intent("mine", "fake", "", (), 0.0), "alice")
+    record_intent(directory, Intent("mine", "fake", "", (), 0.0, by="alice"))
     undo(directory, footing, {"mine"})
     assert names(tmp_path) == []
 
@@ -40,7 +40,7 @@ def test_a_journal_with_somebody_elses_intent_keeps_everything(tmp_path: Path) -
     directory = RunDirectory(tmp_path / "gpt")
     footing = look_at_footing(directory)
     directory.create("")
-    record_intent(directory, Intent("theirs", "fake", "", (), 0.0), "bob")
+    record_intent(directory, Intent("theirs", "fake", "", (), 0.0, by="bob"))
     undo(directory, footing, {"mine"})
     assert [intent.token for intent in read_intents(directory)] == ["theirs"] and directory.exists()
 

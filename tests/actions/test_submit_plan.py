@@ -56,18 +56,18 @@ def test_a_rendered_script_says_everything_by_itself() -> None:
     planned = plan({"array": "3"}, sbatch={"partition": "gpu", "exclusive": True, "oversubscribe": False, "nodes": 4})
     assert dict(planned.directives) == {
         "job-name": "gpt",
-        "output": "/logs/%x-%A_%a.out",
+        "output": "/logs/gpt-%A_%a.out",
         "open-mode": "append",
         "signal": "B:USR1@300",
         "partition": "gpu",
         "exclusive": None,
         "nodes": "4",
     }
-    assert dict(plan().directives)["output"] == "/logs/%x-%j.out"
+    assert dict(plan().directives)["output"] == "/logs/gpt-%j.out"
 
 
 def test_a_percent_sign_in_the_path_is_no_field_of_the_file_name() -> None:
-    assert dict(plan(logs="/100%j/logs").directives)["output"] == "/100%%j/logs/%x-%j.out"
+    assert dict(plan(logs="/100%j/logs").directives)["output"] == "/100%%j/logs/gpt-%j.out"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_resil_itself_tells_sbatch_cannot_be_undone_behind_its_back(word: s
 
 
 def test_every_other_flag_of_sbatch_is_passed_through() -> None:
-    plan({"extra_args": ("--qos=high", "-A", "x", "--partition=a", "--deadline=x", "-N2", "--constraint=c", "--", "-")})
+    plan({"extra_args": ("--qos=high", "-A", "x", "--partition=a", "--deadline=x", "-N2", "--constraint=c")})
 
 
 SIGNALS = [

@@ -42,7 +42,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     (directory.path / "beats" / "7.n1").write_text("step = 5\n")
     (directory.path / "switches" / "kill").touch()
     (directory.path / "attempts" / "0001").write_text('job_id = 7\nlabel = "7"\nstart = 1.0\n')
-    record_intent(directory, Intent("aa", "slurm", "", (), 0.0), "alice")
+    record_intent(directory, Intent("aa", "slurm", "", (), 0.0))
     record_result(directory, "aa", Outcome.SUBMITTED, 0.0, job_id=JobId(7))
     world = World(environ=environ)
     world = World(environ=environ | {"XDG_CACHE_HOME": str(tmp_path / ".cache")}, host=world.host)

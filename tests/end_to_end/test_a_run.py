@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -145,6 +148,58 @@ def test_a_script_of_ones_own_runs_unchanged_and_knows_its_run(shell: Shell) -> 
     shell.until(lambda: (shell.folder / "result").exists() and "args" in (shell.folder / "result").read_text())
     assert (shell.folder / "result").read_text() == "run own args a b\n"
     assert script.read_text().startswith("#!/bin/bash\necho")
+
+
+def test_arguments_that_look_like_options_reach_a_script_after_a_second_dashes(shell: Shell) -> None:
+    script = shell.folder / "train.sh"
+    script.write_text('#!/bin/bash\necho "$*" > result\n')
+
+    said = shell.resil("submit", "train.sh", "--run", "own", "--", "--nice=5", "--", "--lr", "0.1")
+
+    assert said.returncode == 0, said.stderr
+    shell.until(lambda: (shell.folder / "result").exists() and (shell.folder / "result").read_text() != "")
+    assert (shell.folder / "result").read_text() == "--lr 0.1\n"
+
+
+def test_a_job_name_of_four_hundred_bytes_does_not_keep_a_run_from_its_log(shell: Shell) -> None:
+    shell.settings(TRAINING.format(command="echo step 7") + f'[sbatch]\njob-name = "{"é" * 200}"\n')
+
+    assert shell.resil("submit").returncode == 0
+
+    shell.until(lambda: is_over(shell))
+    assert runs(shell)[0]["headline"] == "finished" and runs(shell)[0]["step"] == 7
+
+
+def test_of_submits_at_the_same_moment_one_queues_and_the_others_give_way(shell: Shell) -> None:
+    submit(shell, "sleep 30")
+    shell.resil("cancel", "gpt")
+    shell.until(lambda: is_over(shell))
+
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda _: shell.resil("submit", "--array", "2"), range(4)))
+
+    assert sorted(s.returncode for s in said)[0] == 0
+    assert len([s for s in said if s.returncode == 0]) == 1, [s.stderr for s in said]
+    assert all(s.returncode in (1, 75) for s in said if s.returncode)
+    alive = [job for job in runs(shell)[0]["jobs"] if job["is_alive"]]
+    assert len(alive) == 1
+
+
+def test_standard_output_on_a_full_disk_is_said_and_the_job_is_queued(shell: Shell) -> None:
+    shell.settings(TRAINING.format(command="sleep 30"))
+    with open("/dev/full", "w") as full:
+        said = subprocess.run(
+            [sys.executable, "-m", "resilience", "submit"],
+            cwd=shell.folder,
+            env=shell.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert said.returncode == 1 and "cannot write to standard output" in said.stderr
+    assert "resil status" in said.stderr and "bug" not in said.stderr
+    assert runs(shell)[0]["headline"] in ("queued", "running")
 
 
 def test_a_dry_run_shows_the_script_and_the_command_and_does_nothing(shell: Shell) -> None:

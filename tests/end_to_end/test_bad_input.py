@@ -48,6 +48,10 @@ CASES = {
     "missing script": (["nowhere.sbatch"], 2, "there is no script", "give a path"),
     "unknown sbatch flag": (["--", "--arary=3"], 2, "--arary", "--array"),
     "job name with a newline": (["--", "--job-name=a\nb"], 2, "holds a line end", ""),
+    "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is no flag of sbatch", "-- -- --lr"),
+    "own option after --": (["--", "--array=5"], 2, "would undo", "before the --"),
+    "empty after": (["--after", ""], 2, "--after is given nothing", "variable empty"),
+    "empty array": (["--array="], 2, "--array is given nothing", "variable empty"),
     "bad run name": (["--run", "../elsewhere"], 2, "cannot be a run's name", "letters"),
     "sbatch arguments for no script": (["--unknown"], 2, "--unknown", ""),
 }

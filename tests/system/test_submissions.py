@@ -30,8 +30,8 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def intend(run: RunDirectory, token: str) -> Intent:
-    intent = Intent(token, "slurm", "/x/job.slurm", ("sbatch", "--array=1-9%1", "/x/b\udcff.slurm"), 1000.5)
-    record_intent(run, intent, "anna")
+    intent = Intent(token, "slurm", "/x/job.slurm", ("sbatch", "--array=1-9%1", "/x/b\udcff.slurm"), 1000.5, by="anna")
+    record_intent(run, intent)
     return intent
 
 
