@@ -134,7 +134,7 @@ time = "20:00:00\""""
 
 _TEMPLATE = """\
 # Settings of resil. What is commented out shows the default, or an example.
-# Every setting: docs/reference/settings.md; check this file: resil config check
+# Every setting: resil config show; check this file: resil config check
 
 [run]
 name = {run}
@@ -150,7 +150,7 @@ template = "python"
 # group = "my-group"
 
 [submit]
-# Ten jobs, one after another.
+# As `resil submit --array`: 10 means ten jobs, one after another.
 array = {array}
 # This long before the time limit, the batch shell tells the run to save and stop.
 signal_lead_s = {lead}

@@ -13,6 +13,7 @@ from resilience.system.attempts import read_attempts
 from resilience.system.run_directory import RunDirectory
 
 TAIL_BYTES = 65536
+LOGS_READ = 8
 BEATS_READ = 64
 """A run of a thousand nodes has as many heartbeats; the newest few tell."""
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
@@ -28,7 +29,12 @@ def open_without_waiting(path: str, flags: int) -> int:
 def last_step(directory: RunDirectory) -> int | None:
     """The last step that a heartbeat or a log of the run shows, or None when nothing tells."""
     step = _from_beats(directory.path / layout.BEATS)
-    return _from_log(newest_log(directory)) if step is None else step
+    if step is not None:
+        return step
+    # A job that has just begun has written nothing yet; the one before has.
+    newest = newest_log(directory)
+    older = [path for path in reversed(logs_by_age(directory)[-LOGS_READ:]) if path != newest]
+    return next((found for path in (newest, *older) if (found := _from_log(path)) is not None), None)
 
 
 def newest_log(directory: RunDirectory) -> Path | None:

@@ -76,10 +76,14 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
     """Folders for output files that are not there: SLURM fails such a job without a word."""
-    if request.script is None:
-        return ()
-    base = project.world.cwd
+    base = project.world.cwd if request.script is not None else project.loaded.project
     options = {**dict(parse_directives(script).options), **plan.options}
+    if request.script is None:
+        # The run's own folder for logs is made with the run.
+        own = str(project.directory(request.run).path)
+        options = {
+            name: value for name, value in options.items() if not (value or "").startswith(own.replace("%", "%%"))
+        }
     missing = []
     for name in ("output", "error"):
         value = options.get(name)

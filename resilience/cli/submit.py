@@ -106,6 +106,8 @@ def command(
 
     Flags for sbatch go after --, arguments of your own script that look like options after a second --.
     """
+    if parsable and as_json:
+        raise UsageError("--parsable and --json are two forms of one answer", hint="choose one of them")
     project = open_project(config, scheduler)
     own = Path(script) if script else None
     name = run or project.default_run(own)

@@ -139,7 +139,7 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
     if limit_s is not None and lead_s >= limit_s - case.facts.signal_slack_s:
         yield _refuse(
             f"--signal={value} with a time limit of {limit_s} s would be sent as soon as the job begins "
-            f"(it may come up to {case.facts.signal_slack_s} s early), perhaps before anything can catch it",
+            f"{_early(case.facts.signal_slack_s)}, perhaps before anything can catch it",
             f"choose a lead well below {limit_s} s, or a longer --time",
         )
     saving_s = case.facts.measured_save_s
@@ -158,6 +158,10 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
             f"--signal={value} goes to the batch shell alone, which has no trap for {name} and would die of it",
             f"add a trap for {name} and wait for the training in the background, or use one of resil's templates",
         )
+
+
+def _early(slack_s: int) -> str:
+    return f"(it may come up to {slack_s} s early)" if slack_s else "(it comes exactly then)"
 
 
 def _traps(script: str, signal: str) -> bool:

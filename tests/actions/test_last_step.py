@@ -114,3 +114,9 @@ def test_the_log_of_the_last_attempt_wins_over_that_of_a_job_with_nothing_to_do(
     newest = newest_log(directory)
     assert newest is not None and newest.name == "gpt-7_2.out"
     assert last_step(directory) == 90
+
+
+def test_a_log_that_says_nothing_yet_leaves_the_step_of_the_one_before(directory: RunDirectory) -> None:
+    put(directory, "logs/gpt-1_1.out", "step 900\n", age_s=60)
+    put(directory, "logs/gpt-1_2.out", "loading the data\n")
+    assert last_step(directory) == 900

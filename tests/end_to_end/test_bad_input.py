@@ -50,6 +50,7 @@ CASES = {
     "job name with a newline": (["--", "--job-name=a\nb"], 2, "holds a line end", ""),
     "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is no flag of sbatch", "-- -- --lr"),
     "own option after --": (["--", "--array=5"], 2, "would undo", "before the --"),
+    "two forms of an answer": (["--parsable", "--json"], 2, "two forms of one answer", "choose one"),
     "empty after": (["--after", ""], 2, "--after is given nothing", "variable empty"),
     "empty array": (["--array="], 2, "--array is given nothing", "variable empty"),
     "bad run name": (["--run", "../elsewhere"], 2, "cannot be a run's name", "letters"),
@@ -100,6 +101,11 @@ SETTINGS = {
     "negative lead": ("[submit]\nsignal_lead_s = -5\n", "signal_lead_s", ""),
     "duration without a unit": ('[submit]\nsignal_lead_s = "soon"\n', "is not a duration", "10m"),
     "no command": ('[run]\nname = "gpt"\n', "there is no command to run", "resil init"),
+    "output folder that is not there": (
+        GOOD + '[sbatch]\noutput = "nowhere/%j.out"\n[scheduler]\nname = "local"\n',
+        "nowhere",
+        "mkdir",
+    ),
     "unknown scheduler": (GOOD + '[scheduler]\nname = "slrum"\n', "slrum", "did you mean slurm?"),
 }
 
