@@ -26,6 +26,7 @@ from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.system.clock import SystemClock
+from resilience.system.files import STALE_S
 from resilience.system.process import ProcessRunner
 from tests.schedulers.spooled import Lab, lab, until
 
@@ -619,6 +620,24 @@ def test_what_ended_long_ago_is_forgotten_unless_somebody_waits_for_it(local: La
     assert local.scheduler.find(old.token) == ()
     assert local.scheduler.presence(old_id).liveness is Liveness.GONE
     assert local.scheduler.job(needed.id).state is JobState.FAILED
+
+
+def test_half_written_files_of_crashed_clients_do_not_pile_up(local: Lab) -> None:
+    local.submit("true", hold=None)
+    left = local.spool / ".next-id.123456.123456.tmp"
+    left.touch()
+    os.utime(left, (time.time() - 2 * STALE_S,) * 2)
+    local.submit("true", hold=None)
+    assert not left.exists()
+
+
+def test_a_record_that_cannot_be_written_is_told_as_a_spool_that_cannot_be_used(local: Lab) -> None:
+    job_id = local.submit("true", hold=None)
+    (local.spool / "jobs" / str(job_id) / "task.json").mkdir(mode=0o700)
+    with pytest.raises(SchedulerUnavailable, match="spool cannot be used"), Spool(local.spool).locked(5):
+        entry = Spool(local.spool).entry(job_id.array)
+        assert entry is not None
+        Spool(local.spool).save(entry, entry.fresh(job_id.array))
 
 
 def test_a_full_disk_loses_no_exit_and_no_job(local: Lab) -> None:

@@ -1,15 +1,13 @@
-"""How the spool's files are written and where they lie: whole or not at all, and errors told as what they mean."""
+"""Where the spool lies, and what it means when its files cannot be read or written."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import get_native_id
 
-from resilience.errors import SchedulerUnavailable
+from resilience.errors import SchedulerUnavailable, StateDirectoryError
 
 SPOOL_VARIABLE = "RESIL_LOCAL_SPOOL"
 
@@ -25,33 +23,6 @@ def spool_path(environ: Mapping[str, str]) -> Path:
     return Path(state) / "resil" / "local"
 
 
-def replace_file(path: Path, content: str | bytes, *, sync: bool, mode: int = 0o600) -> None:
-    """Write a file so that a crash leaves the old one or the new one; with `sync`, so that a power cut does too."""
-    raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{get_native_id()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        try:
-            os.fchmod(descriptor, mode)
-            view = memoryview(raw)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if sync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)  # noqa: PTH105 - one system call, named as the manual names it
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if sync:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Tell what the file system refuses as SchedulerUnavailable: who cannot look does not know."""
@@ -59,6 +30,9 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unavailable(error, path) from error
+    except StateDirectoryError as error:  # write_atomic's: it speaks of a state_dir, and this is none
+        cause = error.__cause__
+        raise unavailable(cause if isinstance(cause, OSError) else OSError(error.message), path) from error
 
 
 def unavailable(error: OSError, path: Path) -> SchedulerUnavailable:

@@ -33,7 +33,7 @@ from typing import TypeVar, cast
 
 from resilience.errors import SchedulerUnavailable
 from resilience.model.job_state import JobState
-from resilience.schedulers._local.files import SPOOL_VARIABLE, reading, replace_file, unavailable
+from resilience.schedulers._local.files import SPOOL_VARIABLE, reading, unavailable
 from resilience.schedulers._local.processes import machine_id
 from resilience.schedulers._local.records import (
     DamagedRecord,
@@ -43,6 +43,7 @@ from resilience.schedulers._local.records import (
     task_from_json,
     to_json,
 )
+from resilience.system.files import write_atomic
 
 _FEW = 16
 """So many records are forced to the disk one by one. A mass change (cancelling an array of a thousand) is not: it
@@ -117,7 +118,7 @@ class Spool:
         """Make it this machine's, unless jobs of another live in it. Under the lock."""
         self.refuse_other_machine()
         if not (self.root / "machine").exists() or (self.root / "machine").read_text().strip() != machine_id():
-            replace_file(self.root / "machine", machine_id() + "\n", sync=True)
+            write_atomic(self.root / "machine", machine_id() + "\n", durable=True)
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float, *, announce: bool = True) -> Iterator[None]:
@@ -274,20 +275,20 @@ class Spool:
         """Give a submission its id and commit it. Return it with the id. Under the lock."""
         entry = replace(entry, id=self._allocate(1 + len(entry.indices or ())))
         marker = self.root / "incoming" / str(entry.id)
-        replace_file(marker, f"{entry.id} {entry.raw_ids[-1]}\n", sync=False)
+        write_atomic(marker, f"{entry.id} {entry.raw_ids[-1]}\n", durable=False)
         own = self._jobs / str(entry.id)
         for raw in {entry.id, *entry.raw_ids}:
             folder = self._jobs / str(raw)
             folder.mkdir(mode=0o700)
             if raw != entry.id:
-                replace_file(folder / "array", str(entry.id), sync=False)
+                write_atomic(folder / "array", str(entry.id), durable=False)
         for raw in entry.raw_ids:
             self.tell(entry, entry.fresh(raw))
-        replace_file(own / "slurm_script", script, sync=True, mode=0o700)
-        replace_file(own / "environment.json", json.dumps(dict(environment)), sync=True)
-        replace_file(self.root / "tokens" / token_file(entry.token), str(entry.id), sync=True)
+        write_atomic(own / "slurm_script", script, durable=True, mode=0o700)
+        write_atomic(own / "environment.json", json.dumps(dict(environment)), durable=True)
+        write_atomic(self.root / "tokens" / token_file(entry.token), str(entry.id), durable=True)
         (self.root / "active" / str(entry.id)).touch(mode=0o600)
-        replace_file(own / "submission.json", to_json(entry), sync=True)
+        write_atomic(own / "submission.json", to_json(entry), durable=True)
         marker.unlink()
         return entry
 
@@ -296,12 +297,12 @@ class Spool:
         if task.state.is_alive:
             (self.root / "active" / str(entry.id)).touch(mode=0o600)
         self._written += 1
-        replace_file(self._jobs / str(task.raw) / "task.json", to_json(task), sync=self._written <= _FEW)
+        write_atomic(self._jobs / str(task.raw) / "task.json", to_json(task), durable=self._written <= _FEW)
         self.tell(entry, task)
 
     def save_entry(self, entry: Entry) -> None:
         """Keep a submission's new record. Under the lock."""
-        replace_file(self._jobs / str(entry.id) / "submission.json", to_json(entry), sync=True)
+        write_atomic(self._jobs / str(entry.id) / "submission.json", to_json(entry), durable=True)
 
     def close(self, key: int) -> None:
         """Say that a submission is over. Under the lock."""
@@ -311,8 +312,8 @@ class Spool:
         """Write the files for bash. Under the lock."""
         folder = self._jobs / str(task.raw)
         if not (folder / "comment").exists():
-            replace_file(folder / "comment", f"{entry.comment}\n", sync=False)
-        replace_file(folder / "state", f"{task.state}\n", sync=False)
+            write_atomic(folder / "comment", f"{entry.comment}\n", durable=False)
+        write_atomic(folder / "state", f"{task.state}\n", durable=False)
 
     def _allocate(self, count: int) -> int:
         path = self.root / "next-id"
@@ -320,7 +321,7 @@ class Spool:
             last = int(path.read_text())
         except (FileNotFoundError, ValueError):
             last = max(self.ids("jobs"), default=0)
-        replace_file(path, f"{last + count}\n", sync=True)
+        write_atomic(path, f"{last + count}\n", durable=True)
         return last + 1
 
 
