@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import fields
@@ -177,6 +179,57 @@ def test_the_readme_shows_the_six_commands_of_a_first_night() -> None:
     ]
 
 
+# ---- what commands print --------------------------------------------------------------------------------------
+
+TOLD = ("kill", "save", "clear", "cancel", "submit", "init")
+"""Commands whose output is sentences of their own; the others print tables and logs."""
+
+
+def told_lines(text: str) -> Iterator[str]:
+    """The lines that these commands printed in a block for a shell; errors, scripts and `...` are left out."""
+    listens = False
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            words = next(command_lines(line), [])
+            listens = words[:1] != [] and words[0] in TOLD and not {"--dry-run", "-n"} & set(words)
+        elif listens and not line.startswith(("resil: ", "  try: ", "...")):
+            yield line.removeprefix("note: ")
+
+
+def sentences() -> list[re.Pattern[str]]:
+    """The texts that the command line prints; what is filled in matches anything."""
+    found = []
+    for path in (*(ROOT / "resilience" / "cli").glob("*.py"), ROOT / "resilience" / "actions" / "init.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            fixed = [str(part.value) if isinstance(part, ast.Constant) else "" for part in parts]
+            if sum(map(str.isalpha, "".join(fixed))) >= 5:  # else it would match anything
+                found.append(re.compile("".join(re.escape(text) if text else ".*" for text in fixed)))
+    return found
+
+
+@every_page
+def test_what_commands_printed_is_what_they_print(where: Page) -> None:
+    known = sentences()
+    lines = [line for block in where.blocks("console") for line in told_lines(block)]
+    assert not [line for line in lines if not any(sentence.fullmatch(line) for sentence in known)]
+
+
+def test_output_of_an_earlier_release_would_be_noticed() -> None:
+    block = """\
+$ resil kill gpt
+kill switch thrown: /runs/gpt/switches/kill
+  the running attempt saves and stops at its next look; queued jobs end in seconds as they start
+$ resil submit --dry-run
+#!/bin/bash
+$ resil status
+gpt  running
+"""
+    thrown, old = told_lines(block)
+    matches = [any(sentence.fullmatch(line) for sentence in sentences()) for line in (thrown, old)]
+    assert matches == [True, False]
+
+
 # ---- promises -------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +251,7 @@ def functions_of(file: str) -> set[str]:
 
 
 def test_the_scheduler_in_the_how_to_is_one(tmp_path: Any) -> None:
-    [plugin] = page("docs/how-to/add-a-scheduler.md").blocks("python")
+    plugin, _ = page("docs/how-to/add-a-scheduler.md").blocks("python")
     (tmp_path / "schedulers").mkdir()
     (tmp_path / "schedulers" / "other.py").write_text(plugin)
     made = Family("schedulers", "SCHEDULER", folders=(tmp_path,)).load("other")(
@@ -206,6 +259,16 @@ def test_the_scheduler_in_the_how_to_is_one(tmp_path: Any) -> None:
     )
     assert made.name == "other"
     assert all(callable(getattr(made, verb)) for verb in vars(Scheduler) if not verb.startswith("_") and verb != "name")
+
+
+def test_the_contract_can_be_put_to_a_scheduler_of_ones_own(tmp_path: Any) -> None:
+    _, claims = page("docs/how-to/add-a-scheduler.md").blocks("python")
+    (tmp_path / "test_other.py").write_text(claims)
+    look = ("--collect-only", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml")
+    argv = [sys.executable, "-m", "pytest", *look, str(tmp_path / "test_other.py")]
+    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    assert "::test_the_same_intent_is_one_job_however_often_it_is_submitted" in found
+    assert "[local]" not in found, "its own `place` is not the one that is used"
 
 
 def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
