@@ -152,13 +152,6 @@ class LocalScheduler:
                     found[raw] = job_of(entry, self._spool.task(entry, raw), self._host)
         return tuple(found.values())
 
-    def lost(self) -> tuple[tuple[JobId, tuple[float, ...]], ...]:
-        """The jobs that were once found without processes though they should have run, and when that was seen."""
-        if not self._spool.exists():
-            return ()
-        entries, tasks = self._queue.load(finished=True)
-        return tuple((JobId(key, task.index), task.lost) for key in entries for task in tasks[key] if task.lost)
-
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
         """End them: at once what waits, with SIGTERM and then SIGKILL what runs. Unknown or ended ones are no error."""
         self._queue.require()

@@ -102,13 +102,27 @@ def test_the_queue_goes_on_after_the_daemon_was_killed_though_nobody_calls(local
     assert {job.restarts for job in local.ended(array)} == {0}
 
 
-def test_a_lost_job_is_requeued_with_its_count_and_remembered(local: Lab) -> None:
+def test_a_lost_job_says_so_before_it_runs_again_and_is_requeued_with_its_count(local: Lab) -> None:
     job_id = local.submit("echo run ${SLURM_RESTART_COUNT-first}; sleep 1", open_mode="append")
     local.says(job_id, "first")
     local.lose(job_id.array)
+    (seen,) = local.scheduler.jobs()
+    assert (seen.id, seen.state, seen.reason, seen.restarts) == (job_id, JobState.PENDING, "NodeDown", 1)
+    until(lambda: local.scheduler.job(job_id).state is JobState.RUNNING)
+    assert local.scheduler.job(job_id).restarts == 1
     job = local.ended(job_id)[0]
     assert (job.state, job.restarts, local.output(job)) == (JobState.COMPLETED, 1, "run first\nrun 1\n")
-    assert [lost[0] for lost in local.scheduler.lost()] == [job_id]
+    assert [job.restarts for job in local.scheduler.jobs(finished=True)] == [1]
+
+
+def test_a_lost_task_says_so_while_the_array_goes_on(local: Lab) -> None:
+    array = local.submit("echo up; sleep 30", array="1-3%1")
+    first = JobId(array.array, 1)
+    until(lambda: local.scheduler.job(first).state is JobState.RUNNING)
+    local.says(first, "up")
+    local.lose(local.one(first).raw_id)
+    seen = {job.id: job.reason for job in local.scheduler.jobs() if job.state is JobState.PENDING}
+    assert seen[first] == "NodeDown" and "NodeDown" not in [seen[other] for other in seen if other != first]
 
 
 def test_a_lost_job_that_may_not_be_requeued_is_a_node_failure(local: Lab) -> None:

@@ -125,7 +125,10 @@ class Queue:
 
 
 def _with_reason(task: Task, reasons: Mapping[int, str]) -> Task:
-    return replace(task, reason=reasons.get(task.raw, "None")) if task.state is JobState.PENDING else task
+    """A waiting job with why it waits; one that is about to start keeps the reason it was put back for."""
+    if task.state is not JobState.PENDING:
+        return task
+    return replace(task, reason=reasons.get(task.raw) or task.reason or "None")
 
 
 def _dependency_problem(why: str) -> SchedulerError:

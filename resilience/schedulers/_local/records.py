@@ -103,7 +103,6 @@ class Task:
             another process with the same pid.
         ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED), empty when nobody ended it.
         ending_at: when that was asked.
-        lost: when it was found without processes though it should have run.
     """
 
     raw: int
@@ -130,7 +129,6 @@ class Task:
     requeue_held: bool = False
     stdout: str = ""
     stderr: str = ""
-    lost: tuple[float, ...] = ()
 
     @property
     def deadline(self) -> float | None:
@@ -167,7 +165,6 @@ def task_from_json(text: str) -> Task:
     data = _load(text, Task)
     try:
         data["state"] = JobState(data["state"])
-        data["lost"] = tuple(data.get("lost", ()))
         return Task(**data)
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedRecord(f"not a job: {error}") from error
@@ -219,7 +216,7 @@ def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
     groups: dict[object, list[Task]] = {}
     own: list[Job] = []
     for task in tasks:
-        if task.state is JobState.PENDING and not task.restarts and not task.lost:
+        if task.state is JobState.PENDING and not task.restarts:
             key = (task.held, task.begin, task.dependency, task.time_limit_s)
             groups.setdefault(key, []).append(task)
         else:

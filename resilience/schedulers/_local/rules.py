@@ -14,6 +14,13 @@ from resilience.schedulers._local.records import Entry, Task
 LAUNCH_FAILURE = (0, 53)
 """SLURM's exit code of a job whose output file could not be opened (`0:53`, reason JobLaunchFailure)."""
 
+NODE_DOWN = "NodeDown"
+"""The reason of a job that was lost: how it ended, or why it waits to run again."""
+
+LOST_WAIT_S = 2.0
+"""How long a lost job waits before it runs again, so that whoever looks first after a power cut sees that it was lost
+(often it is that look that starts the daemon). SLURM makes a requeued job wait two minutes."""
+
 LOOK_AGAIN_S = 1.0
 """How soon a delay of minutes (`after:7+1`) is looked at again."""
 
@@ -68,7 +75,7 @@ def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now:
             elif entry.cpus > free:
                 reason, blocked = "Resources", True
         if reason:
-            reasons[task.raw] = reason
+            reasons[task.raw] = NODE_DOWN if task.reason == NODE_DOWN and not task.held else reason
         else:
             start.append(task.raw)
             free -= entry.cpus
@@ -85,7 +92,7 @@ def _own_reason(
 ) -> str:
     """Why it may not start whatever is free; empty when it may."""
     if task.held:
-        return task.reason or "JobHeldUser"
+        return "JobHeldUser" if task.reason in ("", NODE_DOWN) else task.reason
     if task.begin is not None and task.begin > now:
         return "BeginTime"
     if task.dependency:
@@ -164,7 +171,8 @@ class Exit:
 def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
     """The record of a job that has no process any more. None for its exit: nobody saw it end.
 
-    A job that nobody saw end, and that nobody ended, is lost: NODE_FAIL, and back in the queue if it may be requeued.
+    A job that nobody saw end, and that nobody ended, is lost: it goes back into the queue and says so while it waits
+    there, or is NODE_FAIL if it may not be requeued.
     """
     at = exit_.at if exit_ is not None else now
     if task.ending == JobState.REQUEUED:
@@ -173,8 +181,9 @@ def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
         status, number = (exit_.status, exit_.signal) if exit_ is not None else (0, int(signal.SIGKILL))
         return _final(task, JobState(task.ending), status, number, task.ending_at or at, "")
     if exit_ is None:
-        lost = replace(task, lost=(*task.lost, now))
-        return requeued(lost, now) if entry.requeue else _final(lost, JobState.NODE_FAIL, 0, 0, now, "NodeDown")
+        if not entry.requeue:
+            return _final(task, JobState.NODE_FAIL, 0, 0, now, NODE_DOWN)
+        return replace(requeued(task, now), reason=NODE_DOWN, begin=now + LOST_WAIT_S)
     if exit_.launch_failure:
         return _final(task, JobState.FAILED, *LAUNCH_FAILURE, at, "JobLaunchFailure")
     if exit_.status or exit_.signal:

@@ -168,7 +168,7 @@ def test_what_a_running_job_is_due(changes: dict[str, Any], now: float, what: Du
         ({"ending": "CANCELLED"}, None, GONE, (0, 9), ""),
         ({"ending": "REQUEUED"}, Exit(0, 15, 9), P, (None, 0), ""),
         ({"ending": "REQUEUED", "requeue_held": True}, None, P, (None, 0), "job requeued in held state"),
-        ({}, None, P, (None, 0), ""),
+        ({}, None, P, (None, 0), "NodeDown"),
     ],
 )
 def test_how_an_end_is_told(
@@ -181,7 +181,27 @@ def test_how_an_end_is_told(
 
 def test_a_lost_job_that_may_not_be_requeued_stays_down() -> None:
     job = rules.ended(entry(1, requeue=False), task(R, start=1.0), None, NOW)
-    assert (job.state, job.lost, job.restarts) == (JobState.NODE_FAIL, (NOW,), 0)
+    assert (job.state, job.reason, job.restarts) == (JobState.NODE_FAIL, "NodeDown", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "reason"),
+    [
+        ({}, NOW, "NodeDown"),
+        ({}, NOW + rules.LOST_WAIT_S, None),
+        ({"held": True}, NOW + 100, "JobHeldUser"),
+        ({"begin": NOW + 500}, NOW + 100, "NodeDown"),
+    ],
+)
+def test_a_lost_job_says_so_while_it_waits(changes: dict[str, Any], now: float, reason: str | None) -> None:
+    lost = replace(rules.ended(entry(1), task(R, start=1.0), None, NOW), **changes)
+    assert rules.plan({1: entry(1)}, {1: [lost]}, now, 4).reasons.get(1) == reason
+    assert rules.started(lost, now).reason == ""
+
+
+def test_a_lost_job_that_waits_for_cpus_says_so_too() -> None:
+    lost = rules.ended(entry(1), task(R, start=1.0), None, NOW - 60)
+    assert planned(entry(1), entry(2), cpus=1, raw1=lost).reasons == {1: "NodeDown"}
 
 
 def test_cancelling_what_is_being_requeued_ends_it() -> None:
@@ -192,7 +212,7 @@ def test_cancelling_what_is_being_requeued_ends_it() -> None:
 def test_records_survive_the_disk_and_damage_is_noticed() -> None:
     whole = entry(1, indices=(1, 5), command="/a\udcff", script_args=("x",))
     assert entry_from_json(to_json(whole)) == whole
-    job = task(R, lost=(1.0,), index=3)
+    job = task(R, reason="NodeDown", index=3)
     assert task_from_json(to_json(job)) == job
     for text in ("", "{", "[]", "{}", '{"raw":1,"state":"NONSENSE"}', to_json(job)[:40]):
         with pytest.raises(DamagedRecord):
