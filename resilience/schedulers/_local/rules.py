@@ -75,7 +75,8 @@ def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now:
             elif entry.cpus > free:
                 reason, blocked = "Resources", True
         if reason:
-            reasons[task.raw] = NODE_DOWN if task.reason == NODE_DOWN and not task.held else reason
+            needs_person = task.held or reason == "DependencyNeverSatisfied"
+            reasons[task.raw] = NODE_DOWN if task.reason == NODE_DOWN and not needs_person else reason
         else:
             start.append(task.raw)
             free -= entry.cpus

@@ -191,11 +191,14 @@ def test_a_lost_job_that_may_not_be_requeued_stays_down() -> None:
         ({}, NOW + rules.LOST_WAIT_S, None),
         ({"held": True}, NOW + 100, "JobHeldUser"),
         ({"begin": NOW + 500}, NOW + 100, "NodeDown"),
+        ({"dependency": "afterok:1"}, NOW + 100, "DependencyNeverSatisfied"),
     ],
 )
 def test_a_lost_job_says_so_while_it_waits(changes: dict[str, Any], now: float, reason: str | None) -> None:
     lost = replace(rules.ended(entry(1), task(R, start=1.0), None, NOW), **changes)
-    assert rules.plan({1: entry(1)}, {1: [lost]}, now, 4).reasons.get(1) == reason
+    lost = replace(lost, raw=2)
+    entries, tasks = {1: entry(1), 2: entry(2)}, {1: [task(BAD)], 2: [lost]}
+    assert rules.plan(entries, tasks, now, 4).reasons.get(2) == reason
     assert rules.started(lost, now).reason == ""
 
 
