@@ -1,6 +1,6 @@
 # Each target does all its own set-up, on a machine that has just been unpacked.
 #   make demo    see a training crash, resume and finish
-#   make test    lint, types, floors and every test; real SLURM where it can be installed
+#   make test    lint, types, floors and every test; real SLURM and its accounting where they can be installed
 .PHONY: demo test lint bench soak docs clean
 
 BIN := .venv/bin
@@ -11,7 +11,7 @@ demo:
 	@$(BIN)/resil demo
 
 test: lint
-	@scripts/system-packages
+	@scripts/system-packages --accounting
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
 
 lint:

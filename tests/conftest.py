@@ -1,18 +1,74 @@
-"""What the whole test suite shares: a plain word, at the end, about tests on real components that did not run."""
+"""What the whole test suite shares: who runs where, and a plain word at the end about tests that did not run."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+
+# What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
+HOW_TO_GET = {
+    "no SLURM accounting": "sudo make test",
+    "real SLURM": "sudo make test, which installs it where there is apt-get; elsewhere install it and munge first",
+    "proctrack": "run on a machine with the cgroup version 1 freezer, or with the right to mount it",
+    "needs sbatch": "sudo scripts/system-packages",
+    "needs scontrol": "sudo scripts/system-packages",
+    "strace may not attach": "allow ptrace (in a container: --cap-add SYS_PTRACE)",
+    "strace": "sudo scripts/system-packages",
+    "/dev/fuse": "sudo make test; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
+    "cannot mount": "in a container: --cap-add SYS_ADMIN",
+    "mounting is not permitted": "sudo make test; in a container: --cap-add SYS_ADMIN",
+    "root": "sudo make test",
+    "shellcheck": "scripts/environment dev",
+    "RESIL_SOAK": "make soak",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep what shares a cluster in one process, by name: each file of tests/slurm, and the slurm half of a contract.
+
+    pytest-xdist 3.8 hands the group on in the test's id, where pytest 9.2 lets nobody write: with the two together
+    `xdist_group` is silently ignored, and a file's tests run in several processes with a cluster for each.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Neighbours(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid) or str(super()._split_scope(nodeid))
+
+    return Neighbours(config, log)
+
+
+def group_of(nodeid: str) -> str | None:
+    """Given a test's id, return what it is to share a process with; None when it may run anywhere."""
+    file, _, name = nodeid.partition("::")
+    if file.startswith("tests/slurm/"):
+        return file
+    return f"slurm of {file}" if "[slurm" in name else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say once which real-component tests were skipped, why, and how to get them."""
-    from tests.slurm import accounting, host
+    """Say once which tests were skipped, why, and how to get them: a line for each reason and not for each test."""
+    skipped = Counter(map(reason_and_place, terminalreporter.getreports("skipped")))
+    if not skipped:
+        return
+    terminalreporter.section(f"skipped: {skipped.total()}")
+    for reason in dict.fromkeys(reason for reason, _ in skipped):
+        places = {place: count for (why, place), count in skipped.items() if why == reason}
+        count = sum(places.values())
+        terminalreporter.line(f"{count} {'test' if count == 1 else 'tests'} in {', '.join(sorted(places))}: {reason}")
+        how = next((how for part, how in HOW_TO_GET.items() if part in reason), None)
+        if how is not None and how not in reason:
+            terminalreporter.line(f"    to get them: {how}")
 
-    skipped = [report for report in terminalreporter.getreports("skipped") if "slurm" in report.keywords]
-    for more, how in (((), host.HOW_TO_GET), (accounting.PROGRAMS, accounting.HOW_TO_GET)):
-        if skipped and (reasons := host.requirements(more)):
-            terminalreporter.section("skipped: real SLURM")
-            terminalreporter.line(f"{len(skipped)} tests under tests/slurm did not run: {'; '.join(reasons)}.")
-            terminalreporter.line(f"To get them: {how}.")
-            return
+
+def reason_and_place(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
+    """Given a skipped test's report, return why, and its folder (or its file, where that is in none)."""
+    said = report.longrepr
+    reason = said[2] if isinstance(said, (tuple, list)) else str(said)  # a list when it comes from pytest-xdist
+    file = report.nodeid.partition("::")[0]
+    folder, _, name = file.rpartition("/")
+    return reason.removeprefix("Skipped: ").strip(), file if folder == "tests" else folder or name

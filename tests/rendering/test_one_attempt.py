@@ -88,9 +88,9 @@ def test_without_room_for_a_number_nothing_is_launched(batch: Batch) -> None:
 
 def test_after_a_clean_end_nobody_waits(batch: Batch) -> None:
     batch.run("exit 75", job=6)
-    script = batch.run("exit 3", beat_s=30)
+    script = batch.run("exit 3", beat_s=30)  # a silence would be waited for far longer than for a script that ends
+    assert script.wait() == 3
     assert "waiting" not in script.text
-    assert time.monotonic() - script.began < 2
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "SOMETHING_NEW"])
@@ -285,10 +285,8 @@ def test_the_heartbeat_advances_and_is_taken_away_at_the_end(batch: Batch) -> No
 
 
 def test_the_heartbeat_does_not_delay_the_exit_and_leaves_no_process(batch: Batch) -> None:
-    began = time.monotonic()
-    script = batch.run("exit 3", beat_s=60)
-    assert script.wait() == 3
-    assert time.monotonic() - began < 0.8
+    script = batch.start("exit 3", beat_s=60)
+    assert script.wait(30) == 3, "half a beat is plenty, however busy the machine"
     assert batch.processes() == []
 
 
@@ -306,12 +304,15 @@ def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None
 def test_a_file_system_too_slow_for_a_heartbeat_delays_nothing(batch: Batch) -> None:
     fake = batch.root / "bin"
     fake.mkdir()
-    (fake / "mv").write_text(f'#!/bin/sh\ncase $* in *.beat) sleep 20;; esac\nexec {shutil.which("mv")} "$@"\n')
+    slow, written = batch.root / "slow", batch.root / "written"
+    (fake / "mv").write_text(
+        f'#!/bin/sh\ncase $* in *.beat) : >{slow}; sleep 60; : >{written};; esac\nexec {shutil.which("mv")} "$@"\n'
+    )
     (fake / "mv").chmod(0o755)
-    began = time.monotonic()
-    script = batch.run("sleep 0.3; exit 3", environment={"PATH": f"{fake}:{os.environ['PATH']}"})
-    assert script.wait() == 3
-    assert time.monotonic() - began < 2
+    command = f"until [ -e {slow} ]; do sleep 0.05; done; exit 3"
+    script = batch.start(command, environment={"PATH": f"{fake}:{os.environ['PATH']}"})
+    assert script.wait(30) == 3
+    assert not written.exists(), "nobody waited for it"
 
 
 def test_a_full_disk_under_the_heartbeat_does_not_end_the_training(batch: Batch) -> None:

@@ -34,6 +34,7 @@ from tests.slurm.keeper import PREFIX, Keeper, remove, sweep
 from tests.slurm.processes import (
     Process,
     belonging,
+    connections,
     descendants,
     environ,
     kill_all,
@@ -80,6 +81,7 @@ class Cluster(Clients):
         self.dbd = dbd
         self._keeper: Keeper | None = None
         self._forgetful = False
+        self._port = 0
         self._daemons: dict[str, Process] = {}
 
     # ---- life -------------------------------------------------------------------------------------------------
@@ -109,6 +111,7 @@ class Cluster(Clients):
         self.root = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
         try:
             self._keeper = Keeper(self.root, keep_open=ports.lock)
+            self._port = ports.numbers[0]
             self._write_files(ports.numbers)
             self._start_munged()
             if self.dbd:
@@ -241,6 +244,10 @@ class Cluster(Clients):
 
     def continue_controller(self) -> None:
         self._daemons["slurmctld"].send(signal.SIGCONT)
+
+    def wait_served(self) -> None:
+        """Wait until slurmctld has done with every message that was sent to it, also by clients that are long gone."""
+        until(lambda: connections(self._port) == 0, "slurmctld to serve what lies in its backlog", 20, 0.05)
 
     def kill_controller(self) -> None:
         """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""

@@ -17,7 +17,8 @@ CLUSTER = pytest.StashKey[Cluster]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test of this folder `slurm`; keep each file in one process of pytest-xdist; skip where impossible.
 
-    Most of them wait for SLURM, so files run side by side, each process with a cluster of its own.
+    Most of them wait for SLURM, so files run side by side, each process with a cluster of its own. (tests/conftest.py
+    keeps them together as well, where the mark does not.)
     """
     reasons = Cluster.requirements()
     for item in items:

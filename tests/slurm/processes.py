@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -59,6 +60,37 @@ def until(true: Callable[[], bool], what: str, timeout_s: float, every_s: float 
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}")
         time.sleep(every_s)
+
+
+@contextlib.contextmanager
+def later(delay_s: float, action: Callable[[], None]) -> Iterator[threading.Timer]:
+    """Do something in a while, beside the block: at its end it is done, or it never will be.
+
+    `join()` in the block waits for it. A timer that outlives its test would keep pytest from ending.
+    """
+    timer = threading.Timer(delay_s, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def connections(port: int) -> int:
+    """Return how many clients a server on this port has not done with, those it has not yet accepted included.
+
+    A client that gave up stays in the count until the server has read what it said and closed (tcp(7), CLOSE_WAIT).
+    """
+    established, close_wait = "01", "08"
+    found = 0
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                local, _, state = line.split()[1:4]
+                found += int(local.rpartition(":")[2], 16) == port and state in (established, close_wait)
+    return found
 
 
 def text_of(path: Path, what: str = "\n", timeout_s: float = 20.0) -> str:
@@ -166,29 +198,33 @@ def cgroups(name: str) -> list[Path]:
     return [path for h in HIERARCHIES if (path := CGROUPS / h / CGROUP_PARENT / name).is_dir()]
 
 
+def _folders(top: Path) -> Iterator[Path]:
+    """Yield `top` and all folders below it, deepest first; one that vanishes meanwhile is no error, unlike in rglob."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        yield Path(folder)
+
+
 def cgroup_members(name: str) -> set[int]:
     """Return who was started as a job of this cluster, wherever its environment, session and parent went since."""
     found: set[int] = set()
     for top in cgroups(name):
-        for file in top.rglob("cgroup.procs"):
+        for folder in _folders(top):
             with contextlib.suppress(OSError):
-                found.update(map(int, file.read_text().split()))
+                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
     return {pid for pid in found if Process.of(pid)}
 
 
 def thaw(name: str) -> None:
     """Let frozen processes of this cluster run: the kernel delivers not even SIGKILL to them before."""
     for top in cgroups(name):
-        for file in top.rglob("freezer.state"):
-            with contextlib.suppress(OSError):
-                file.write_text("THAWED")
+        for folder in _folders(top):
+            with contextlib.suppress(OSError):  # nor is there one in other hierarchies, and none can be made
+                (folder / "freezer.state").write_text("THAWED")
 
 
 def remove_cgroups(name: str) -> None:
     """Remove this cluster's cgroups, deepest first; those still busy stay (rmdir(2) refuses)."""
     for top in cgroups(name):
-        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
+        for folder in _folders(top):
             with contextlib.suppress(OSError):
-                path.rmdir()
-        with contextlib.suppress(OSError):
-            top.rmdir()
+                folder.rmdir()

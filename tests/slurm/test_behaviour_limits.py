@@ -7,7 +7,6 @@ started at once, on a cluster of its own, and each test waits for its own. A lim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import Process, text_of, until
 
-# Tells a file of every signal, and goes on.
+# Tells a file of every signal, and goes on. Another file says that from now on it hears them.
 PYTHON = """\
 import signal, sys, time
 def tell(number, frame):
@@ -25,6 +24,7 @@ def tell(number, frame):
         file.write(f"python {signal.Signals(number).name}\\n")
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, tell)
+open(sys.argv[1] + ".ready", "w").close()
 while True:
     time.sleep(0.1)
 """
@@ -96,8 +96,8 @@ def story() -> Iterator[Story]:
             text_of(story.home / f"{name}.pid")
         cluster.fail_node("n3")
         cluster.lose_slurmd("n4")
-        time.sleep(1)  # python installs its handlers
         for name in WAYS:
+            until((story.home / f"{name}.log.ready").exists, f"{name} to hear signals", 20)
             update = ["scontrol", "update", f"jobid={jobs[name]}", "EndTime=now+35"]
             cluster.run(update, cluster.users[0], check=True)
         yield story

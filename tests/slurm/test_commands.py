@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.slurm import accounting
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.slurm.processes import Process, descendants, until
 
 SETTINGS = """\
 [run]
@@ -82,9 +85,36 @@ REFUSED = {
 }
 
 
+# Only a cluster with accounting that enforces it knows which exist: others take every word for one.
+REFUSED_BY_ACCOUNTING = {
+    "unknown account": (["--", "--account=nosuch"], "account"),
+    "unknown QOS": (["--", "--qos=nosuch"], "QOS"),
+}
+
+
+@pytest.fixture(scope="module")
+def accounted() -> Iterator[Cluster]:
+    """A small cluster with a database, for those whom it knows."""
+    if reasons := Cluster.requirements(dbd=True):
+        pytest.skip(f"no SLURM accounting: {'; '.join(reasons)}; to get it: {accounting.HOW_TO_GET}")
+    with Cluster(nodes=1, dbd=True, extra="AccountingStorageEnforce=associations,qos") as booted:
+        yield booted
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_slurm_refuses_is_said_in_words_and_leaves_nothing(desk: Desk, case: str) -> None:
-    words, message = REFUSED[case]
+    is_refused(desk, *REFUSED[case])
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_ACCOUNTING)
+def test_what_accounting_refuses_is_said_in_words_and_leaves_nothing(accounted: Cluster, case: str) -> None:
+    folder = accounted.shared / case.replace(" ", "-")
+
+    is_refused(Desk(accounted, accounted.users[0], folder), *REFUSED_BY_ACCOUNTING[case])
+
+
+def is_refused(desk: Desk, words: list[str], message: str) -> None:
+    """Submit in vain; the message is in SLURM's or our words, and neither a job nor a file is left."""
     desk.settings("sleep 60")
 
     said = desk.resil("submit", *words)
@@ -110,6 +140,16 @@ def test_a_submit_with_the_controller_dead_is_temporary_and_leaves_nothing(desk:
     assert len({job.partition("_")[0] for job in desk.queue()}) == 1
 
 
+def programs(above: int, name: str) -> list[Process]:
+    """The living processes of this program below a pid."""
+    found = []
+    for pid in descendants([above]):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name and (process := Process.of(pid)):
+                found.append(process)
+    return found
+
+
 def test_a_controller_that_hangs_in_the_middle_of_a_submit_gets_exactly_one_job(desk: Desk, cluster: Cluster) -> None:
     desk.settings("sleep 60")
     cluster.stop_controller()
@@ -121,9 +161,12 @@ def test_a_controller_that_hangs_in_the_middle_of_a_submit_gets_exactly_one_job(
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(7)  # beyond MessageTimeout: sbatch has given up
+    until(lambda: bool(programs(typed.pid, "sbatch")), "the first sbatch", 60)
+    (first, *_) = programs(typed.pid, "sbatch")
+    first.wait_gone(60)  # it gives up after MessageTimeout
     cluster.continue_controller()
     said, complained = typed.communicate(timeout=120)
+    cluster.wait_served()
 
     if typed.returncode != 0:  # it gave up before the controller came back: the next submit looks first
         assert typed.returncode == 75, complained
