@@ -641,8 +641,10 @@ def test_half_written_files_of_crashed_clients_do_not_pile_up(local: Lab) -> Non
     left = local.spool / ".next-id.123456.123456.tmp"
     left.touch()
     os.utime(left, (time.time() - 2 * STALE_S,) * 2)
+    announced = local.spool / "incoming" / ".7.0123456789ab.tmp"
+    announced.touch()
     local.submit("true", hold=None)
-    assert not left.exists()
+    assert not left.exists() and not announced.exists()
 
 
 def test_a_record_that_cannot_be_written_is_told_as_a_spool_that_cannot_be_used(local: Lab) -> None:

@@ -26,6 +26,9 @@ def sweep(spool: Spool) -> None:
                     shutil.rmtree(spool.folder(raw), ignore_errors=True)
                 spool.close(key)
             marker.unlink(missing_ok=True)
+    # Nobody writes here but under the lock, and an id is given once: no later write would sweep these.
+    for half in (spool.root / "incoming").glob(".*.tmp"):
+        half.unlink(missing_ok=True)
 
 
 def prune(spool: Spool, now: float, keep: Collection[int]) -> None:
