@@ -55,14 +55,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = Counter(map(reason_and_place, terminalreporter.getreports("skipped")))
     if not skipped:
         return
-    terminalreporter.section(f"skipped: {skipped.total()}")
+    terminalreporter.section(f"not run: {skipped.total()} skipped")
     for reason in dict.fromkeys(reason for reason, _ in skipped):
         places = {place: count for (why, place), count in skipped.items() if why == reason}
         count = sum(places.values())
         terminalreporter.line(f"{count} {'test' if count == 1 else 'tests'} in {', '.join(sorted(places))}: {reason}")
         how = next((how for part, how in HOW_TO_GET.items() if part in reason), None)
         if how is not None and how not in reason:
-            terminalreporter.line(f"    to get them: {how}")
+            terminalreporter.line(f"    to get {'it' if count == 1 else 'them'}: {how}")
 
 
 def reason_and_place(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
