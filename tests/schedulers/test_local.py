@@ -22,6 +22,7 @@ from resilience.model.job import ExitCode, JobId, JobUpdate
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness
 from resilience.schedulers._local.broom import prune
+from resilience.schedulers._local.keeper import daemon_environment
 from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
@@ -69,6 +70,11 @@ def test_a_submission_wakes_the_daemon_instead_of_waiting_for_its_next_look(loca
             assert os.read(fifo, 1) == b"x"
         finally:
             os.close(fifo)
+
+
+def test_the_daemon_finds_the_package_of_who_starts_it_though_it_is_not_installed() -> None:
+    first = daemon_environment({"PYTHONPATH": "/else"})["PYTHONPATH"].split(":")[0]
+    assert Path(first, "resilience", "schedulers", "_local", "daemon.py").is_file()
 
 
 def test_the_submitting_shell_may_die(local: Lab) -> None:

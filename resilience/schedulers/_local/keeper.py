@@ -26,7 +26,7 @@ def daemon_command(root: Path) -> list[str]:
 
 def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment to start it in: it finds this package, and nothing of a job that may be calling clings to it."""
-    package = str(Path(__file__).parent.parent.parent)
+    package = str(Path(__file__).parents[3])
     own = {name: value for name, value in environ.items() if not name.startswith(("SLURM", "RESIL_LOCAL_SPOOL"))}
     return {**own, "PYTHONPATH": f"{package}:{environ.get('PYTHONPATH', '')}".rstrip(":")}
 
