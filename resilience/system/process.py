@@ -23,6 +23,11 @@ from dataclasses import dataclass
 
 from resilience.errors import ProbeError
 
+# vfork suspends this thread, with the interpreter's lock in its hand, until the child has exec'ed: a program or a
+# folder on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond more.
+# The switch is documented: https://docs.python.org/3/library/subprocess.html#disabling-use-of-vfork-or-posix-spawn
+setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - a plain assignment is refused by type checkers
+
 REAP_GRACE_S = 0.5
 """How long a killed child may take to be reaped before it is abandoned."""
 

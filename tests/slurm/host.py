@@ -139,14 +139,44 @@ def interpreter() -> str:
     command = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (sys.executable, f"/usr/local/bin/{command}", f"/usr/bin/{command}"):
         path = Path(os.path.realpath(candidate))
-        if path.is_file() and all(parent.stat().st_mode & stat.S_IXOTH for parent in (path, *path.parents)):
+        # The way to the link counts as well: a virtual environment in a clone below /root leads out of it too late.
+        if path.is_file() and is_open(path) and is_open(Path(candidate)):
             return candidate
     return sys.executable
+
+
+def is_open(path: Path) -> bool:
+    """Whether everybody may go to a path, through all the folders above it."""
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in (path, *path.parents))
+
+
+RUNTIME = (
+    *("typer", "jinja2", "markupsafe", "rich", "pygments", "markdown_it", "mdurl", "shellingham", "annotated_doc"),
+    *("click", "typing_extensions.py"),
+)
+"""What `resil` imports of others; copied for the users when this clone is closed to them."""
+
+
+def _copy_for_users(directory: Path) -> Path:
+    """Copy the product and what it imports to where everybody may go."""
+    directory.mkdir()
+    for name in ("resilience", "slurm_templates", "cron"):
+        shutil.copytree(REPOSITORY / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    packages = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
+    for source in (folder / name for folder in packages for name in RUNTIME):
+        if source.is_dir():
+            shutil.copytree(source, directory / source.name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy2(source, directory)
+    subprocess.run(["chmod", "-R", "a+rX", str(directory)], check=True)
+    return directory
 
 
 def write_interpreter(directory: Path) -> None:
     """Write `python`, `python3` and `resil` commands that work for every user, with what this process can import."""
     paths = [str(REPOSITORY), *(entry for entry in sys.path if entry.endswith("-packages"))]
+    if not all(is_open(Path(path)) for path in paths):
+        paths = [str(_copy_for_users(directory / "packages"))]
     python = directory / "python"
     python.write_text(
         f'#!/bin/sh\nPYTHONPATH="{os.pathsep.join(paths)}${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
