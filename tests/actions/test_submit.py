@@ -273,8 +273,10 @@ def test_a_job_whose_result_cannot_be_journalled_is_still_told_and_its_run_is_ke
 def test_an_unwritable_state_directory_is_named_and_nothing_is_sent(tmp_path: Path, fake: FakeScheduler) -> None:
     open_the_way(tmp_path / "x")
     project = make_project(tmp_path, fake)
+    request = SubmitRequest(run="gpt")
+    prepared = submit.prepare(project, request)  # as root: nobody may not be able to read the templates of this clone
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
-        go(project)
+        submit.perform(project, request, prepared)
     assert "state_dir" in caught.value.hint
     assert fake.calls == [] and not project.loaded.state_dir.exists()
 

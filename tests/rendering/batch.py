@@ -114,7 +114,8 @@ class Batch:
         }
         with log.open("w") as output:
             process = subprocess.Popen(
-                ["bash", str(script)],
+                # bash cannot trap what is ignored when it begins, as SIGHUP is in a test run under nohup.
+                ["env", "--default-signal=HUP,INT,QUIT,TERM,USR1,USR2", "bash", str(script)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
