@@ -29,6 +29,11 @@ def attempt_file(number: int) -> str:
     return f"{number:04d}"
 
 
+def attempt_beat_file(number: int) -> str:
+    """Name of the file by which attempt `number` shows that it lives (`attempts/0003.beat`)."""
+    return f"{attempt_file(number)}.beat"
+
+
 def attempt_end_file(number: int) -> str:
     """Name of the file that says attempt `number` is truly over (`attempts/0003.end`)."""
     return f"{number:04d}.end"

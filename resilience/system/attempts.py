@@ -38,7 +38,7 @@ def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[A
 def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
     """When the batch shell of an attempt last showed that it lives, in seconds since the epoch by the file server's
     clock; None when it shows nothing."""
-    path = directory.path / layout.ATTEMPTS / f"{attempt.number:04d}.beat"
+    path = directory.path / layout.ATTEMPTS / layout.attempt_beat_file(attempt.number)
     try:
         return path.stat().st_mtime
     except OSError:
@@ -49,7 +49,7 @@ def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
     start = _table(folder / name)
     if start is None:
         return None
-    end = _table(folder / f"{name}.end") or {}
+    end = _table(folder / layout.attempt_end_file(number)) or {}
     word = str(end.get("end", ""))
     return Attempt(
         number=number,
