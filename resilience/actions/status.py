@@ -130,7 +130,7 @@ def _status(
     finished = directory.is_finished()
     now = project.world.clock.now()
     attempts = read_attempts(directory)
-    if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, now):
+    if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
         trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
         answer = replace(answer, trouble=trouble)
     attempts = mark_lost(attempts, jobs, answer, now)
@@ -151,9 +151,9 @@ def _status(
     )
 
 
-def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], now: float) -> bool:
-    """Whether the newest attempt, which never said that it ended, beat a moment ago."""
-    if not attempts or attempts[-1].end is not None:
+def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
+    """Whether the newest attempt, which never said that it ended, beat a moment ago, and no row says that it is over."""
+    if not attempts or attempts[-1].end is not None or any(job.raw_id == attempts[-1].job_id for job in jobs):
         return False
     beat = last_beat(directory, attempts[-1])
     return beat is not None and abs(now - beat) < SIGN_OF_LIFE_S

@@ -93,3 +93,18 @@ def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(
     os.utime(beat, (NOW - 400, NOW - 400))
     (status,) = run_statuses(project, [directory], fresh=True)
     assert status.headline == "not queued" and status.attempts[0].end == "lost"
+
+
+def test_a_row_that_says_it_is_over_is_believed_whatever_beat_a_moment_ago(
+    submitted: tuple[Project, RunDirectory, Forgetful],
+) -> None:
+    project, directory, fake = submitted
+    attempts = directory.path / "attempts"
+    (attempts / "0001").write_text(f'number = 1\njob_id = 7\nlabel = "7"\nhost = "n1"\nstart = {NOW - 60}\n')
+    (attempts / "0001.beat").write_text("1 6 0\n")
+    os.utime(attempts / "0001.beat", (NOW - 4, NOW - 4))
+    fake.records.append(a_job(7, JobState.CANCELLED, comment=OURS))
+
+    (status,) = run_statuses(project, [directory], fresh=True)
+
+    assert status.headline == "not queued" and status.attempts[0].end == "lost"
