@@ -152,7 +152,7 @@ def _status(
 
 
 def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
-    """Whether the newest attempt, which never said that it ended, beat a moment ago, and no row says that it is over."""
+    """Whether the newest attempt, which never said that it ended, beat a moment ago, and no row says it is over."""
     if not attempts or attempts[-1].end is not None or any(job.raw_id == attempts[-1].job_id for job in jobs):
         return False
     beat = last_beat(directory, attempts[-1])
