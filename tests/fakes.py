@@ -152,7 +152,7 @@ class FakeScheduler:
             raise NoSuchJob(f"there is no job {job_id}")
         return found[0]
 
-    def presence(self, job_id: JobId) -> Presence:
+    def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         try:
             job = self.job(job_id)
         except NoSuchJob as error:

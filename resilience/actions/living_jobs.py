@@ -13,11 +13,18 @@ from resilience.model.submission import split_comment
 from resilience.system.ports import Scheduler
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import Intent, Outcome, read_intents
+from resilience.system.world import is_account
 
 
-def submitters(directory: RunDirectory, intents: Sequence[Intent]) -> tuple[str, ...]:
-    """Who may have jobs of a run: its owner, and everyone who ever submitted it. Sorted."""
-    return tuple(sorted({directory.owner(), *(intent.by for intent in intents if intent.by)}))
+def submitters(directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[str, ...]:
+    """Who may have jobs of a run: its owner, and everyone who ever submitted it and still has an account. Sorted."""
+    people = {directory.owner(), *(intent.by for intent in intents if intent.by)}
+    return tuple(sorted(name for name in people if name == me or is_account(name))) or (me,)
+
+
+def scheduler_of(intents: Sequence[Intent]) -> str:
+    """The scheduler that has the run's jobs: of the newest intent that was not refused. Empty when there is none."""
+    return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:
@@ -28,13 +35,13 @@ def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[J
     if not directory.exists():
         return ()  # never submitted from here
     intents = read_intents(directory)
-    people = submitters(directory, intents)
+    people = submitters(directory, intents, me)
     jobs = scheduler.jobs(users=None if people == (me,) else people)
     alive = tuple(job for job in jobs_of_run(jobs, directory.run, intents) if job.state.is_alive)
-    return alive or confirm_gone(scheduler, directory.run, intents)
+    return alive or confirm_gone(scheduler, directory, intents, me)
 
 
-def confirm_gone(scheduler: Scheduler, run: str, intents: Sequence[Intent]) -> tuple[Job, ...]:
+def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[Job, ...]:
     """Look again at the job submitted last, which the queue did not show; return it if it lives after all.
 
     Raise SchedulerUnavailable if that cannot be found out: an empty answer alone proves nothing.
@@ -42,19 +49,21 @@ def confirm_gone(scheduler: Scheduler, run: str, intents: Sequence[Intent]) -> t
     known = [i for i in intents if i.outcome is Outcome.SUBMITTED and i.scheduler == scheduler.name and i.job_id]
     if not known or known[-1].job_id is None:
         return ()
-    presence = scheduler.presence(known[-1].job_id)
+    presence = scheduler.presence(known[-1].job_id, mine=known[-1].by in ("", me))
     if presence.liveness is Liveness.UNKNOWN:
         raise SchedulerUnavailable(
-            f"the queue shows no job of run {run}, and whether job {known[-1].job_id} lives cannot be confirmed: "
-            f"{presence.reason}",
-            hint="try again in a minute; if you are sure that it is over: --force",
+            f"the queue shows no job of run {directory.run}, and whether job {known[-1].job_id} lives cannot be "
+            f"confirmed: {presence.reason}",
+            hint="try again in a minute; if you know that it is over: --force",
         )
     job = presence.job
     if presence.liveness is Liveness.GONE or job is None:
         return ()
     mark = split_comment(job.comment)
     # SLURM gives an id away twice after a crash: a job with somebody else's token is not ours.
-    return (job,) if mark is None or mark[1] in {intent.token for intent in intents} else ()
+    if mark is None:  # the site overwrites comments, or it is a stranger's
+        return (job,) if job.user in ("", *submitters(directory, intents, me)) else ()
+    return (job,) if mark[1] in {intent.token for intent in intents} else ()
 
 
 def resolve_after(project: Project, run: str, after: str) -> JobId:

@@ -11,6 +11,7 @@ from resilience.quantities import format_duration
 from resilience.system.ports import Scheduler
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import Outcome, read_intents, record_result
+from resilience.system.world import is_account
 
 IN_FLIGHT_S = 120.0
 """An open intent younger than this may be another `resil submit` that is at it right now."""
@@ -48,12 +49,13 @@ def settle_open_intents(
     for intent in read_intents(directory):
         if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
-        found = scheduler.find(intent.token, user=intent.by)
+        by = intent.by if is_account(intent.by) else ""
+        found = scheduler.find(intent.token, user=by)
         age_s = now - intent.time
         in_flight = intent.outcome is Outcome.OPEN
         if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
             project.world.clock.sleep(SECOND_LOOK_S)
-            found = scheduler.find(intent.token, user=intent.by)
+            found = scheduler.find(intent.token, user=by)
         if found:
             job_id = found[0].id.whole
             record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")

@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,9 @@ def remember(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "
 
 def forget(world: World, scheduler: str) -> None:
     """Drop what is remembered, because something was just changed."""
-    try:
-        _path(world, scheduler).unlink(missing_ok=True)
-    except OSError:
-        return
+    with suppress(OSError):  # whoever's queue it was: a run may have several submitters
+        for path in _path(world, scheduler).parent.glob(f"queue-{scheduler}-*.json"):
+            path.unlink(missing_ok=True)
 
 
 def _path(world: World, scheduler: str, owner: str = "") -> Path:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.actions.last_step import logs_by_age, newest_log, open_without_waiting
+from resilience.actions.living_jobs import scheduler_of
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run, newest
 from resilience.errors import ResilError, SchedulerUnavailable
@@ -33,7 +34,7 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
         return own
     intents = read_intents(directory)
     try:
-        scheduler = project.scheduler(intents[-1].scheduler if intents else "")
+        scheduler = project.scheduler(scheduler_of(intents))
         jobs = jobs_of_run(scheduler.jobs(finished=True), directory.run, intents)
         job = newest([job for job in jobs if not job.state.is_waiting])
         path = Path(scheduler.job(job.id).stdout) if job is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
-from resilience.actions.living_jobs import submitters
+from resilience.actions.living_jobs import scheduler_of, submitters
 from resilience.actions.project import Project
 from resilience.actions.queue_memory import QueueAnswer, ask_queue
 from resilience.actions.run_jobs import jobs_of_run
@@ -78,8 +78,8 @@ def run_statuses(
     for directory in directories:
         try:
             intents = read_intents(directory)
-            name = (intents[-1].scheduler if intents else "") or project.scheduler_name()
-            asked = name, submitters(directory, intents)
+            name = scheduler_of(intents) or project.scheduler_name()
+            asked = name, submitters(directory, intents, project.world.host.user)
             if asked not in answers:
                 answers[asked] = _ask(project, *asked, fresh)
             jobs = jobs_of_run(answers[asked].jobs, directory.run, intents)

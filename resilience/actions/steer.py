@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.actions import queue_memory
-from resilience.actions.living_jobs import confirm_gone
+from resilience.actions.living_jobs import confirm_gone, scheduler_of
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
@@ -98,14 +98,14 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
     Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
     whether they were told to end before), SchedulerError if a job is not ours to end.
     """
-    intents = read_intents(directory)
-    scheduler = project.scheduler(intents[-1].scheduler if intents else "")
+    intents, me = read_intents(directory), project.world.host.user
+    scheduler = project.scheduler(scheduler_of(intents))
 
     def alive() -> tuple[Job, ...]:
         jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, intents)
         return tuple(job for job in jobs if job.state.is_alive and (job.state.is_waiting or not pending_only))
 
-    before = alive() or (() if pending_only else confirm_gone(scheduler, directory.run, intents))
+    before = alive() or (() if pending_only else confirm_gone(scheduler, directory, intents, me))
     if not before:
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     wanted = tuple(sorted({job.id.whole for job in before}))

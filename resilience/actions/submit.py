@@ -153,8 +153,9 @@ def perform(
     it could not be found out whether the job was queued: the next submit looks first.
     """
     directory, scheduler = prepared.directory, project.scheduler()
-    footing = look_at_footing(directory)
+    # In this order: a submit that comes between the two lines is not known, and is given way to.
     known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
+    footing = look_at_footing(directory)
     if footing.run_file is not None:
         _check_run(project, request, directory, scheduler, progress)
     ids: list[JobId] = []
@@ -164,7 +165,8 @@ def perform(
         directory.create(to_toml(project.loaded, request.run))
         for number, submission in enumerate(prepared.submissions):
             current = _behind(submission, ids[-1]) if number else submission
-            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request, known)
+            first = None if number or request.force else known
+            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request, first)
             ids.append(submitted[0])
             notes += [note for note in submitted[1] if note not in notes]
             recovered = recovered or submitted[2]
@@ -175,7 +177,7 @@ def perform(
             queued = ", ".join(map(str, ids))
             error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
         elif not isinstance(error, SubmissionUncertain):
-            undo(directory, footing, {submission.token for submission in prepared.submissions})
+            undo(directory, footing, known)
         raise
     finally:
         queue_memory.forget(project.world, scheduler.name)
@@ -190,7 +192,9 @@ def _check_run(
     progress: Callable[[str], None],
 ) -> None:
     """Find out whether queueing this run now makes sense. Raise if it does not."""
-    settled = tuple(settle_open_intents(project, directory, scheduler, progress))
+    others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
+    clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
+    settled = [found for client in clients for found in settle_open_intents(project, directory, client, progress)]
     if request.force:
         return
     policy = policy_of(directory, owner_policy(project.loaded.settings.run))
@@ -207,7 +211,8 @@ def _check_run(
             hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
         )
     if request.after is None:
-        alive = live_jobs(scheduler, directory, project.world.host.user)
+        me = project.world.host.user
+        alive = [job for client in clients for job in live_jobs(client, directory, me)]
         if settled and not alive:
             progress("it is over already; queueing anew")
         refuse_if_alive(request.run, alive)
@@ -230,9 +235,11 @@ def _submit_one(
     submission: Submission,
     script: str,
     request: SubmitRequest,
-    known: Collection[str],
+    known: Collection[str] | None,
 ) -> tuple[JobId, tuple[str, ...], bool]:
-    """Journal the intent, submit, journal the result. `known` are the tokens that were looked at, or are our own."""
+    """Journal the intent, submit, journal the result. `known` are the tokens that were looked at, or are our own:
+    another submit that is not among them was first. None: no matter who was first.
+    """
     clock = project.world.clock
     written = Path(submission.script) if request.script is None else None
     try:
@@ -242,7 +249,7 @@ def _submit_one(
         argv = scheduler.command_line(submission)
         by = project.world.host.user
         record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
-        if not request.force:
+        if known is not None:
             refuse_if_another_was_first(directory, submission.token, known, clock.now())
     except ResilError:  # it cannot be journalled, or must not be, so it is not sent
         _drop(written)

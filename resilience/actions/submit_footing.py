@@ -45,10 +45,10 @@ def undo(directory: RunDirectory, footing: Footing, tokens: Collection[str]) -> 
     begun to use it meanwhile.
     """
     with suppress(ResilError, OSError):
+        if any(intent.token not in tokens for intent in read_intents(directory)):
+            return  # what lies there now is another submit's
         if footing.run_file is not None:
             write_atomic(directory.path / layout.RUN_FILE, footing.run_file, mode=directory.file_mode)
-            return
-        if any(intent.token not in tokens for intent in read_intents(directory)):
             return
         if directory.path in footing.missing:
             shutil.rmtree(directory.path, ignore_errors=True)

@@ -162,13 +162,18 @@ def command(
         _tell(project, prepared, result)
 
 
+_VALUE_OPTIONS = frozenset({"--array", "--after", "--dependency", "--exclude", "--signal", "--time", "--begin"}) | {
+    *("--run", "--template", "-a", "-d", "-x", "-t", "-b"),
+}
+"""Options that must be given something."""
+
+
 def _refuse_empty(args: list[str]) -> None:
     """`--after "$JOB"` with an unset variable must not mean: behind nothing."""
     for before, word in zip(["", *args], args, strict=False):
-        option = before if word == "" and before.startswith("-") else ""
-        if word.startswith("--") and word.endswith("="):
-            option = word.removesuffix("=")
-        if option:
+        name, equals, value = word.partition("=")
+        option = before if word == "" else name if equals and not value else ""
+        if option in _VALUE_OPTIONS:
             raise UsageError(f"{option} is given nothing", hint="is a shell variable empty? or leave it out")
 
 

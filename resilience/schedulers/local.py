@@ -127,7 +127,7 @@ class LocalScheduler:
         told = self._queue.records_of(entry, self._clock.now())
         return min(told, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
 
-    def presence(self, job_id: JobId) -> Presence:
+    def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         """Whether it exists. A spool that cannot be read, or is not there, says nothing."""
         try:
             job = self.job(job_id)

@@ -159,16 +159,16 @@ class Slurm:
             return past
         return tuple(_with_true_exit_code(job, remembered) for job in past)
 
-    def presence(self, job_id: JobId) -> Presence:
+    def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         """Whether it exists. Never raises, whatever the runner does: what could not be looked at is UNKNOWN."""
         try:
-            return self._presence(job_id, self._asker.budget())
+            return self._presence(job_id, self._asker.budget(), mine)
         except SchedulerError as error:
             return Presence(Liveness.UNKNOWN, error.message)
         except Exception as error:
             return Presence(Liveness.UNKNOWN, f"looking failed: {type(error).__name__}: {error}")
 
-    def _presence(self, job_id: JobId, budget: Budget) -> Presence:
+    def _presence(self, job_id: JobId, budget: Budget, mine: bool) -> Presence:
         for users in (None, ()):  # my own first: the controller sends less
             answer = judge(job_id, Evidence(queue=self._look(users, job_id, budget)))
             if answer is not None:
@@ -197,7 +197,7 @@ class Slurm:
                 queue=self._look((), job_id, budget),
                 past=evidence.past,
                 confirmed=True,
-                hides_jobs="jobs" in config.get("PrivateData", "").split(","),
+                hides_jobs=not mine and "jobs" in config.get("PrivateData", "").split(","),
                 controller_age_s=None if age_s is None else age_s + waited_s,
             ),
         )

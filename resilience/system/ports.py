@@ -94,8 +94,8 @@ class Scheduler(Protocol):
         """One job in detail. Raise NoSuchJob when a successful answer lacks it."""
         ...
 
-    def presence(self, job_id: JobId) -> Presence:
-        """Whether it exists: ALIVE, GONE or UNKNOWN. Never raises."""
+    def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
+        """Whether it exists: ALIVE, GONE or UNKNOWN. Never raises. `mine`: it was my own, which is never hidden."""
         ...
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:

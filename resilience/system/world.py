@@ -42,6 +42,15 @@ class Host:
         return cls(name=os.uname().nodename, user=user, uid=uid, home=home)
 
 
+def is_account(name: str) -> bool:
+    """Whether this machine knows a login name: a journal may name people who have left."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
 def _current_folder() -> Path:
     try:
         return Path.cwd()
