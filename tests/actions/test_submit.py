@@ -24,11 +24,11 @@ from resilience.errors import (
     UsageError,
 )
 from resilience.model import layout
-from resilience.model.job import JobId
+from resilience.model.job import Job, JobId
 from resilience.model.job_state import JobState
-from resilience.model.submission import make_comment
+from resilience.model.submission import Submission, make_comment
 from resilience.system.submissions import Intent, Outcome, read_intents, record_intent, record_result
-from tests.fakes import DOWN, NOW, FakeScheduler, a_job, make_project
+from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 REFUSED = SchedulerError("Invalid partition name specified", hint="see: sinfo")
@@ -424,3 +424,31 @@ def test_a_job_that_is_gone_or_no_job_id_is_refused(project: Project, fake: Fake
             resolve_after(project, "gpt", gone)
     with pytest.raises(UsageError, match="not a job id"):
         resolve_after(project, "gpt", "yesterday")
+
+
+def test_a_chain_is_not_cut_short_by_a_submit_that_comes_in_between(project: Project, fake: FakeScheduler) -> None:
+    def another(submission: Submission) -> None:
+        record_intent(project.directory("gpt"), Intent(f"after-{submission.token}", "fake", "", (), NOW, by=ME))
+
+    fake.at_submit = another
+    assert len(go(project, chain=3).ids) == 3
+
+
+def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake: FakeScheduler) -> None:
+    """The other's line comes between our look and our own line."""
+    directory = project.directory("gpt")
+    request = SubmitRequest(run="gpt")
+    prepared = submit.prepare(project, request)
+    look = fake.jobs
+
+    def look_while_another_submits(**asked: Any) -> tuple[Job, ...]:
+        seen = look(**asked)
+        record_intent(directory, Intent("first", "fake", "", (), NOW, by="nobody"))
+        return seen
+
+    go(project)
+    fake.records.clear()
+    fake.jobs = look_while_another_submits  # type: ignore[method-assign] # one look, at one moment
+    with pytest.raises(SchedulerUnavailable, match="by nobody was first"):
+        submit.perform(project, request, prepared)
+    assert len(fake.records) == 0
