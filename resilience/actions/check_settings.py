@@ -6,7 +6,7 @@ from resilience.actions.project import Project, schedulers
 from resilience.actions.submit_plan import SubmitRequest, plan_submit, split_signal
 from resilience.actions.submit_script import template_library
 from resilience.errors import SettingsError, UsageError
-from resilience.model.submission import check_run_name
+from resilience.model.submission import MAX_LEAD_S, check_run_name
 from resilience.model.switch import OwnerPolicy
 
 
@@ -22,9 +22,9 @@ def check_settings(project: Project) -> None:
         raise SettingsError(
             f"switch_owners = {settings.run.switch_owners!r} is no owner policy", hint="there are: owner, group, any"
         )
-    if settings.submit.signal_lead_s > 65535:
+    if settings.submit.signal_lead_s > MAX_LEAD_S:
         raise SettingsError(
-            "signal_lead_s is above 65535 s, which sbatch refuses", hint="for instance signal_lead_s = 300"
+            f"signal_lead_s is above {MAX_LEAD_S} s, which sbatch refuses", hint="for instance signal_lead_s = 300"
         )
     try:
         split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.system.attempts import read_attempts
+from resilience.system.files import open_without_waiting
 from resilience.system.run_directory import RunDirectory
 
 TAIL_BYTES = 65536
@@ -19,11 +20,6 @@ BEATS_READ = 64
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
 _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
 _LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*([0-9]{1,18})(?![0-9])", re.IGNORECASE)
-
-
-def open_without_waiting(path: str, flags: int) -> int:
-    """Open, but never wait for the other end of a FIFO that lies in a log's place. For `open(opener=)`."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def last_step(directory: RunDirectory) -> int | None:

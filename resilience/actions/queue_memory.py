@@ -92,12 +92,11 @@ def forget(world: World, scheduler: str) -> None:
 
 
 def _path(world: World, scheduler: str, owner: str = "") -> Path:
-    home = Path(world.environ.get("XDG_CACHE_HOME") or world.host.home / ".cache")
     # One memory per cluster: the configuration and the spool are what tells clusters apart from outside.
     # So is the machine: two clusters may share a home, and find their configurations in the same place.
     names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
     cluster = "|".join((world.host.name, owner, *(f"{name}={world.environ.get(name, '')}" for name in names)))
-    return home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
+    return world.cache_home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
 
 
 def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.actions.last_step import logs_by_age, newest_log, open_without_waiting
+from resilience.actions.last_step import logs_by_age, newest_log
 from resilience.actions.living_jobs import scheduler_of
 from resilience.actions.project import Project
 from resilience.actions.run_jobs import jobs_of_run, newest
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.system.files import explain_os_error
+from resilience.system.files import explain_os_error, open_without_waiting
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import read_intents
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +12,11 @@ from resilience.actions.run_jobs import jobs_of_run
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.model import layout
 from resilience.model.job import Job, JobId
-from resilience.model.switch import Scope, Switch
+from resilience.model.switch import LABEL, Scope, Switch
 from resilience.system.files import explain_os_error
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import read_intents
 from resilience.system.switches import clear_switch, read_switch, throw_switch
-
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What `system/switches.py` reads as a label; anything else would be passed over by the training in silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, sco
 
     Raise UsageError if the label cannot name a checkpoint, StateDirectoryError if the switch cannot be written.
     """
-    if label and _LABEL.fullmatch(label) is None:
+    if label and LABEL.fullmatch(label) is None:
         raise UsageError(
             f"{label!r} cannot be a checkpoint's label",
             hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",

@@ -12,6 +12,7 @@ from resilience.errors import UsageError
 from resilience.model.array import serial_array
 from resilience.model.dependency import write_dependency
 from resilience.model.job import JobId
+from resilience.model.submission import MAX_LEAD_S
 from resilience.quantities import parse_slurm_time_s
 from resilience.rendering.directives import parse_directives
 from resilience.settings.sections import Settings
@@ -135,9 +136,9 @@ def split_signal(text: str) -> tuple[str, int]:
     name = name.upper().removeprefix("SIG")  # sbatch takes any case; the batch shell's trap is written in capitals
     if _SIGNAL.fullmatch(name) is None or (at and _LEAD.fullmatch(lead) is None):
         raise UsageError(f"{text!r} is not a signal with a lead in seconds", hint="write B:USR1@300")
-    if at and int(lead) > 65535:
+    if at and int(lead) > MAX_LEAD_S:
         raise UsageError(
-            f"--signal {text!r}: a lead of more than 65535 s is refused by sbatch", hint="write B:USR1@300"
+            f"--signal {text!r}: a lead of more than {MAX_LEAD_S} s is refused by sbatch", hint="write B:USR1@300"
         )
     return name, int(lead) if at else 60
 

@@ -22,18 +22,16 @@ SCRIPT_LIMIT_BYTES = 4 * 2**20
 
 def template_library(project: Project) -> TemplateLibrary:
     """The templates in sight: the project's own win over the person's, and those over the shipped ones."""
-    config_home = Path(project.world.environ.get("XDG_CONFIG_HOME") or project.world.host.home / ".config")
     shipped = shipped_folder(TEMPLATES)
     folders = [
         ("project", project.loaded.project / TEMPLATES),
-        ("user", config_home / "resil" / TEMPLATES),
+        ("user", project.world.config_home / "resil" / TEMPLATES),
         ("shipped", shipped),
     ]
     # In a clone of resil itself the project's folder is the shipped one.
-    cache_home = Path(project.world.environ.get("XDG_CACHE_HOME") or project.world.host.home / ".cache")
     return TemplateLibrary(
         [(name, path) for name, path in folders if name == "shipped" or path != shipped],
-        own_folder(cache_home / "resil" / "templates"),
+        own_folder(project.world.cache_home / "resil" / "templates"),
     )
 
 

@@ -10,6 +10,8 @@ from resilience.errors import UsageError
 from resilience.model.job import JobId
 
 COMMENT_PREFIX = "resil"
+MAX_LEAD_S = 65535
+"""Largest lead that sbatch accepts in --signal (sbatch(1))."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

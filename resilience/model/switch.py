@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What may name a checkpoint; any other label is refused when it is written, and passed over when it is read."""
 
 
 class Scope(StrEnum):

@@ -11,12 +11,11 @@ from enum import StrEnum
 
 from resilience.errors import ResilError
 from resilience.model.array import ArrayExpression
+from resilience.model.submission import MAX_LEAD_S
 from resilience.quantities import parse_slurm_time_s
 from resilience.rendering.directives import Directives, parse_directives
 from resilience.rendering.sbatch_variables import option_of
 
-MAX_LEAD_S = 65535
-"""Largest lead that sbatch accepts in --signal (sbatch(1))."""
 SIGNAL_SLACK_S = 60
 """SLURM looks at time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
 

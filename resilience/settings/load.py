@@ -74,8 +74,7 @@ def find_file(world: World, wanted: Path | None = None) -> Path | None:
             return folder / FILE_NAME
         if folder == world.host.home:
             break
-    config_home = Path(world.environ.get("XDG_CONFIG_HOME") or world.host.home / ".config")
-    own = config_home / "resil" / "config.toml"
+    own = world.config_home / "resil" / "config.toml"
     return own if _is_there(own) else None
 
 

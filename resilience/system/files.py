@@ -134,7 +134,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, syn
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON lines of a journal. A damaged line is passed over: one crash must not blind us to the rest."""
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_open_without_waiting) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=open_without_waiting) as file:
             for line in file:
                 try:
                     record = json.loads(line)
@@ -206,6 +206,6 @@ def _json_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
+def open_without_waiting(path: str, flags: int) -> int:
     """Open, but never wait for the other end of a FIFO that lies in a file's place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

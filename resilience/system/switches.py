@@ -10,14 +10,13 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import re
 import stat
 import tomllib
 from pathlib import Path
 
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model import layout
-from resilience.model.switch import OwnerPolicy, Scope, Switch
+from resilience.model.switch import LABEL, OwnerPolicy, Scope, Switch
 from resilience.quantities import quote_toml
 from resilience.system.clock import iso_time, parse_iso_time
 from resilience.system.files import explain_os_error, read_regular, write_atomic
@@ -25,8 +24,6 @@ from resilience.system.run_directory import RunDirectory
 
 TEXT_LIMIT = 500
 """What is shown of a text in a switch file."""
-
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
@@ -137,7 +134,7 @@ def _printable(text: str) -> str:
 
 def _label(text: str) -> str:
     """A label becomes part of a folder's name, so it is a plain word or nothing."""
-    return text if _LABEL.fullmatch(text) else ""
+    return text if LABEL.fullmatch(text) else ""
 
 
 def _look_at(path: Path) -> os.stat_result | None:

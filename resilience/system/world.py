@@ -93,3 +93,13 @@ class World:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     host: Host = field(default_factory=Host.current)
     cwd: Path = field(default_factory=_current_folder)
+
+    @property
+    def config_home(self) -> Path:
+        """Where the person's own settings lie (https://specifications.freedesktop.org/basedir-spec)."""
+        return Path(self.environ.get("XDG_CONFIG_HOME") or self.host.home / ".config")
+
+    @property
+    def cache_home(self) -> Path:
+        """Where what can be made again lies."""
+        return Path(self.environ.get("XDG_CACHE_HOME") or self.host.home / ".cache")

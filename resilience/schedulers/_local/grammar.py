@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from resilience.errors import QuantityError, SchedulerError, UsageError
 from resilience.model.array import ArrayExpression
 from resilience.model.dependency import write_dependency
+from resilience.model.submission import MAX_LEAD_S
 from resilience.quantities import parse_slurm_time_s
 
 MAX_ARRAY_SIZE = 1001
 """SLURM's default MaxArraySize: the largest index is one less."""
 
-_MAX_SIGNAL_LEAD_S = 65535
 _SIGNAL = re.compile(r"(?:(?P<where>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
 _NOW = re.compile(r"now(?:\+(?P<count>\d+)\s*(?P<unit>[a-z]*))?", re.IGNORECASE)
 _UNITS_S = {"": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
@@ -81,7 +81,7 @@ def parse_signal(text: str) -> tuple[int, int, bool]:
     """
     match = _SIGNAL.fullmatch(text.strip())
     number = signal_number(match["name"]) if match else 0
-    if match is None or not number or int(match["lead"] or 0) > _MAX_SIGNAL_LEAD_S:
+    if match is None or not number or int(match["lead"] or 0) > MAX_LEAD_S:
         raise UsageError(
             f"Invalid --signal specification: {text!r}",
             hint="write for instance USR1@120 (to the srun steps) or B:USR1@120 (to the batch shell)",
