@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from resilience.rendering.quoting import quote_bash
 
 if TYPE_CHECKING:  # Jinja2 costs 40 ms at start; it is imported when something is rendered
     from jinja2 import Environment
+    from jinja2.bccache import Bucket
     from jinja2.runtime import Context
 
 _UNDEFINED_HINT = "give it with --set {name}=VALUE, or under [template] in resil.toml"
@@ -81,6 +83,11 @@ def _environment(library: TemplateLibrary) -> Environment:
         path = library.locate(name)
         return None if path is None else (_prepare(library.read(path)), str(path), lambda: True)
 
+    class Cache(jinja2.FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):  # a full home costs the time of compiling again, and no submit
+                super().dump_bytecode(bucket)
+
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FunctionLoader(load),
         undefined=jinja2.StrictUndefined,
@@ -90,7 +97,7 @@ def _environment(library: TemplateLibrary) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        bytecode_cache=None if library.cache is None else jinja2.FileSystemBytecodeCache(str(library.cache)),
+        bytecode_cache=None if library.cache is None else Cache(str(library.cache)),
     )
     environment.filters["raw"] = Markup
     environment.filters["quote"] = lambda value: Markup(_to_bash(value))
