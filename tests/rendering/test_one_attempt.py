@@ -184,6 +184,14 @@ def test_a_successor_that_waited_for_the_end_of_the_run_does_not_train(batch: Ba
 # ---- being superseded -------------------------------------------------------------------------------------------
 
 
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie; one that goes away while it is looked at is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_superseded_attempt_ends_its_training_without_saving(batch: Batch) -> None:
     script = batch.start(f"{SAVES_ON_ANY_SIGNAL} & {SAVES_ON_ANY_SIGNAL}")
     until(lambda: script.text.count("training") == 4, "four processes that train")
@@ -191,9 +199,7 @@ def test_a_superseded_attempt_ends_its_training_without_saving(batch: Batch) -> 
     batch.attempt(2, job=7)
     assert script.wait() == 75
     assert not (batch.root / "saved").exists()
-    assert not [
-        pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    assert [pid for pid in pids if lives(pid)] == []
     assert batch.end(1) | {"end": "superseded", "exit_code": 75} == batch.end(1)
     assert "superseded" in batch.events()
 
