@@ -85,3 +85,13 @@ class NoSuchJob(SchedulerError):
 
 class RunAlive(SchedulerError):
     """The run already has live jobs and the person did not say that this is wanted."""
+
+
+class GuardError(ResilError):
+    """The guard is used in a way that cannot work: two in one process, pickled, a threshold that means nothing."""
+
+
+class AgreementLost(GuardError):
+    """A rank has promised where to wait, and the word from rank 0 never came: going on alone would break the others."""
+
+    exit_code = EX_TEMPFAIL

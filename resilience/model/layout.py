@@ -15,6 +15,8 @@ BEATS = "beats"
 JOURNAL = "journal"
 ATTEMPTS = "attempts"
 FINISHED = "finished"
+AGREEMENT = "agreement"
+"""`agreement/<launch>`: where rank 0 listens, and the token by which ranks know each other. Mode 0600."""
 
 KILL_SWITCH = "kill"
 SAVE_SWITCH = "save"

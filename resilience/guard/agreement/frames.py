@@ -1,0 +1,76 @@
+"""Messages on a TCP connection: a length, then JSON. And the proof that both ends know the run's token.
+
+Whoever can reach the port may connect; only who can read the run directory knows the token, and it never travels:
+each end sends a random word and proves that it can compute HMAC-SHA256 (RFC 2104) of both words. Frames that are too
+large, or no JSON, end the connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LARGEST_FRAME = 262_144
+_LENGTH = struct.Struct(">I")
+
+
+class BadFrame(Exception):
+    """What arrived is no frame of ours."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as bytes: four bytes of length, big endian, then JSON in UTF-8. Raise ValueError if it is too large."""
+    raw = json.dumps(message, separators=(",", ":")).encode()
+    if len(raw) > LARGEST_FRAME:
+        raise ValueError(f"a message of {len(raw)} bytes")
+    return _LENGTH.pack(len(raw)) + raw
+
+
+class Decoder:
+    """Turns received bytes into messages, however they were cut."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Given the next bytes, return the messages that are complete. Raise BadFrame if they are not ours."""
+        self._rest += data
+        messages = []
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if length > LARGEST_FRAME:
+                raise BadFrame(f"a frame of {length} bytes")
+            if len(self._rest) < _LENGTH.size + length:
+                break
+            raw = bytes(self._rest[_LENGTH.size : _LENGTH.size + length])
+            del self._rest[: _LENGTH.size + length]
+            try:
+                message = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                raise BadFrame("no JSON") from error
+            if not isinstance(message, dict):
+                raise BadFrame("not a table")
+            messages.append(message)
+        return messages
+
+
+def random_word() -> str:
+    """128 random bits, as hexadecimal digits."""
+    return os.urandom(16).hex()
+
+
+def proof(token: str, side: str, server_word: str, client_word: str) -> str:
+    """What `side` ("coordinator" or "member") answers to the other's word, given the run's token."""
+    return hmac.digest(token.encode(), f"{side}:{server_word}:{client_word}".encode(), "sha256").hex()
+
+
+def is_proof(given: object, token: str, side: str, server_word: str, client_word: str) -> bool:
+    """Whether it is the right proof; takes as long for a wrong one."""
+    wanted = proof(token, side, server_word, client_word)
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())

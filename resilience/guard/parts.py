@@ -1,0 +1,266 @@
+"""Everything behind the guard that is started with it: agreement, triggers and their threads, beat, journal, exit."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+
+from resilience.guard.agreement.alone import Alone
+from resilience.guard.beat import BeatSlot
+from resilience.guard.decision import CONTINUE, FAILED, Decision, Request, merge
+from resilience.guard.exit import ForcedExit
+from resilience.guard.mirror import start_mirror
+from resilience.guard.pace import Pace
+from resilience.guard.recorder import Recorder, say_on_stderr
+from resilience.guard.triggers import built_in_triggers
+from resilience.guard.triggers.loss import Loss
+from resilience.guard.triggers.signals import Signals
+from resilience.guard.watch import Watch, asked_here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from resilience.guard.agreement.coordinator import Heard
+    from resilience.guard.decision import Trigger
+    from resilience.guard.training_guard import TrainingGuard
+
+LOOK_S = 1.0
+"""How often the training's position is sampled, at most: steps are timed to within this."""
+FIRST_LOOK_S = 10.0
+"""How long `should_stop_early` waits for the run directory before it goes on without an answer."""
+LEAVE_S = 30.0
+"""How long rank 0 stays at the end until all ranks have told how the last save went."""
+STOP_S = 2.0
+
+
+class Parts:
+    """What a running guard is made of. Made and used by `TrainingGuard` alone.
+
+    Attributes:
+        agreement: `Alone`, `NetworkAgreement`, or what the caller gave.
+    """
+
+    def __init__(
+        self,
+        guard: TrainingGuard,
+        own_triggers: Sequence[Trigger],
+        agreement: Callable[..., Any] | None,
+        say: Callable[[str], None] | None,
+    ) -> None:
+        self._guard = guard
+        place, settings = guard.place, guard.settings
+        self._place = place
+        self._recorder = Recorder(place, say or say_on_stderr)
+        self._pace = Pace()
+        self._slot = BeatSlot()
+        guard.beat = self._slot.words
+        guard.beat[0] = guard.count
+        self._mirror = start_mirror(place, settings, self._slot, self._recorder)
+        self.agreement = self._agree(agreement)
+        self._signals = Signals(place, settings, self._recorder, guard)
+        self._loss = Loss(place, settings, self._recorder)
+        self._exit = ForcedExit(place, settings, self._recorder)
+        built_in = built_in_triggers(place, settings, self._recorder, self._pace)
+        asked = [trigger for trigger in (*built_in, *own_triggers) if asked_here(trigger, place)]
+        shared = [trigger for trigger in asked if getattr(trigger, "shared", False)]
+        local = [trigger for trigger in asked if not getattr(trigger, "shared", False)]
+        self._first_look = threading.Event()
+        self._stepping_thread = 0
+        self._shared: Watch | None = None
+        if place.is_first and place.run_dir:
+            self._shared = Watch(
+                "files",
+                shared,
+                every_s=settings.poll_s,
+                wish=self._wish,
+                recorder=self._recorder,
+                first=self._decide_start,
+                also=self._mirror.work,
+            )
+        else:
+            local += shared
+        self._local = Watch(
+            "watch",
+            [self._signals, *local],
+            every_s=min(settings.poll_s, LOOK_S),
+            wish=self._wish,
+            recorder=self._recorder,
+            also=self._sample,
+        )
+
+    def start(self) -> None:
+        """Begin to look and to agree."""
+        for note in self._place.notes:
+            self._recorder.warn(note)
+        self._slot.set_phase(self._guard._phase)
+        place = self._place
+        self._recorder.event("start", step=self._guard.count, world=place.world, job_id=place.job_id)
+        self._signals.install()
+        self.agreement.start()
+        if self._shared is None:
+            self._decide_start([])
+        else:
+            self._shared.start()
+        self._local.start()
+
+    def close(self, decision: Decision | None, exit_code: int) -> None:
+        """Say good-bye to the other ranks, and write down how it ended."""
+        self._recorder.event("end", step=self._guard.count, exit_code=exit_code, stopped=decision is not None)
+        self.agreement.leave(LEAVE_S)
+        self._signals.restore()
+        self._local.stop(STOP_S)
+        if self._shared is not None:
+            self._shared.stop(STOP_S)
+        self._mirror.stop(STOP_S)
+        self._exit.left(decision)
+
+    def forget(self) -> None:
+        """In a forked child: leave alone what belongs to the parent."""
+        self.agreement.forget()
+        self._mirror.forget()
+
+    # ---- the training thread asks -----------------------------------------------------------------------------
+
+    def wait_for_start(self) -> Decision | None:
+        """What is decided before the first step, or None when nobody could tell in time."""
+        place, settings = self._place, self._guard.settings
+        if place.is_first or place.world == 1:
+            if not self._first_look.wait(FIRST_LOOK_S):
+                self._recorder.warn(
+                    f"could not look at {place.run_dir} in {FIRST_LOOK_S:g} s: is the file system well? "
+                    "The training starts nevertheless"
+                )
+            return self._start_decision
+        decision: Decision | None = self.agreement.wait_for_start(settings.join_timeout_s)
+        if decision is None:
+            self._recorder.warn(
+                f"rank {place.rank} heard nothing from rank 0 in {settings.join_timeout_s:g} s. The training starts; "
+                "nothing can be decided until they meet"
+            )
+        return decision
+
+    def take_signals(self) -> None:
+        """Turn signals that have come into requests."""
+        for request in self._signals.take():
+            self._wish(request)
+
+    def watch_loss(self, loss: Any, step: int) -> None:
+        """Look at a loss that the training gave."""
+        request = self._loss.look(loss, step)
+        if request is not None:
+            self._wish(request)
+
+    def check_thread(self) -> None:
+        """The step is for one thread: two would count wrongly."""
+        this = _thread.get_ident()
+        if self._stepping_thread == 0:
+            self._stepping_thread = this
+            if self._guard._phase == "start":
+                self._guard.phase("train")
+        elif self._stepping_thread != this:
+            self._recorder.warn(
+                "guard.step() is called from two threads: steps are counted wrongly, and decisions reach only one of "
+                "them. Call it from the thread that trains",
+                key="threads",
+            )
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    def decided(self, decision: Decision) -> None:
+        """A decision was given to the training."""
+        self._recorder.event("decision", **decision.as_dict())
+        if self._place.is_first:
+            self._recorder.say(str(decision))
+        if decision.stop:
+            self._exit.arm(decision, self._pace.slowest_save_s)
+
+    def obeyed(self, decision: Decision, outcome: str, seconds: float) -> None:
+        """A decision to save was obeyed on this rank."""
+        if outcome == FAILED:
+            self._recorder.warn(f"the save failed that was asked for because {decision.why}: what asked for it stays")
+        self.agreement.finish(outcome, seconds)
+        if not self._place.is_first:
+            self._tell_triggers(decision, outcome)
+
+    def save_begins(self, step: int) -> None:
+        """The training saves."""
+        self._slot.set_phase("save")
+        self._recorder.event("save_begin", step=step)
+
+    def save_ended(self, step: int, seconds: float, error: BaseException | None, phase: str) -> None:
+        """The save is over, well or not."""
+        self._slot.set_phase(phase)
+        self._pace.was_saving(seconds)
+        if error is None:
+            self._pace.saved(seconds)
+            self._recorder.event("save", step=step, seconds=round(seconds, 3))
+        else:
+            self._recorder.event("save_failed", step=step, seconds=round(seconds, 3), error=repr(error)[:500])
+
+    def enter_phase(self, phase: str, step: int) -> None:
+        """The training does something else now."""
+        self._slot.set_phase(phase)
+        self._recorder.event("phase", phase=phase, step=step)
+
+    def resumed(self, step: int) -> None:
+        """The counters were set anew."""
+        self._recorder.event("resume", step=step)
+        self.agreement.resumed()
+
+    def left_by(self, error: BaseException) -> None:
+        """The training loop ended with an exception."""
+        self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
+
+    def write_finished(self, step: int) -> None:
+        """Mark the run as finished."""
+        self._recorder.event("finished", step=step)
+        if self._place.is_first:
+            self._mirror.write_finished()
+
+    # ---- threads ----------------------------------------------------------------------------------------------
+
+    _start_decision: Decision | None = None
+
+    def _decide_start(self, requests: Sequence[Request]) -> None:
+        """The first look at the run directory: what keeps the training from starting is told to all ranks."""
+        stops = [request for request in requests if request.stop]
+        decision = merge(stops, self._guard.count) if stops else CONTINUE
+        self._start_decision = Decision(**{**decision.as_dict(), "save": False})
+        if self._place.is_first:
+            self.agreement.decide_start(self._start_decision)
+        self._first_look.set()
+
+    def _wish(self, request: Request) -> None:
+        self.agreement.wish(request)
+
+    def _sample(self) -> None:
+        self._pace.look(time.monotonic(), self._guard.position())
+
+    def _hear(self, heard: Heard) -> None:
+        """News of the agreement, on rank 0 and of one process alone."""
+        if heard.kind == "outcome" and heard.decision is not None:
+            if heard.seconds:
+                self._pace.saved(heard.seconds)
+            self._tell_triggers(heard.decision, heard.outcome)
+        elif heard.kind in ("absent", "skew", "broken"):
+            self._recorder.warn(heard.text)
+        elif heard.kind != "committed":
+            self._recorder.event(heard.kind, text=heard.text)
+
+    def _tell_triggers(self, decision: Decision, outcome: str) -> None:
+        self._loss.hear(decision.triggers, outcome)
+        for watch in (self._local, self._shared):
+            if watch is not None:
+                watch.obeyed(decision.triggers, outcome)
+
+    def _agree(self, factory: Callable[..., Any] | None) -> Any:
+        if factory is not None:
+            return factory(self._guard, self._hear, self._place)
+        if self._place.world == 1:
+            return Alone(self._guard, self._hear)
+        from resilience.guard.agreement.meeting import meet
+
+        return meet(self._guard, self._hear, self._place, self._guard.settings, self._mirror.locate, self._recorder)

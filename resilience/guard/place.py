@@ -1,0 +1,195 @@
+"""Where this process stands: which rank of how many, on which node, in which run. Pure: read from the environment."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Place:
+    """What the environment says.
+
+    Attributes:
+        rank: of this process, from 0.
+        world: how many ranks there are.
+        local_rank: the number of this rank on its node; -1 when nothing tells.
+        nodes: how many nodes the ranks are on; 0 when nothing tells.
+        run: name of the run, or an empty text.
+        run_dir: path of the run directory, or an empty text when the guard stands alone.
+        job_id: SLURM's raw job id, or "0".
+        attempt: number of the attempt, 0 outside a job of a template.
+        restart: SLURM_RESTART_COUNT.
+        end_time: when the job ends, in seconds since the epoch; None when that is not known or never.
+        lead_s: how long before the end the batch shell is told; 0 when nothing tells.
+        host: name of the node, as SLURM calls it.
+        meeting: a word that all ranks of this launch share, and no other launch does.
+        notes: what is odd about the environment, as sentences.
+    """
+
+    __slots__ = (
+        "attempt",
+        "end_time",
+        "host",
+        "job_id",
+        "lead_s",
+        "local_rank",
+        "meeting",
+        "nodes",
+        "notes",
+        "rank",
+        "restart",
+        "run",
+        "run_dir",
+        "world",
+    )
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        local_rank: int = -1,
+        nodes: int = 0,
+        run: str = "",
+        run_dir: str = "",
+        job_id: str = "0",
+        attempt: int = 0,
+        restart: int = 0,
+        end_time: float | None = None,
+        lead_s: float = 0.0,
+        host: str = "localhost",
+        meeting: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.local_rank = local_rank
+        self.nodes = nodes
+        self.run = run
+        self.run_dir = run_dir
+        self.job_id = job_id
+        self.attempt = attempt
+        self.restart = restart
+        self.end_time = end_time
+        self.lead_s = lead_s
+        self.host = host
+        self.meeting = meeting
+        self.notes = notes
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone looks at shared files."""
+        return self.rank == 0
+
+    @property
+    def is_first_of_node(self) -> bool:
+        """Whether this rank looks at what belongs to its whole node."""
+        return self.local_rank <= 0
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether all ranks are known to be on this node."""
+        return self.world == 1 or self.nodes == 1
+
+
+# Who tells rank and world, in the order of trust: (rank, world, local rank, nodes, what it is).
+_TELLERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "", "torch"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "srun"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "", "Open MPI"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "", "PMI"),
+)
+
+
+def find_place(environ: Mapping[str, str], host: str) -> Place:
+    """Given the environment and the host's name, return where this process stands.
+
+    torch's RANK and WORLD_SIZE win, because they are what the training itself goes by; srun's come next. SLURM_PROCID
+    is believed only inside a step: the batch shell has one as well, although it is no task.
+    """
+    notes: list[str] = []
+    told = [
+        (teller, rank, world)
+        for teller in _TELLERS
+        if (teller[4] != "srun" or _is_step(environ))
+        for rank, world in [_rank_and_world(environ, teller, notes)]
+        if world
+    ]
+    place = Place(notes=(), host=environ.get("SLURMD_NODENAME") or host)
+    if told:
+        teller, place.rank, place.world = told[0]
+        place.local_rank = _number(environ.get(teller[2], ""), -1)
+        local_world = _number(environ.get("LOCAL_WORLD_SIZE", ""), 0)
+        place.nodes = _number(environ.get(teller[3], ""), 0) if teller[3] else 0
+        if local_world == place.world:
+            place.nodes = 1
+        _compare(told, environ, notes)
+    if place.world == 1:
+        place.nodes, place.local_rank = 1, 0
+    place.run = environ.get("RESIL_RUN", "")
+    place.run_dir = environ.get("RESIL_RUN_DIR", "")
+    if place.run_dir and not place.run_dir.startswith("/"):
+        notes.append(f"RESIL_RUN_DIR={place.run_dir!r} is no absolute path: the guard does without a run directory")
+        place.run_dir = ""
+    place.job_id = environ.get("RESIL_JOB_ID") or environ.get("SLURM_JOB_ID") or "0"
+    if not place.job_id.isalnum():
+        place.job_id = "0"
+    place.attempt = _number(environ.get("RESIL_ATTEMPT", ""), 0)
+    place.restart = _number(environ.get("RESIL_RESTART_COUNT") or environ.get("SLURM_RESTART_COUNT") or "", 0)
+    end = _number(environ.get("RESIL_END_TIME") or environ.get("SLURM_JOB_END_TIME") or "", 0)
+    place.end_time = float(end) if end else None
+    place.lead_s = float(_number(environ.get("RESIL_SIGNAL_LEAD_S", ""), 0))
+    place.meeting = _meeting(environ, place)
+    place.notes = tuple(notes)
+    return place
+
+
+def _is_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started us: SLURM_STEP_ID is there and is no special step (26.05 gives the batch shell -5)."""
+    return environ.get("SLURM_STEP_ID", "").isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+
+
+def _rank_and_world(environ: Mapping[str, str], teller: tuple[str, ...], notes: list[str]) -> tuple[int, int]:
+    rank_text, world_text = environ.get(teller[0]), environ.get(teller[1])
+    if rank_text is None and world_text is None:
+        return 0, 0
+    rank, world = _number(rank_text or "", -1), _number(world_text or "", 0)
+    if not 0 <= rank < world:
+        if teller[4] == "torch" or rank_text is not None:
+            shown = f"{teller[0]}={rank_text!r} and {teller[1]}={world_text!r}"
+            notes.append(f"{shown} are no rank and number of ranks; they are passed over")
+        return 0, 0
+    return rank, world
+
+
+def _compare(told: Sequence[tuple[tuple[str, ...], int, int]], environ: Mapping[str, str], notes: list[str]) -> None:
+    """torchrun and its kind are one task of srun on each node: that is no contradiction. Anything else is odd."""
+    if "TORCHELASTIC_RUN_ID" in environ or "ACCELERATE_MIXED_PRECISION" in environ:
+        return
+    (first, rank, world), *others = told
+    for teller, other_rank, other_world in others:
+        is_launcher = teller[4] == "srun" and other_world <= _number(environ.get("SLURM_STEP_NUM_NODES", ""), 0)
+        if (other_rank, other_world) != (rank, world) and not is_launcher:
+            notes.append(
+                f"{first[0]}={rank} of {first[1]}={world} disagrees with {teller[4]}'s {teller[0]}={other_rank} of "
+                f"{teller[1]}={other_world}; the guard goes by {first[0]} and {first[1]}, as the training does"
+            )
+
+
+def _meeting(environ: Mapping[str, str], place: Place) -> str:
+    """Two launches in one job, a requeue, and torchrun's own restarts must not meet each other."""
+    parts = [
+        place.job_id,
+        str(place.restart),
+        environ.get("SLURM_STEP_ID", "") if _is_step(environ) else "",
+        environ.get("TORCHELASTIC_RUN_ID", ""),
+        environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        environ.get("MASTER_PORT", "") if place.job_id == "0" else "",
+    ]
+    return "-".join("".join(character for character in part if character.isalnum())[:40] for part in parts).rstrip("-")
+
+
+def _number(text: str, otherwise: int) -> int:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else otherwise

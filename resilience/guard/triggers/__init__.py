@@ -1,0 +1,42 @@
+"""What may ask for a save or a stop. One file per subject; each is a `Trigger` (see `decision.py`)."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from resilience.guard.decision import Trigger
+    from resilience.guard.pace import Pace
+    from resilience.guard.place import Place
+    from resilience.guard.recorder import Recorder
+    from resilience.guard.settings import GuardSettings
+
+
+def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:
+    """The triggers that make sense here and are switched on. Their modules are imported only then."""
+    found: list[Trigger] = []
+    if place.run_dir:
+        from resilience.guard.triggers.finished import FinishedRun
+        from resilience.guard.triggers.superseded import Superseded
+        from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile
+
+        found += [FinishedRun(place), StopFile(place, settings, recorder)]
+        if settings.superseded and place.attempt:
+            found.append(Superseded(place, recorder))
+        if settings.kill_switch:
+            found.append(KillSwitch(place, settings, recorder))
+        if settings.save_switch:
+            found.append(SaveSwitch(place, settings, recorder))
+    if settings.walltime:
+        from resilience.guard.triggers.walltime import Walltime
+
+        found.append(Walltime(place, settings, recorder, pace))
+    if settings.host_memory:
+        from resilience.guard.triggers.host_memory import HostMemory
+        from resilience.guard.triggers.shared_memory import SharedMemory
+
+        found += [HostMemory(place, settings, recorder), SharedMemory(settings)]
+    if settings.gpu_memory != "off":
+        from resilience.guard.triggers.gpu_memory import GpuMemory
+
+        found.append(GpuMemory(place, settings, recorder))
+    return found

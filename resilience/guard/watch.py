@@ -1,0 +1,148 @@
+"""The threads that ask the triggers: one for what is on this node, one for the shared file system."""
+
+from __future__ import annotations
+
+import threading
+
+from resilience.guard.decision import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from resilience.guard.decision import Trigger
+    from resilience.guard.place import Place
+    from resilience.guard.recorder import Recorder
+
+MOST_FAILURES = 10
+"""A trigger that raised so often in a row is not asked again."""
+
+
+def name_of(trigger: Trigger) -> str:
+    """What a trigger is called: its `name`, else that of its class."""
+    return str(getattr(trigger, "name", type(trigger).__name__))
+
+
+def asked_here(trigger: Trigger, place: Place) -> bool:
+    """Whether this rank asks it."""
+    ranks = getattr(trigger, "ranks", "every")
+    return ranks == "every" or place.is_first or (ranks == "node" and place.is_first_of_node)
+
+
+def understand(trigger: Trigger, wanted: object) -> Request | None:
+    """Given what `poll()` returned, return a request or None. Raise TypeError if it is neither."""
+    if wanted is None:
+        return None
+    if isinstance(wanted, Request):
+        return wanted
+    if isinstance(wanted, str):
+        return Request(name_of(trigger), wanted)
+    raise TypeError(f"poll() returned {type(wanted).__name__}, not a Request, a text or None")
+
+
+class Watch:
+    """A thread that asks its triggers every `every_s` seconds, and tells them how their requests ended.
+
+    A trigger that asked is not asked again until its request was obeyed. One that raises is named and costs the
+    training nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        triggers: Sequence[Trigger],
+        *,
+        every_s: float,
+        wish: Callable[[Request], None],
+        recorder: Recorder,
+        first: Callable[[Sequence[Request]], None] = lambda requests: None,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._triggers = list(triggers)
+        self._every_s = every_s
+        self._wish = wish
+        self._recorder = recorder
+        self._first = first
+        self._also = also
+        self._pending: set[int] = set()
+        self._failures: dict[int, int] = {}
+        self._outcomes: list[tuple[frozenset[str], str]] = []
+        self._wakeup = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name=f"resil-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, at once."""
+        self._thread.start()
+
+    def obeyed(self, names: Iterable[str], outcome: str) -> None:
+        """A decision was obeyed that these triggers asked for. They hear it from this thread."""
+        self._outcomes.append((frozenset(names), outcome))
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._wakeup.set()
+
+    def stop(self, wait_s: float) -> None:
+        """Hear the last outcomes, then end. A thread that hangs in a dead file system is left behind."""
+        self._over = True
+        self._wakeup.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        self._first(self._look())
+        while not self._over:
+            self._also_safely()
+            self._wakeup.wait(self._every_s)
+            self._wakeup.clear()
+            self._tell_outcomes()
+            if not self._over:
+                self._look()
+        self._tell_outcomes()
+        self._also_safely()
+
+    def _look(self) -> list[Request]:
+        wanted = []
+        for trigger in self._triggers:
+            key = id(trigger)
+            if key in self._pending or self._failures.get(key, 0) >= MOST_FAILURES:
+                continue
+            try:
+                request = understand(trigger, trigger.poll())
+                self._failures.pop(key, None)
+            except Exception as error:
+                self._failed(trigger, error, "poll")
+                continue
+            if request is not None:
+                self._pending.add(key)
+                wanted.append(request)
+                self._recorder.event("request", trigger=request.trigger, why=request.why)
+                self._wish(request)
+        return wanted
+
+    def _tell_outcomes(self) -> None:
+        while self._outcomes:
+            names, outcome = self._outcomes.pop(0)
+            for trigger in self._triggers:
+                if id(trigger) in self._pending and name_of(trigger) in names:
+                    self._pending.discard(id(trigger))
+                    try:
+                        trigger.done(outcome)
+                    except Exception as error:
+                        self._failed(trigger, error, "done")
+
+    def _failed(self, trigger: Trigger, error: Exception, what: str) -> None:
+        count = self._failures[id(trigger)] = self._failures.get(id(trigger), 0) + 1
+        name = name_of(trigger)
+        if count == 1:
+            self._recorder.warn(f"the trigger {name} failed in {what}(): {error!r}; it is asked again")
+        elif count == MOST_FAILURES:
+            self._recorder.warn(f"the trigger {name} failed {count} times: it is not asked any more")
+
+    def _also_safely(self) -> None:
+        try:
+            self._also()
+        except Exception as error:
+            self._recorder.warn(f"the guard cannot do its side work: {error!r}", key="also")
