@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import threading
 import time
 
 from resilience.guard.agreement.alone import Alone
@@ -67,7 +66,6 @@ class Parts:
         asked = [trigger for trigger in (*built_in, *own_triggers) if asked_here(trigger, place)]
         shared = [trigger for trigger in asked if getattr(trigger, "shared", False)]
         local = [trigger for trigger in asked if not getattr(trigger, "shared", False)]
-        self._first_look = threading.Event()
         self._stepping_thread = 0
         self._shared: Watch | None = None
         if place.is_first and place.run_dir:
@@ -126,18 +124,18 @@ class Parts:
 
     def wait_for_start(self) -> Decision | None:
         """What is decided before the first step, or None when nobody could tell in time."""
-        place, settings = self._place, self._guard.settings
-        if place.is_first or place.world == 1:
-            if not self._first_look.wait(FIRST_LOOK_S):
-                self._recorder.warn(
-                    f"could not look at {place.run_dir} in {FIRST_LOOK_S:g} s: is the file system well? "
-                    "The training starts nevertheless"
-                )
-            return self._start_decision
-        decision: Decision | None = self.agreement.wait_for_start(settings.join_timeout_s)
-        if decision is None:
+        place = self._place
+        # Rank 0 waits for its own first look, the others for rank 0.
+        timeout_s = FIRST_LOOK_S if place.is_first else self._guard.settings.join_timeout_s
+        decision: Decision | None = self.agreement.wait_for_start(timeout_s)
+        if decision is None and place.is_first:
             self._recorder.warn(
-                f"rank {place.rank} heard nothing from rank 0 in {settings.join_timeout_s:g} s. The training starts; "
+                f"could not look at {place.run_dir} in {timeout_s:g} s: is the file system well? "
+                "The training starts nevertheless"
+            )
+        elif decision is None:
+            self._recorder.warn(
+                f"rank {place.rank} heard nothing from rank 0 in {timeout_s:g} s. The training starts; "
                 "nothing can be decided until they meet"
             )
         return decision
@@ -214,6 +212,10 @@ class Parts:
         """The training loop ended with an exception."""
         self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
 
+    def failed(self, error: Exception) -> None:
+        """The guard itself is broken somewhere."""
+        self._recorder.warn(f"the guard failed and decides nothing now; the training goes on: {error!r}", key="failed")
+
     def write_finished(self, step: int) -> None:
         """Mark the run as finished."""
         self._recorder.event("finished", step=step)
@@ -222,16 +224,12 @@ class Parts:
 
     # ---- threads ----------------------------------------------------------------------------------------------
 
-    _start_decision: Decision | None = None
-
     def _decide_start(self, requests: Sequence[Request]) -> None:
         """The first look at the run directory: what keeps the training from starting is told to all ranks."""
         stops = [request for request in requests if request.stop]
         decision = merge(stops, self._guard.count) if stops else CONTINUE
-        self._start_decision = Decision(**{**decision.as_dict(), "save": False})
         if self._place.is_first:
-            self.agreement.decide_start(self._start_decision)
-        self._first_look.set()
+            self.agreement.decide_start(Decision(**{**decision.as_dict(), "save": False}))
 
     def _wish(self, request: Request) -> None:
         self.agreement.wish(request)

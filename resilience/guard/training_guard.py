@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
-from resilience.errors import GuardError
-from resilience.guard.decision import CONTINUE, EXIT_DONE, FAILED, OBEYED, SAVED, Decision
+from resilience.errors import AgreementLost, GuardError
+from resilience.guard.blocks import Phase, Saving
+from resilience.guard.decision import CONTINUE, EXIT_DONE, OBEYED, Decision
 from resilience.guard.gate import NEVER, Gate
 
 TYPE_CHECKING = False
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Batch = TypeVar("Batch")
 
+_ON = ("on", "1", "true", "yes")
+_OFF = ("off", "0", "false", "no")
 NEW, RUNNING, CLOSED, INERT = "new", "running", "closed", "inert"
 
 _active: TrainingGuard | None = None
@@ -58,6 +60,7 @@ class TrainingGuard(Gate):
         "__weakref__",
         "_agreement_factory",
         "_finished",
+        "_has_stopped",
         "_owed",
         "_own_triggers",
         "_parts",
@@ -103,6 +106,7 @@ class TrainingGuard(Gate):
         self._saving_depth = 0
         self._owed: Decision | None = None
         self._finished = False
+        self._has_stopped = False
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             import threading
 
@@ -113,6 +117,8 @@ class TrainingGuard(Gate):
     def __new__(cls, *args: Any, **kwargs: Any) -> TrainingGuard:
         """On a free-threaded interpreter the step needs a lock: see `gate.py`."""
         if cls is TrainingGuard and not getattr(sys, "_is_gil_enabled", lambda: True)():
+            from resilience.guard.fenced import FencedTrainingGuard
+
             return super().__new__(FencedTrainingGuard)
         return super().__new__(cls)
 
@@ -138,9 +144,16 @@ class TrainingGuard(Gate):
 
         environ = os.environ if environ is None else environ
         place = find_place(environ, socket.gethostname())
-        off = environ.get("RESIL_GUARD", "").strip().lower() in ("off", "0", "false", "no")
+        mode = environ.get("RESIL_GUARD", "").strip()
+        if mode.startswith("test:"):
+            from resilience.guard.place import Place as Nowhere
+            from resilience.guard.testing import SILENT, scripted
+
+            return cls(Nowhere(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
         chosen = read_settings(environ, **settings)
-        return cls(place, chosen, triggers=triggers, agreement=agreement, say=say, inert=off)
+        if mode.lower() not in ("", *_ON, *_OFF):
+            raise GuardError(f"RESIL_GUARD={mode!r} is not possible", hint="it may be on, off, or test:save@3,stop@5")
+        return cls(place, chosen, triggers=triggers, agreement=agreement, say=say, inert=mode.lower() in _OFF)
 
     # ---- in the training loop ---------------------------------------------------------------------------------
 
@@ -174,16 +187,16 @@ class TrainingGuard(Gate):
             return CONTINUE
         return self._ask_at_poll()
 
-    def saving(self) -> _Saving:
+    def saving(self) -> Saving:
         """A `with` block around every save: measures it, and tells the triggers whether it succeeded."""
-        return _Saving(self)
+        return Saving(self)
 
-    def phase(self, name: str) -> _Phase:
+    def phase(self, name: str) -> Phase:
         """Say what the training does now: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
         before, self._phase = self._phase, name
         if self._parts is not None:
             self._parts.enter_phase(name, self.count)
-        return _Phase(self, before)
+        return Phase(self, before)
 
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, with one step after each; save when asked, and end when asked to stop.
@@ -247,12 +260,20 @@ class TrainingGuard(Gate):
                 hint="use one guard; in a notebook close the old one first: resilience.guard.active().close()",
             )
         from resilience.guard.parts import Parts
+        from resilience.guard.recorder import say_on_stderr
 
+        self.open()
+        try:
+            self._parts = Parts(self, self._own_triggers, self._agreement_factory, self._say)
+            self._parts.start()
+        except GuardError:
+            raise
+        except Exception as error:
+            say_on_stderr(f"warning: the guard could not start, and the training goes on without it: {error!r}")
+            self._become_inert()
+            return
         _active = self
         self._state = RUNNING
-        self.open()
-        self._parts = Parts(self, self._own_triggers, self._agreement_factory, self._say)
-        self._parts.start()
         self.limit = self.count + 1  # the first step asks: it tells which thread trains
 
     def close(self) -> None:
@@ -287,43 +308,69 @@ class TrainingGuard(Gate):
     # ---- the slow way, taken only when there is something to ask ------------------------------------------------
 
     def _ask(self, loss: Any) -> Decision:
-        if self._state != RUNNING:
-            if self._state != NEW:
-                self.open()
-                return CONTINUE
-            self.start()
+        """There may be something to do: a limit was reached, or a loss came."""
+        if not self._is_running():
+            return CONTINUE
         parts = self._parts
         assert parts is not None
-        if loss is not None:
-            parts.watch_loss(loss, self.count)
-            if self.count < self.limit:
-                return CONTINUE
-        parts.check_thread()
-        self._settle(OBEYED)
-        self.urgent = False
-        parts.take_signals()
-        decision: Decision = parts.agreement.arrive()
-        if decision:
-            if decision.save:
-                self._owed = decision
-            self._decide(decision)
-            if not decision.save:
-                parts.agreement.finish(OBEYED, 0.0)
+        try:
+            if loss is not None:
+                parts.watch_loss(loss, self.count)
+                if self.count < self.limit:
+                    return CONTINUE
+            parts.check_thread()
+            self._settle(OBEYED)
+            self.urgent = False
+            parts.take_signals()
+            decision: Decision = parts.agreement.arrive()
+            if decision:
+                self._give(decision)
+        except AgreementLost as lost:
+            parts.left_by(lost)
+            raise
+        except Exception as error:  # our own fault, whatever it is, must not cost the training
+            parts.failed(error)
+            self.open()
+            return CONTINUE
         return decision
 
     def _ask_at_poll(self) -> Decision:
-        if self._state != RUNNING:
-            if self._state != NEW:
-                self.open()
-                return CONTINUE
-            self.start()
-        assert self._parts is not None
-        self.urgent = False
-        self._parts.take_signals()
-        decision: Decision = self._parts.agreement.arrive_at_poll()
+        if not self._is_running():
+            return CONTINUE
+        parts = self._parts
+        assert parts is not None
+        try:
+            self.urgent = False
+            parts.take_signals()
+            decision: Decision = parts.agreement.arrive_at_poll()
+        except AgreementLost as lost:
+            parts.left_by(lost)
+            raise
+        except Exception as error:
+            parts.failed(error)
+            self.open()
+            return CONTINUE
         if decision.stop and self.decided is None:
             self.decided = decision
         return decision
+
+    def _is_running(self) -> bool:
+        if self._state == NEW:
+            self.start()
+        if self._state != RUNNING:
+            self.open()
+        return self._state == RUNNING
+
+    def _give(self, decision: Decision) -> None:
+        """The training gets a decision. A stop that it did not follow is given again at every step, and told once."""
+        if decision.save:
+            self._owed = decision
+        if decision.save or not self._has_stopped:
+            self._decide(decision)
+        self._has_stopped = decision.stop
+        if not decision.save:
+            assert self._parts is not None
+            self._parts.agreement.finish(OBEYED, 0.0)
 
     def _decide(self, decision: Decision) -> None:
         assert self._parts is not None
@@ -344,84 +391,6 @@ class TrainingGuard(Gate):
         self.open()
         if self._parts is not None:
             self._parts.forget()
-
-
-class FencedTrainingGuard(TrainingGuard):
-    """The guard of interpreters without a global lock: the same, with a real lock around each counted write and read.
-
-    It costs some 30 ns a step. Chosen by itself where it is needed.
-    """
-
-    __slots__ = ()
-
-    def step(self, loss: float | None = None) -> Decision:
-        """See `TrainingGuard.step`."""
-        with self.fence:
-            count = self.count = self.count + 1
-            limit = self.limit
-        self.beat[0] = count
-        if count < limit and loss is None:
-            return CONTINUE
-        return self._ask(loss)
-
-    def poll(self) -> Decision:
-        """See `TrainingGuard.poll`."""
-        with self.fence:
-            if self.polled_step != self.count:
-                self.polls = 0
-                self.polled_step = self.count
-            polls = self.polls = self.polls + 1
-            limit = self.poll_limit
-        self.beat[1] += 1
-        return CONTINUE if polls < limit else self._ask_at_poll()
-
-
-class _Saving:
-    """The `with` block around a save."""
-
-    def __init__(self, guard: TrainingGuard) -> None:
-        self._guard = guard
-        self._began = 0.0
-        self._phase = ""
-
-    def __enter__(self) -> _Saving:
-        guard = self._guard
-        guard._saving_depth += 1
-        if guard._saving_depth == 1:
-            self._began = time.monotonic()
-            self._phase, guard._phase = guard._phase, "save"
-            if guard._parts is not None and guard._state == RUNNING:
-                guard._parts.save_begins(guard.count)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        guard = self._guard
-        guard._saving_depth -= 1
-        if guard._saving_depth:
-            return
-        seconds = time.monotonic() - self._began
-        guard._phase = self._phase
-        if guard._parts is not None and guard._state == RUNNING:
-            guard._parts.save_ended(guard.count, seconds, error, self._phase)
-        guard._settle(SAVED if error is None else FAILED, seconds)
-
-
-class _Phase:
-    """What `phase()` returns: leaving its `with` block restores the phase before."""
-
-    def __init__(self, guard: TrainingGuard, before: str) -> None:
-        self._guard = guard
-        self._before = before
-
-    def __enter__(self) -> _Phase:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._guard.phase(self._before)
 
 
 def active() -> TrainingGuard | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from resilience.guard.agreement.coordinator import Heard
 from resilience.guard.decision import CONTINUE, OBEYED, Decision, Request, merge
 
@@ -25,6 +27,8 @@ class Alone:
         self._wishes: list[Request] = []  # append and slice assignment are atomic
         self._obeying: tuple[Decision, list[Request]] | None = None
         self._stopped: Decision | None = None
+        self._start: Decision | None = None
+        self._started = threading.Event()
 
     def start(self) -> None:
         """Nothing to be started."""
@@ -35,11 +39,15 @@ class Alone:
         self._gate.limit = self._gate.poll_limit = 0
 
     def decide_start(self, decision: Decision) -> None:
-        """Nobody else wants to know."""
+        """What to do before the first step. The first word counts."""
+        if self._start is None:
+            self._start = decision
+            self._started.set()
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """Nobody else decides."""
-        return None
+        """What was decided about the start, or None if nothing was in time."""
+        self._started.wait(timeout_s)
+        return self._start
 
     def arrive(self) -> Decision:
         """The training has done a step: merge what is wished into one decision."""

@@ -1,0 +1,209 @@
+"""A guard that decides by a script, so that you can test your training loop: nothing is looked at, nothing is written.
+
+    from resilience.guard.testing import script
+
+    def test_my_loop_saves_and_stops():
+        with script(save_at=[3], stop_at=5) as record:
+            main()                          # calls TrainingGuard.from_env() as always
+        assert record.saved_at == [3, 5]    # the stop comes with a save
+
+`RESIL_GUARD=test:save@3,save@4=label,stop@5` in the environment does the same for a training in another process;
+`stop@0` is a stop before the first step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from resilience.errors import GuardError
+from resilience.guard.decision import CONTINUE, EXIT_STOPPED, OBEYED, SAVED, Decision
+from resilience.guard.gate import NEVER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from resilience.guard.agreement.coordinator import Heard
+    from resilience.guard.gate import Gate
+    from resilience.guard.place import Place
+
+PREFIX = "test:"
+_WORD = re.compile(r"(save|stop)@([0-9]{1,15})(?:=([A-Za-z0-9][A-Za-z0-9._-]*))?")
+
+
+class Record:
+    """What the training did with its decisions.
+
+    Attributes:
+        saved_at: the steps after which it saved, in order.
+        failed_at: the steps after which a save failed.
+        stopped_at: the step after which it was told to stop; None if it never was.
+    """
+
+    def __init__(self) -> None:
+        self.saved_at: list[int] = []
+        self.failed_at: list[int] = []
+        self.stopped_at: int | None = None
+
+
+_records: list[Record] = []
+
+
+@contextlib.contextmanager
+def script(
+    *, save_at: Iterable[int] = (), stop_at: int | None = None, label: str = "", exit_code: int = EXIT_STOPPED
+) -> Iterator[Record]:
+    """Make every guard that `from_env` makes inside the block decide so.
+
+    Args:
+        save_at: the steps after which to save and go on; counted from 1, like everything in the guard.
+        stop_at: the step after which to save and stop; 0 for before the first.
+        label: of the saves.
+        exit_code: what the guard's `exit_code` is after the stop.
+    """
+    words = [f"save@{step}" + (f"={label}" if label else "") for step in save_at]
+    if stop_at is not None:
+        words.append(f"stop@{stop_at}")
+    record = Record()
+    before = os.environ.get("RESIL_GUARD")
+    os.environ["RESIL_GUARD"] = PREFIX + ",".join(words)
+    parse_script(os.environ["RESIL_GUARD"])
+    _records.append(record)
+    _exit_codes.append(exit_code)
+    try:
+        yield record
+    finally:
+        _records.pop()
+        _exit_codes.pop()
+        if before is None:
+            del os.environ["RESIL_GUARD"]
+        else:
+            os.environ["RESIL_GUARD"] = before
+
+
+_exit_codes: list[int] = []
+
+SILENT: dict[str, Any] = {
+    "kill_switch": False,
+    "save_switch": False,
+    "superseded": False,
+    "walltime": False,
+    "host_memory": False,
+    "gpu_memory": "off",
+    "signals": (),
+    "mirror": "off",
+}
+"""The settings of a guard that looks at nothing."""
+
+
+def parse_script(text: str) -> tuple[dict[int, str], int | None]:
+    """Given `test:save@3,stop@5`, return the saves (step to label) and the stop. Raise GuardError if it is neither."""
+    saves: dict[int, str] = {}
+    stop = None
+    for word in filter(None, text.removeprefix(PREFIX).split(",")):
+        match = _WORD.fullmatch(word.strip())
+        if match is None:
+            raise GuardError(f"RESIL_GUARD={text!r}: {word!r} is no step", hint="write test:save@3,stop@5")
+        if match[1] == "save":
+            saves[int(match[2])] = match[3] or ""
+        else:
+            stop = int(match[2])
+    return saves, stop
+
+
+def scripted(text: str) -> Callable[..., Scripted]:
+    """The agreement of a guard that goes by a script."""
+    saves, stop = parse_script(text)
+    record = _records[-1] if _records else Record()
+    exit_code = _exit_codes[-1] if _exit_codes else EXIT_STOPPED
+
+    def make(gate: Gate, hear: Callable[[Heard], None], place: Place) -> Scripted:
+        return Scripted(gate, saves, stop, record, exit_code)
+
+    return make
+
+
+class Scripted:
+    """An agreement that decides by a script."""
+
+    def __init__(
+        self, gate: Gate, saves: dict[int, str], stop: int | None, record: Record, exit_code: int = EXIT_STOPPED
+    ) -> None:
+        self._gate = gate
+        self._saves = saves
+        self._stop = stop
+        self._exit_code = exit_code
+        self._record = record
+        self._saving_step: int | None = None
+
+    def start(self) -> None:
+        """Nothing to be started."""
+        self.restore()
+
+    def wish(self, request: object) -> None:
+        """Only the script decides."""
+
+    def decide_start(self, decision: Decision) -> None:
+        """Only the script decides."""
+
+    def wait_for_start(self, timeout_s: float) -> Decision:
+        """A stop before the first step, if the script says so."""
+        return self._decision(save=False) if self._stop == 0 else CONTINUE
+
+    def arrive(self) -> Decision:
+        """What the script says of this step."""
+        step = self._gate.count
+        is_stop = self._stop is not None and step >= self._stop
+        is_save = step in self._saves or step == self._stop
+        if is_save:
+            self._saving_step = step
+        if is_stop and self._record.stopped_at is None:
+            self._record.stopped_at = step
+        self.restore()
+        return self._decision(save=is_save, stop=is_stop) if is_save or is_stop else CONTINUE
+
+    def arrive_at_poll(self) -> Decision:
+        """A stop is announced in the last step before it."""
+        if self._stop is not None and self._gate.count >= self._stop - 1:
+            return self._decision(save=False)
+        return CONTINUE
+
+    def finish(self, outcome: str, seconds: float) -> None:
+        """Remember how the save went."""
+        step, self._saving_step = self._saving_step, None
+        if step is not None:
+            (self._record.saved_at if outcome in (SAVED, OBEYED) else self._record.failed_at).append(step)
+        self.restore()
+
+    def restore(self) -> None:
+        """Ask again at the next step that the script names."""
+        gate = self._gate
+        ahead = [step for step in (*self._saves, self._stop) if step is not None and step > gate.count]
+        past = self._stop is not None and gate.count >= self._stop
+        gate.limit = gate.count + 1 if past or self._saving_step is not None else min(ahead, default=NEVER)
+        gate.poll_limit = 0 if self._stop is not None else NEVER
+
+    def resumed(self) -> None:
+        """The counters were set anew."""
+        self.restore()
+
+    def leave(self, wait_s: float) -> None:
+        """The training is over."""
+
+    def forget(self) -> None:
+        """In a forked child: nothing to close."""
+
+    def _decision(self, *, save: bool, stop: bool = True) -> Decision:
+        step = self._gate.count
+        return Decision(
+            save=save,
+            stop=stop,
+            label=self._saves.get(step, ""),
+            reasons=["the test's script says so"],
+            step=step,
+            exit_code=self._exit_code,
+            triggers=["script"],
+        )
