@@ -9,6 +9,7 @@ The picture shows a real run of `resil demo`, so it differs each time and is not
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -51,7 +52,8 @@ A variable `RESIL_SECTION__KEY` (two underscores) wins over the file, and an opt
 `resil config show --origin` says what counts and where it comes from. `resil config check` says whether it can be used.
 A key that nobody knows is refused, with the nearest name.
 
-The unit stands in the key's name: `_s` takes seconds, or a text such as `"10m"`. Secrets do not belong in the file:
+The unit stands in the key's name: `_s` takes seconds, or a text such as `"10m"`, `_bytes` a number of bytes, or
+`"512MiB"`, `_percent` a number from 0 to 100, or `"95%"`. Secrets do not belong in the file:
 the settings are copied into the run directory and into every batch script.
 """
 
@@ -177,7 +179,8 @@ def _kind(name: str, hint: Any) -> str:
     if get_origin(hint) is tuple:
         return "list of texts"
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return {bool: "true or false", int: "whole number", str: "text"}[next(o for o in options if o is not type(None))]
+    kinds = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return kinds[next(o for o in options if o is not type(None))]
 
 
 def _default(field: Field[Any]) -> str:
@@ -187,7 +190,11 @@ def _default(field: Field[Any]) -> str:
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if field.name.endswith("_s"):
+    if isinstance(value, tuple):
+        return f"`{json.dumps(value)}`"
+    if field.name.endswith("_bytes") and value:
+        return f"`{value // 2**20}MiB`"
+    if isinstance(value, float):
         return f"`{value:g}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 

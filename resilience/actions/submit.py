@@ -15,7 +15,7 @@ from resilience.actions.run_jobs import refuse_if_alive
 from resilience.actions.submit_facts import lint_facts, passed_options
 from resilience.actions.submit_footing import look_at_footing, undo
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
-from resilience.actions.submit_script import owner_policy, read_own_script, render_script
+from resilience.actions.submit_script import guard_variables, owner_policy, read_own_script, render_script
 from resilience.errors import (
     ResilError,
     StateDirectoryError,
@@ -93,6 +93,8 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
         script = read_own_script(own)
         paths = [str(own)] * plan.jobs
     environment = {"RESIL_RUN": request.run, "RESIL_RUN_DIR": str(directory.path)}
+    if request.script is not None:  # a rendered script says these itself
+        environment |= guard_variables(project.loaded)
     submissions = tuple(
         Submission(
             token=token,

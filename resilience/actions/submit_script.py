@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
 
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitPlan, SubmitRequest
 from resilience.errors import StateDirectoryError, UsageError
+from resilience.guard.settings import PREFIX
 from resilience.rendering.library import TemplateLibrary
 from resilience.rendering.script import ScriptSpec, render
+from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings
 from resilience.system.files import own_folder, read_regular
 from resilience.system.run_directory import RunDirectory
@@ -55,6 +58,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         beat_s=settings.attempt.beat_s,
         previous_wait_s=settings.attempt.previous_wait_s,
         owner_policy=owner_policy(settings.run),
+        guard=guard_variables(project.loaded),
         group=settings.run.group,
         user=project.world.host.user,
         finish_on_success=settings.run.finish_on_success,
@@ -62,6 +66,25 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         variables=dict(request.variables),
     )
     return render(template_library(project), request.template or settings.run.template, spec)
+
+
+def guard_variables(loaded: Loaded) -> dict[str, str]:
+    """What the guard in the job has to be told: whatever [guard] says, and whose switches it obeys. Pure.
+
+    What is not set is not exported: a newer guard may have better defaults.
+    """
+    guard, told = loaded.settings.guard, dict[str, str]()
+    for field in fields(guard):
+        if f"guard.{field.name}" in loaded.origins:
+            told[PREFIX + field.name.upper()] = _as_variable(getattr(guard, field.name))
+    return told | {f"{PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
+
+
+def _as_variable(value: object) -> str:
+    """A setting as `read_settings` of the guard reads it back, to the last digit."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def owner_policy(settings: RunSettings) -> str:

@@ -20,7 +20,7 @@ _FALSE = {"false", "no", "off", "0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """Everything that can be said about the guard. Percentages are from 0 to 100.
+    """[guard]: when the training saves and stops by itself. Percentages go to 100.
 
     Attributes:
         poll_s: how often rank 0 looks at the switch files, and each node at its memory.

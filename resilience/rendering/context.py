@@ -14,6 +14,7 @@ from resilience.rendering.quoting import without_python, write_directive
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[1-9]\d?")
+_GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
 _POLICIES = ("owner", "group", "any")
 
 
@@ -34,6 +35,7 @@ class ScriptSpec:
         beat_s: how often the batch shell shows that it lives.
         previous_wait_s: how long a job waits for the attempt before it to be truly gone.
         owner_policy: whose switches are obeyed: owner, group or any.
+        guard: variables that tell the guard its settings: `RESIL_GUARD__KEY`.
         group: Unix group that may steer the run; empty keeps the files private.
         user: who renders it; for templates that want to say so.
         finish_on_success: whether exit code 0 of the training finishes the run.
@@ -53,6 +55,7 @@ class ScriptSpec:
     beat_s: float = 10
     previous_wait_s: float = 600
     owner_policy: str = "owner"
+    guard: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
     user: str = ""
     finish_on_success: bool = True
@@ -80,6 +83,7 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "poll_s": _number(min(1, spec.beat_s)),
         "previous_wait_s": math.ceil(spec.previous_wait_s),
         "owner_policy": _check_policy(spec.owner_policy),
+        "guard": tuple((_check_guard(name), value) for name, value in sorted(spec.guard.items())),
         "group": spec.group,
         "user": spec.user,
         "umask": "007" if spec.group else "077",
@@ -149,6 +153,12 @@ def _check_variable(name: str) -> str:
         raise TemplateError(f"{name!r} cannot be the name of an environment variable")
     if name.startswith(("RESIL_", "resil_")):
         raise TemplateError(f"{name} is resil's own and cannot be set in [environment]")
+    return name
+
+
+def _check_guard(name: str) -> str:
+    if _GUARD_NAME.fullmatch(name) is None:
+        raise TemplateError(f"{name!r} cannot be a setting of the guard", hint="write for instance RESIL_GUARD__POLL_S")
     return name
 
 

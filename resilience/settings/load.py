@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from resilience.errors import SettingsError, StateDirectoryError
+from resilience.guard.settings import GuardSettings
 from resilience.settings.convert import convert_table, unknown_key
+from resilience.settings.guard_table import convert_guard_table
 from resilience.settings.sections import (
     AttemptSettings,
     RunSettings,
@@ -23,6 +25,8 @@ from resilience.system.world import World
 
 FILE_NAME = "resil.toml"
 CONFIG_VARIABLE = "RESIL_CONFIG"
+_JOB_VARIABLE = "RESIL_ATTEMPT"
+"""Set in jobs of a template, besides the guard's settings of that job."""
 LIMIT_BYTES = 2**20
 """A settings file is never larger."""
 _FREE_TABLES = {"sbatch": "sbatch", "environment": "environment", "template": "launcher"}
@@ -32,6 +36,7 @@ _OWNERS: dict[str, type] = {
     "run": RunSettings,
     "submit": SubmitSettings,
     "attempt": AttemptSettings,
+    "guard": GuardSettings,
     "scheduler": SchedulerSettings,
 }
 
@@ -100,6 +105,8 @@ def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, st
         section, separator, key = variable.removeprefix("RESIL_").partition("__")
         if variable.startswith("RESIL_") and separator:
             section = section.lower()
+            if section == "guard" and _JOB_VARIABLE in world.environ:
+                continue  # those of the job that we are in: a submit from there may be one of another run
             # The names in [environment] are the training's own, and those have capitals.
             key = _written(section, key if section == "environment" else key.lower())
             tables.setdefault(section, {})[key] = _plain(value) if section == "sbatch" else value
@@ -152,14 +159,27 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
 
         if name in _FREE_TABLES:
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
+        elif name == "guard":
+            arguments[name] = convert_guard_table(table, where)
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
             raise unknown_key(name, sorted([*_OWNERS, *_FREE_TABLES]), f"the tables of {source}")
-    settings = Settings(**arguments)
+    settings = _one_owner_policy(Settings(**arguments))
     state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
     return replace(settings, run=replace(settings.run, state_dir=state_dir))
+
+
+def _one_owner_policy(settings: Settings) -> Settings:
+    """The batch shell and the guard obey the same people's switches, wherever that is written."""
+    run, guard = settings.run, settings.guard
+    if guard.switch_owners and run.switch_owners and guard.switch_owners != run.switch_owners:
+        raise SettingsError(
+            f"switch_owners is {run.switch_owners!r} in [run] and {guard.switch_owners!r} in [guard]",
+            hint="write it in [run] alone: the batch shell obeys it as well as the guard",
+        )
+    return replace(settings, run=replace(run, switch_owners=run.switch_owners or guard.switch_owners))
 
 
 def _written(section: str, key: str) -> str:

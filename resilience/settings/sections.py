@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from resilience.guard.settings import GuardSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -93,6 +95,7 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
+    guard: GuardSettings = field(default_factory=GuardSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

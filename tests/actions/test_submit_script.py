@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +13,14 @@ import pytest
 from resilience.actions.submit_plan import SubmitRequest, plan_submit
 from resilience.actions.submit_script import (
     SCRIPT_LIMIT_BYTES,
+    guard_variables,
     owner_policy,
     read_own_script,
     render_script,
     template_library,
 )
 from resilience.errors import UsageError
+from resilience.guard.settings import read_settings
 from resilience.settings.sections import RunSettings
 from tests.fakes import make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -101,6 +106,44 @@ def test_the_rendered_script_holds_the_command_the_setup_and_the_environment(tmp
     for text in ("python train.py --lr 1e-3", "module load cuda", "TOKENIZERS_PARALLELISM=false", "'a b'",
                  "#SBATCH --partition=gpu", str(project.directory("gpt").path)):  # fmt: skip
         assert text in script
+
+
+ODD = {
+    "poll_s": 0.1 + 0.2, "host_memory": False, "host_memory_percent": 200 / 3, "host_memory_free_bytes": 2**59 + 1,
+    "signals": ("TERM", "HUP"), "walltime_safety": 1.1, "loss_window": 9, "interface": "a 'b' $c", "force_exit": "off",
+}  # fmt: skip
+
+
+def test_the_guard_in_the_job_reads_back_exactly_what_the_settings_say(tmp_path: Path) -> None:
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in ODD.items()]
+    project = make_project(tmp_path, settings='[run]\ncommand = "env -0"\n[guard]\n' + "".join(lines))
+    request = SubmitRequest(run="gpt")
+    plan = plan_submit(request, project.loaded.settings, "/logs")
+    script = render_script(project, request, plan, project.directory("gpt"))
+    exports = "\n".join(line for line in script.splitlines() if line.startswith(("export RESIL_G", "unset")))
+    told = subprocess.run(
+        ["bash", "-u", "-c", f"{exports}\nenv -0"], env={"RESIL_GUARD__ROUND_S": "5"}, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    environ = dict(entry.split("=", 1) for entry in told.split("\0") if entry)
+    settings = read_settings(environ)
+    assert {name: getattr(settings, name) for name in ODD} == ODD
+    assert settings == replace(project.loaded.settings.guard, switch_owners="owner"), "and nothing of another job"
+
+
+def test_what_is_not_set_is_left_to_the_guard(tmp_path: Path) -> None:
+    assert guard_variables(make_project(tmp_path, settings="").loaded) == {"RESIL_GUARD__SWITCH_OWNERS": "owner"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [('[run]\ngroup = "root"\n', "group"), ('[run]\nswitch_owners = "any"\n', "any"),
+     ('[guard]\nswitch_owners = "any"\n', "any")],
+)  # fmt: skip
+def test_the_guard_obeys_whom_the_batch_shell_obeys(tmp_path: Path, settings: str, policy: str) -> None:
+    project = make_project(tmp_path, settings=settings)
+    assert guard_variables(project.loaded)["RESIL_GUARD__SWITCH_OWNERS"] == policy
+    assert owner_policy(project.loaded.settings.run) == policy
 
 
 @pytest.mark.parametrize("command", ["", "  "])

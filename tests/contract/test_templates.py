@@ -34,6 +34,7 @@ SPEC = ScriptSpec(
     command="python train.py --lr 1e-4 --name 'the first'",
     directives=(("partition", "gpu"), ("time", "20:00:00"), ("nodes", "2"), ("exclusive", None)),
     setup=("module load cuda/12.4",),
+    guard={"RESIL_GUARD__SWITCH_OWNERS": "owner", "RESIL_GUARD__SIGNALS": "USR1,TERM"},
     environment={"WANDB_MODE": "offline", "NOTE": "it's $HOME"},
 )
 names = pytest.mark.parametrize("name", LIBRARY.names())

@@ -7,9 +7,10 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from resilience.guard.settings import GuardSettings
 from resilience.settings.sections import AttemptSettings, RunSettings, SchedulerSettings, Settings, SubmitSettings
 
-OWNERS = [RunSettings, SubmitSettings, AttemptSettings, SchedulerSettings]
+OWNERS = [RunSettings, SubmitSettings, AttemptSettings, GuardSettings, SchedulerSettings]
 
 
 @pytest.mark.parametrize("owner", OWNERS)
