@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from resilience.guard.decision import FAILED, SAVED
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
@@ -14,35 +12,24 @@ if TYPE_CHECKING:
 
 
 class Saving:
-    """The `with` block around a save."""
+    """The `with` block around a save. An exception in it passes through; what asked for the save hears that it failed.
+
+    One inside another is part of the outer one: trainers call each other's save methods.
+    """
 
     def __init__(self, guard: TrainingGuard) -> None:
         self._guard = guard
         self._began = 0.0
-        self._phase = ""
 
     def __enter__(self) -> Saving:
-        guard = self._guard
-        guard._saving_depth += 1
-        if guard._saving_depth == 1:
-            self._began = time.monotonic()
-            self._phase, guard._phase = guard._phase, "save"
-            if guard._parts is not None and guard._state == RUNNING:
-                guard._parts.save_begins(guard.count)
+        self._began = time.monotonic()
+        self._guard._enter_save()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        guard = self._guard
-        guard._saving_depth -= 1
-        if guard._saving_depth:
-            return
-        seconds = time.monotonic() - self._began
-        guard._phase = self._phase
-        if guard._parts is not None and guard._state == RUNNING:
-            guard._parts.save_ended(guard.count, seconds, error, self._phase)
-        guard._settle(SAVED if error is None else FAILED, seconds)
+        self._guard._leave_save(time.monotonic() - self._began, error)
 
 
 class Phase:

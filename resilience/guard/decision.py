@@ -191,6 +191,11 @@ def merge(requests: Iterable[Request], step: int) -> Decision:
         label=next((request.label for request in asked if request.label), ""),
         reasons=reasons,
         step=step,
-        exit_code=EXIT_ERROR if EXIT_ERROR in stops else EXIT_STOPPED,
+        exit_code=_heaviest(stops),
         triggers=list(dict.fromkeys(request.trigger for request in asked)),
     )
+
+
+def _heaviest(codes: Sequence[int]) -> int:
+    """The exit code of several stops: an error, else on purpose, else (the run is finished already) done."""
+    return next((code for code in (EXIT_ERROR, EXIT_STOPPED, EXIT_DONE) if code in codes), EXIT_STOPPED)

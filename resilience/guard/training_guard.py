@@ -7,7 +7,7 @@ import sys
 
 from resilience.errors import AgreementLost, GuardError
 from resilience.guard.blocks import Phase, Saving
-from resilience.guard.decision import CONTINUE, EXIT_DONE, OBEYED, Decision
+from resilience.guard.decision import CONTINUE, EXIT_DONE, FAILED, OBEYED, SAVED, Decision
 from resilience.guard.gate import NEVER, Gate
 
 TYPE_CHECKING = False
@@ -194,7 +194,7 @@ class TrainingGuard(Gate):
     def phase(self, name: str) -> Phase:
         """Say what the training does now: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
         before, self._phase = self._phase, name
-        if self._parts is not None:
+        if self._parts is not None and self._state == RUNNING:
             self._parts.enter_phase(name, self.count)
         return Phase(self, before)
 
@@ -377,6 +377,17 @@ class TrainingGuard(Gate):
         if decision.stop:
             self.decided = decision
         self._parts.decided(decision)
+
+    def _enter_save(self) -> None:
+        self._saving_depth += 1
+        if self._saving_depth == 1 and self._parts is not None and self._state == RUNNING:
+            self._parts.save_begins(self.count)
+
+    def _leave_save(self, seconds: float, error: BaseException | None) -> None:
+        self._saving_depth -= 1
+        if self._saving_depth == 0 and self._parts is not None and self._state == RUNNING:
+            self._parts.save_ended(self.count, seconds, error, self._phase)
+            self._settle(SAVED if error is None else FAILED, seconds)
 
     def _settle(self, outcome: str, seconds: float = 0.0) -> None:
         """A decision to save was obeyed, or passed over."""

@@ -1,0 +1,72 @@
+"""Guards for tests: a run directory, the environment of a job, and triggers that wish what they are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resilience.guard import Decision, Request, TrainingGuard
+from resilience.model import layout
+
+QUIET: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "walltime": False, "signals": (), "poll_s": 0.02}
+"""A guard that looks at its files only, and often."""
+
+
+def make_run(folder: Path) -> Path:
+    """A run directory as the batch shell leaves it."""
+    for name in layout.FOLDERS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def job_environ(run: Path | None = None, **more: str) -> dict[str, str]:
+    """What a job of a template has in its environment."""
+    environ = {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "RESIL_RUN": "demo"}
+    if run is not None:
+        environ["RESIL_RUN_DIR"] = str(run)
+    return environ | more
+
+
+def make_guard(run: Path | None = None, **options: Any) -> TrainingGuard:
+    """A quiet guard of one process; keyword arguments are those of `from_env`."""
+    return TrainingGuard.from_env(job_environ(run), **{**QUIET, **options})
+
+
+class Wisher:
+    """A user's trigger that wishes what `wish` holds, and remembers what it heard."""
+
+    name = "wisher"
+
+    def __init__(self, wish: Request | str | None = None) -> None:
+        self.wish = wish
+        self.heard: list[str] = []
+        self.polls = 0
+
+    def poll(self) -> Request | str | None:
+        self.polls += 1
+        wish, self.wish = self.wish, None
+        return wish
+
+    def done(self, outcome: str) -> None:
+        self.heard.append(outcome)
+
+
+def train(guard: TrainingGuard, *, until: Callable[[Decision], bool] = bool, deadline_s: float = 20.0) -> Decision:
+    """Do steps until a decision satisfies `until`; fail when none does in time."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        decision = guard.step()
+        if until(decision):
+            return decision
+        time.sleep(0.001)
+    raise AssertionError("no such decision in time")
+
+
+def wait_until(is_true: Callable[[], object], deadline_s: float = 20.0) -> None:
+    """Return when it is true; fail when it is not in time."""
+    end = time.monotonic() + deadline_s
+    while not is_true():
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.005)

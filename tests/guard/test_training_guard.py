@@ -1,0 +1,434 @@
+"""The guard as a training uses it: one process, real threads, real files, real signals."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import resilience.guard
+from resilience.guard import CONTINUE, AgreementLost, Decision, GuardError, Request, TrainingGuard
+from tests.guard.guards import QUIET, Wisher, job_environ, make_guard, make_run, train, wait_until
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(autouse=True)
+def no_guard_is_left() -> Iterator[None]:
+    yield
+    left = resilience.guard.active()
+    if left is not None:
+        left.close()
+    assert left is None
+
+
+def test_a_step_without_anything_to_do_says_continue() -> None:
+    with make_guard() as guard:
+        assert [guard.step() for _ in range(1000)] == [CONTINUE] * 1000
+        assert guard.count == 1000
+    assert guard.exit_code == 0
+
+
+def test_the_documented_loop_saves_stops_and_exits_with_75(run: Path, said: list[str]) -> None:
+    saved = []
+    (run / "switches" / "save").touch()
+    with make_guard(run, say=said.append) as guard:
+        assert not guard.should_stop_early()
+        for batch in range(100_000):
+            time.sleep(0.001)
+            decision = guard.step()
+            if decision.save:
+                with guard.saving():
+                    saved.append((batch, decision.stop))
+                if not decision.stop:
+                    (run / "switches" / "kill").touch()
+            if decision.stop:
+                break
+    assert [stop for _, stop in saved] == [False, True]
+    assert guard.exit_code == 75
+    assert guard.decided is not None and guard.decided.step == batch + 1
+    assert not (run / "switches" / "save").exists()
+    assert any("save and stop, because" in sentence for sentence in said)
+
+
+def test_should_stop_early_sees_a_kill_switch_before_the_first_step(run: Path, said: list[str]) -> None:
+    (run / "switches" / "kill").touch()
+    with make_guard(run, say=said.append) as guard:
+        assert guard.should_stop_early()
+        assert guard.exit_code == 75
+        assert guard.count == 0
+    assert guard.decided is not None and not guard.decided.save
+
+
+def test_a_run_that_is_finished_is_not_trained_again_and_exits_with_0(run: Path) -> None:
+    (run / "finished").write_text("attempt = 2\n")
+    with make_guard(run) as guard:
+        assert guard.should_stop_early()
+    assert guard.exit_code == 0
+
+
+def test_finished_marks_the_run_and_exits_with_0_even_when_a_stop_came_with_the_last_step(run: Path) -> None:
+    wisher = Wisher("enough")
+    with make_guard(run, triggers=[wisher]) as guard:
+        train(guard, until=lambda decision: decision.stop)
+        guard.finished()
+    assert guard.exit_code == 0
+    assert "attempt = 3" in (run / "finished").read_text()
+
+
+def test_a_stop_that_the_training_does_not_follow_is_given_again_without_a_save_and_told_once(
+    run: Path, said: list[str]
+) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+        first = train(guard)
+        again = [guard.step() for _ in range(5)]
+    assert first.save and first.stop
+    assert all(decision.stop and not decision.save for decision in again)
+    assert [decision.step for decision in again] == [first.step + number for number in range(1, 6)]
+    assert len([sentence for sentence in said if "enough" in sentence]) == 1
+
+
+def test_a_poll_announces_a_stop_and_the_next_step_orders_it(run: Path) -> None:
+    wisher = Wisher()
+    with make_guard(run, triggers=[wisher]) as guard:
+        guard.step()
+        with guard.phase("eval"):
+            assert not guard.poll()
+            wisher.wish = "enough"
+            wait_until(lambda: guard.poll().stop)
+            announced = guard.poll()
+        decision = guard.step()
+    assert announced.stop and not announced.save
+    assert decision.stop and decision.save
+    assert decision.step == 2
+
+
+def test_a_poll_says_nothing_about_a_save(run: Path) -> None:
+    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+        guard.step()
+        wisher.wish = Request("wisher", "please", stop=False)
+        wait_until(lambda: wisher.wish is None and guard.limit == 0)
+        assert not guard.poll()
+        assert guard.step().save
+
+
+def test_a_training_that_leaves_its_warm_up_because_of_a_poll_exits_with_75(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("enough")]) as guard:
+        wait_until(lambda: guard.poll().stop)
+    assert guard.exit_code == 75
+
+
+def test_a_trigger_of_ones_own_hears_whether_the_save_succeeded(run: Path, said: list[str]) -> None:
+    wisher = Wisher(Request("wisher", "please", stop=False, label="before-lunch"))
+    with make_guard(run, triggers=[wisher], say=said.append) as guard:
+        decision = train(guard)
+        assert (decision.save, decision.stop, decision.label) == (True, False, "before-lunch")
+        with pytest.raises(OSError), guard.saving():
+            raise OSError("the disk is full")
+        wait_until(lambda: wisher.heard == ["failed"])
+        wisher.wish = Request("wisher", "again", stop=False)
+        train(guard)
+        with guard.saving():
+            pass
+        wait_until(lambda: wisher.heard == ["failed", "saved"])
+        wisher.wish = Request("wisher", "without a block", stop=False)
+        train(guard)
+        guard.step()
+        wait_until(lambda: wisher.heard == ["failed", "saved", "obeyed"])
+    assert any("the save failed" in sentence for sentence in said)
+
+
+def test_a_text_from_a_trigger_stands_for_a_save_and_a_stop(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("the queue of experiments is empty")]) as guard:
+        decision = train(guard)
+    assert decision.save and decision.stop
+    assert str(decision) == f"step {decision.step}: save and stop, because the queue of experiments is empty"
+
+
+class Broken:
+    """A user's trigger with a fault."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def poll(self) -> object:
+        self.polls += 1
+        raise RuntimeError("no such attribute")
+
+    def done(self, outcome: str) -> None:
+        """Never called."""
+
+
+def test_a_broken_trigger_costs_a_warning_and_is_given_up_after_ten_failures(run: Path, said: list[str]) -> None:
+    broken = Broken()
+    with make_guard(run, triggers=[broken], say=said.append) as guard:
+        wait_until(lambda: any("not asked any more" in sentence for sentence in said))
+        time.sleep(0.1)
+        assert not guard.step()
+    assert broken.polls == 10
+    assert sum("Broken" in sentence for sentence in said) == 2
+
+
+def test_a_trigger_that_returns_nonsense_is_named(run: Path, said: list[str]) -> None:
+    wisher = Wisher(42)  # type: ignore[arg-type]
+    with make_guard(run, triggers=[wisher], say=said.append):
+        wait_until(lambda: any("wisher" in sentence and "int" in sentence for sentence in said))
+
+
+def test_a_discarding_request_forbids_the_save_that_others_wish(run: Path) -> None:
+    first, second = Wisher("time is up"), Wisher(Request("second", "the loss is NaN", save=False, discard=True))
+    second.name = "second"
+    with make_guard(triggers=[first, second], poll_s=5.0) as guard:
+        wait_until(lambda: first.polls and second.polls)
+        time.sleep(0.1)
+        decision = guard.step()
+    assert decision.stop and not decision.save
+    assert decision.reasons == ("the loss is NaN", "time is up")
+
+
+def test_a_second_guard_in_one_process_is_refused_with_what_to_do() -> None:
+    with make_guard(), pytest.raises(GuardError, match="another guard") as refused:
+        make_guard().start()
+    assert "close()" in refused.value.hint
+    with make_guard() as third:  # the first is closed
+        third.step()
+
+
+def test_a_guard_that_was_never_closed_can_be_closed_from_a_notebook() -> None:
+    make_guard().start()
+    left = resilience.guard.active()
+    assert left is not None
+    left.close()
+    with make_guard() as guard:
+        assert not guard.step()
+
+
+def test_a_closed_guard_answers_continue() -> None:
+    with make_guard() as guard:
+        guard.step()
+    assert guard.step() is CONTINUE
+    assert guard.poll() is CONTINUE
+    with guard.saving(), guard.phase("eval"):
+        pass
+    guard.close()
+
+
+def test_a_guard_works_without_a_with_block(run: Path) -> None:
+    guard = make_guard(run, triggers=[Wisher("enough")])
+    try:
+        assert train(guard).stop
+    finally:
+        guard.close()
+
+
+def test_a_guard_cannot_be_pickled_and_says_where_it_belongs() -> None:
+    with make_guard() as guard, pytest.raises(TypeError, match="in each process"):
+        pickle.dumps(guard)
+
+
+def test_off_is_inert_no_thread_no_handler_no_file(run: Path) -> None:
+    threads, handler = threading.active_count(), signal.getsignal(signal.SIGUSR1)
+    (run / "switches" / "kill").touch()
+    with TrainingGuard.from_env(job_environ(run, RESIL_GUARD="off"), poll_s=0.02) as guard:
+        assert not guard.should_stop_early()
+        assert [guard.step(loss=float("nan")) for _ in range(100)] == [CONTINUE] * 100
+        assert guard.poll() is CONTINUE
+        with guard.saving(), guard.phase("eval"):
+            pass
+        guard.finished()
+        assert threading.active_count() == threads
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    assert guard.exit_code == 0
+    assert not list((run / "beats").iterdir()) and not list((run / "journal").iterdir())
+    assert not (run / "finished").exists()
+
+
+@pytest.mark.parametrize("value", ["of", "maybe", "test", "2"])
+def test_a_value_of_resil_guard_that_means_nothing_is_refused(value: str) -> None:
+    with pytest.raises(GuardError, match="RESIL_GUARD"):
+        TrainingGuard.from_env({"RESIL_GUARD": value})
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(GuardError) as refused:
+        TrainingGuard.from_env({}, host_memory_precent=90)
+    assert "host_memory_percent" in refused.value.hint
+
+
+def test_two_threads_that_step_are_named_once(said: list[str]) -> None:
+    with make_guard(say=said.append) as guard:
+        guard.step()
+        for _ in range(3):
+            guard.limit = 0  # something to do
+            other = threading.Thread(target=guard.step)
+            other.start()
+            other.join()
+    assert sum("two threads" in sentence for sentence in said) == 1
+
+
+def test_a_guard_that_is_made_and_used_in_another_thread_decides(run: Path) -> None:
+    decisions: list[Decision] = []
+
+    def training() -> None:
+        with make_guard(run, triggers=[Wisher("enough")], signals="USR1", say=lambda text: None) as guard:
+            decisions.append(train(guard))
+
+    thread = threading.Thread(target=training)
+    thread.start()
+    thread.join(timeout=30)
+    assert decisions and decisions[0].stop
+
+
+def test_a_forked_child_is_inert_and_leaves_the_parents_guard_alone(run: Path) -> None:
+    """As a data-loader worker: it must not count, not stop, not close the parent's files and connections."""
+    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+        guard.step()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                inert = all(guard.step() is CONTINUE for _ in range(1000)) and guard.poll() is CONTINUE
+                guard.finished()
+                guard.close()
+                code = 0 if inert and resilience.guard.active() is None else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert guard.count == 1
+        assert guard.beat[0] == 1
+        assert not (run / "finished").exists()
+        wisher.wish = "enough"
+        assert train(guard).stop
+
+
+def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.step()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with make_guard(triggers=[Wisher("enough")]) as own:
+                    code = 0 if train(own).stop else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not guard.step()
+
+
+class FailingAgreement:
+    """An agreement with a fault of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *_: object) -> FailingAgreement:
+        return self
+
+    def arrive(self) -> Decision:
+        raise self._error
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: None
+
+
+def test_a_fault_of_the_guard_itself_costs_a_warning_and_not_the_training(said: list[str]) -> None:
+    with make_guard(agreement=FailingAgreement(RuntimeError("a bug")), say=said.append) as guard:
+        assert [guard.step() for _ in range(100)] == [CONTINUE] * 100
+    assert sum("a bug" in sentence for sentence in said) == 1
+
+
+def test_a_lost_agreement_is_raised_because_going_on_would_break_the_others() -> None:
+    lost = AgreementLost("rank 0 is gone")
+    with pytest.raises(AgreementLost), make_guard(agreement=FailingAgreement(lost), say=lambda text: None) as guard:
+        guard.step()
+
+
+def test_a_guard_that_cannot_start_lets_the_training_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_more_threads(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("resilience.guard.watch.threading.Thread.start", no_more_threads)
+    with make_guard() as guard:
+        assert guard.step() is CONTINUE
+    assert "goes on without it" in capsys.readouterr().err
+
+
+def test_resumed_counts_from_the_checkpoints_step(run: Path) -> None:
+    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+        guard.resumed(41_200)
+        guard.step()
+        wisher.wish = "enough"
+        assert train(guard).step == guard.count > 41_200
+        assert guard.beat[0] == guard.count
+
+
+@pytest.mark.parametrize("step", [-1, 1 << 70])
+def test_a_step_that_cannot_be_is_refused(step: int) -> None:
+    with make_guard() as guard, pytest.raises(GuardError, match="resume"):
+        guard.resumed(step)
+
+
+def test_an_exception_in_the_training_passes_through_and_is_noted(run: Path) -> None:
+    with pytest.raises(ZeroDivisionError), make_guard(run) as guard:
+        guard.step()
+        raise ZeroDivisionError("a user's fault")
+    assert "ZeroDivisionError" in (run / "journal" / "12.0.jsonl").read_text()
+
+
+def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_starting(
+    run: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look hangs, as on a dead mount: the training starts and is told so."""
+    over = threading.Event()
+
+    class Hung(Wisher):
+        ranks, shared = "first", True
+
+        def poll(self) -> None:
+            over.wait(30)
+
+    monkeypatch.setattr("resilience.guard.parts.FIRST_LOOK_S", 0.2)
+    with make_guard(run, triggers=[Hung()], say=said.append) as guard:
+        assert not guard.should_stop_early()
+        assert not guard.step()
+        over.set()
+    assert any("could not look" in sentence for sentence in said)
+
+
+def test_nothing_is_printed_and_no_file_is_made_outside_a_job(tmp_path: Path) -> None:
+    program = (
+        "from resilience.guard import TrainingGuard\n"
+        "with TrainingGuard.from_env() as guard:\n"
+        "    assert not guard.should_stop_early()\n"
+        "    for _ in range(1000): assert not guard.step()\n"
+        "raise SystemExit(guard.exit_code)\n"
+    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd()), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quiet_guard_has_nothing_but_the_documented_settings() -> None:
+    assert set(QUIET) <= set(TrainingGuard.from_env({}).settings.__slots__)
