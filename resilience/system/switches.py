@@ -11,19 +11,15 @@ import grp
 import os
 import pwd
 import stat
-import tomllib
 from pathlib import Path
 
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model import layout
-from resilience.model.switch import LABEL, OwnerPolicy, Scope, Switch
+from resilience.model.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 from resilience.quantities import quote_toml
-from resilience.system.clock import iso_time, parse_iso_time
+from resilience.system.clock import iso_time
 from resilience.system.files import explain_os_error, read_regular, write_atomic
 from resilience.system.run_directory import RunDirectory
-
-TEXT_LIMIT = 500
-"""What is shown of a text in a switch file."""
 
 
 def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
@@ -33,10 +29,7 @@ def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
             return OwnerPolicy(wanted)
         except ValueError:
             raise UsageError(f"{wanted!r} is no owner policy", hint="there are: owner, group, any") from None
-    mode = _stat(directory.path / layout.SWITCHES).st_mode
-    if mode & 0o002:
-        return OwnerPolicy.ANY
-    return OwnerPolicy.GROUP if mode & 0o020 else OwnerPolicy.OWNER
+    return policy_of_mode(_stat(directory.path / layout.SWITCHES).st_mode)
 
 
 def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
@@ -76,23 +69,13 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     if found is None:
         return None
     content, info = found
-    fields = _fields(content)
-    refusal = _refusal(info, directory, policy)
-    try:
-        when = parse_iso_time(fields.get("when", ""))
-    except (ValueError, OverflowError):
-        when = info.st_mtime
-    scope = fields.get("scope", Scope.JOB.value)
-    return Switch(
-        kind=kind,
-        # The owner of the file is a fact; the name inside is a claim, shown only when it agrees.
+    return parse_switch(
+        kind,
+        content,
         who=_user_name(info.st_uid),
-        when=when,
-        why=fields.get("why", ""),
-        scope=Scope(scope) if scope in set(Scope) else Scope.JOB,
-        label=_label(fields.get("label", "")),
-        honoured=not refusal,
-        refusal=refusal,
+        written=info.st_mtime,
+        run=directory.run,
+        refusal=_refusal(info, directory, policy),
     )
 
 
@@ -109,32 +92,10 @@ def clear_switch(directory: RunDirectory, kind: str) -> bool:
 
 
 def _refusal(info: os.stat_result, directory: RunDirectory, policy: OwnerPolicy) -> str:
-    owner = directory.owner_uid()
-    if policy is OwnerPolicy.ANY or info.st_uid in (owner, 0):
+    run_uid = directory.owner_uid()
+    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run_uid, run_gid=_stat(directory.path).st_gid):
         return ""
-    if policy is OwnerPolicy.GROUP and info.st_gid == _stat(directory.path).st_gid:
-        return ""
-    group = f" and its group {_group_name(info.st_gid)} is not the run's" if policy is OwnerPolicy.GROUP else ""
-    return f"it belongs to {_user_name(info.st_uid)}{group}; this run obeys policy `{policy.value}`"
-
-
-def _fields(content: bytes) -> dict[str, str]:
-    """The texts in a switch file. A bare `touch`, or a note in free text, is a switch too."""
-    text = content.decode("utf-8", "replace")
-    try:
-        return {key: _printable(str(value)) for key, value in tomllib.loads(text).items()}
-    except (ValueError, RecursionError):  # ValueError: not TOML, or a number of a thousand digits
-        return {"why": _printable(text)}
-
-
-def _printable(text: str) -> str:
-    """One short line that can be shown on a terminal: others write these files."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:TEXT_LIMIT]
-
-
-def _label(text: str) -> str:
-    """A label becomes part of a folder's name, so it is a plain word or nothing."""
-    return text if LABEL.fullmatch(text) else ""
+    return refuse_owner(policy, _user_name(info.st_uid), _group_name(info.st_gid))
 
 
 def _look_at(path: Path) -> os.stat_result | None:

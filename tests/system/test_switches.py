@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model import layout
-from resilience.model.switch import OwnerPolicy, Scope, Switch
+from resilience.model.switch import TEXT_LIMIT, OwnerPolicy, Scope, Switch
 from resilience.system.run_directory import RunDirectory
-from resilience.system.switches import TEXT_LIMIT, clear_switch, policy_of, read_switch, throw_switch
+from resilience.system.switches import clear_switch, policy_of, read_switch, throw_switch
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 KILL = layout.KILL_SWITCH
