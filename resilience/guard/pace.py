@@ -1,54 +1,145 @@
-"""How long the training's steps and saves take, seen from outside: no clock is read in a step. Pure."""
+"""How long the training's steps and saves take, seen from outside: no clock is read in a step. Pure.
+
+A thread samples the training's position about once a second. A *gap* is the time in which the training could not have
+stopped: a step, or an evaluation that does not poll. It is counted from the last sample *before* the position moved,
+to the sample that saw it move again, with the saves in it taken out. So it is never shorter than the true one, and at
+most two sample periods longer, also where many steps pass between two samples.
+
+How long a gap is remembered. A gap that comes back now and then, say an evaluation, must not be forgotten in between:
+who spends a minute in each evaluation spends 0.5 % of the time or more there, else nobody would mind its length. So a
+gap is remembered for 200 times its own length: a minute for 3 h 20 min. It is one hour at least, which covers rare
+slow steps of a fast training, and one day at most.
+
+What is not counted:
+  * start-up: everything before the first step after the start or after `resumed()`. Compilation may take half an hour
+    and does not come again; a job that gave it room before the end would never train.
+  * time in which this whole process was stopped (SIGSTOP, a frozen cgroup, a paused machine). It is known by two
+    signs together: the sampling thread did not run either, and the process used no processor time.
+"""
 
 from __future__ import annotations
 
+import _thread
 import collections
 
-WINDOW = 100
-"""How many recent gaps and saves count."""
+REMEMBERED_TIMES = 200
+"""A gap is remembered for so many times its own length."""
+REMEMBERED_LEAST_S = 3600.0
+REMEMBERED_MOST_S = 86400.0
+SAVES = 20
+"""The slowest of so many recent saves counts: where every tenth is a large one, that one is among them."""
+ALIKE = 0.95
+"""Of gaps that differ by less than this factor one is kept, which bounds the memory to a few hundred numbers."""
+UNSEEN_S = 5.0
+"""A sample that comes so late may mean that the process was stopped."""
+IDLE_CPU_S = 0.02
+IDLE_CPU_SHARE = 0.001
+"""A process that used less than this (seconds, and share of the time) did nothing: it was stopped."""
 
 
 class Pace:
-    """The slowest recent gap between two looks of the training, and the slowest recent save.
-
-    Fed by a thread that samples the training's position. A gap is the time from the sample before the position moved
-    to the one that saw it moved again, saves taken out: never less than the truth, and more by one sample at most.
-
-    Attributes:
-        slowest_save_s: in seconds; None as long as no save was measured.
-    """
+    """The slowest recent step, and the slowest recent save, in seconds. Safe from every thread."""
 
     def __init__(self) -> None:
-        self._gaps: collections.deque[float] = collections.deque(maxlen=WINDOW)
-        self._saves: collections.deque[float] = collections.deque(maxlen=WINDOW)
+        self._lock = _thread.allocate_lock()
+        self._gaps: collections.deque[tuple[float, float]] = collections.deque()
+        """(seconds, forgotten at), the longest first; those after it are shorter and matter once it is forgotten."""
+        self._saves: collections.deque[float] = collections.deque(maxlen=SAVES)
         self._position: tuple[int, int] | None = None
-        self._last_seen = 0.0
-        self._saving_s = 0.0
-        self._saving_then = 0.0
+        self._start_steps = 0
+        self._is_starting = True
+        self._began = 0.0  # the last sample before the position moved
+        self._sampled = 0.0
+        self._cpu_s: float | None = None
+        self._left_out_s = 0.0  # saves and stops, since ever
+        self._left_out_then = 0.0  # the same when the present gap began
+        self._left_out_at_sample = 0.0
+        self._save_began: float | None = None
 
-    def look(self, now: float, position: tuple[int, int]) -> None:
-        """Take a sample at `now` (monotonic seconds)."""
-        if position != self._position:
-            if self._position is not None and self._position != (0, 0):
-                self._gaps.append(max(0.0, now - self._last_seen - (self._saving_s - self._saving_then)))
-            self._position = position
-            self._last_seen = now
-            self._saving_then = self._saving_s
+    def look(self, now: float, position: tuple[int, int], cpu_s: float | None = None) -> None:
+        """Take a sample: at `now` (monotonic seconds) the training is at `position` (steps, polls).
 
-    def saved(self, seconds: float) -> None:
-        """A save took so long, on the slowest rank."""
-        self._saves.append(seconds)
+        `cpu_s` is the processor time that the process has used since ever; without it stops count as slow steps.
+        """
+        with self._lock:
+            before, self._position = self._position, position
+            if before is None:
+                self._start_steps = position[0]
+                self._began = self._sampled = now
+                self._cpu_s = cpu_s
+                return
+            self._leave_out_stop(now, cpu_s)
+            if position != before:
+                self._moved(now, position)
+            self._sampled = now
+            self._left_out_at_sample = self._left_out_s
+            while self._gaps and self._gaps[0][1] <= now:
+                self._gaps.popleft()
+
+    def resumed(self) -> None:
+        """A checkpoint was loaded and the steps are counted anew: what comes before the next step is start-up."""
+        with self._lock:
+            self._is_starting = True
+            self._position = None
+
+    def save_began(self, now: float) -> None:
+        """The training thread saves from now (monotonic seconds) on: that is no part of the step."""
+        with self._lock:
+            self._save_began = now
 
     def was_saving(self, seconds: float) -> None:
-        """So much of the present gap was a save on this rank."""
-        self._saving_s += seconds
+        """The save on this rank is over, well or not: so much of the present gap was one."""
+        with self._lock:
+            self._save_began = None
+            self._left_out_s += seconds
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long, here or on the slowest rank."""
+        with self._lock:
+            self._saves.append(seconds)
 
     @property
     def slowest_step_s(self) -> float | None:
-        """In seconds; None as long as nothing moved."""
-        return max(self._gaps, default=None)
+        """The slowest recent gap, the present unfinished one included; None as long as no step was done."""
+        with self._lock:
+            if self._is_starting or self._position is None:
+                return None
+            unfinished = self._gap(self._sampled)
+            return max(unfinished, self._gaps[0][0]) if self._gaps else unfinished
 
     @property
     def slowest_save_s(self) -> float | None:
-        """In seconds; None as long as no save was measured."""
-        return max(self._saves, default=None)
+        """The slowest recent save; None as long as none was measured."""
+        with self._lock:
+            return max(self._saves, default=None)
+
+    def _moved(self, now: float, position: tuple[int, int]) -> None:
+        if self._is_starting:
+            self._is_starting = position[0] <= self._start_steps
+        else:
+            self._remember(self._gap(now), now)
+        # The next one began after the last sample that did not show this movement.
+        self._began = self._sampled
+        self._left_out_then = self._left_out_at_sample
+
+    def _gap(self, now: float) -> float:
+        saving = max(0.0, now - self._save_began) if self._save_began is not None else 0.0
+        return max(0.0, now - self._began - (self._left_out_s - self._left_out_then) - saving)
+
+    def _remember(self, gap: float, now: float) -> None:
+        until = now + min(max(gap * REMEMBERED_TIMES, REMEMBERED_LEAST_S), REMEMBERED_MOST_S)
+        while self._gaps and self._gaps[-1][0] * ALIKE <= gap:
+            # A little longer than this one: it stands for both. Shorter: it is forgotten earlier, and never needed.
+            longer, later = self._gaps.pop()
+            gap, until = max(gap, longer), max(until, later)
+        if not self._gaps or self._gaps[-1][1] < until:
+            self._gaps.append((gap, until))
+
+    def _leave_out_stop(self, now: float, cpu_s: float | None) -> None:
+        used = None if cpu_s is None or self._cpu_s is None else cpu_s - self._cpu_s
+        self._cpu_s = cpu_s
+        unseen = now - self._sampled
+        saving = self._save_began is not None
+        if used is None or unseen < UNSEEN_S or used > IDLE_CPU_S + IDLE_CPU_SHARE * unseen or saving:
+            return
+        self._left_out_s += unseen

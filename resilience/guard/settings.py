@@ -5,10 +5,10 @@ The batch script exports what was set as `RESIL_GUARD__KEY`; `from_env` reads th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from resilience.errors import GuardError, QuantityError
 from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
@@ -42,6 +42,7 @@ class GuardSettings:
         walltime: whether to stop in time before the job's time limit.
         walltime_safety: how many times the slowest recent step and save must fit into the time left.
         walltime_margin_s: seconds that must be left besides.
+        walltime_ask_s: how often the scheduler is asked whether the time limit was changed; 0 for never.
         first_save_s: how long a save is taken to last until one was measured.
         loss_nonfinite: what a loss that is NaN or infinite does: stop (nothing saved, exit code 1), save (and go on),
             save_and_stop, report, off.
@@ -78,6 +79,7 @@ class GuardSettings:
     walltime: bool = True
     walltime_safety: float = 1.5
     walltime_margin_s: float = 10.0
+    walltime_ask_s: float = 120.0
     first_save_s: float = 60.0
     loss_nonfinite: str = "stop"
     loss_nonfinite_in_a_row: int = 1
@@ -94,17 +96,8 @@ class GuardSettings:
     force_exit: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if name.endswith("_percent") and 0 < value <= 1:
-                hint = f"percentages go to 100: {name} = {value * 100:g} is probably meant"
-                raise GuardError(f"{name} = {value:g} means {value:g} %, which every machine exceeds", hint=hint)
-            if not low <= value <= high:  # NaN included
-                raise GuardError(f"{name} = {value!r} is out of range", hint=f"it may be from {low:g} to {high:g}")
-        for signal in self.signals:
-            _check_choice("signals", signal, _SIGNALS)
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name), type(field.default), field.name)
 
 
 _CHOICES = {
@@ -125,6 +118,7 @@ _RANGES = {
     "gpu_memory_free_bytes": (0, _EIB),
     "walltime_safety": (1.0, 100.0),
     "walltime_margin_s": (0.0, _DAY_S),
+    "walltime_ask_s": (0.0, _DAY_S),
     "first_save_s": (0.0, _DAY_S),
     "loss_nonfinite_in_a_row": (1, 10**6),
     "loss_spike_mads": (1.0, 10.0**6),
@@ -137,72 +131,160 @@ _RANGES = {
     "exit_timeout_s": (0.0, 7 * _DAY_S),
 }
 _SIGNALS = ("USR1", "USR2", "TERM", "HUP", "INT")
+_UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps"}
 
 
 def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings:
     """Given the environment and the caller's arguments, return the settings; arguments win.
 
-    Raise GuardError if a name is unknown, with the nearest one, or a value means nothing.
+    Texts may have units: `85%`, `10m`, `2GiB`. A bare number is in the unit that the setting's name tells. An empty
+    variable sets nothing, except for `signals`: no signal. Raise GuardError, naming the setting or the variable, if a
+    name is unknown, with the nearest one, or if a value means nothing, with what it may be.
     """
-    types = get_type_hints(GuardSettings)
-    known = [field.name for field in fields(GuardSettings)]
+    kinds = {field.name: type(field.default) for field in fields(GuardSettings)}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if variable.startswith(PREFIX):
             name = variable.removeprefix(PREFIX).lower()
-            _check_name(name, known, variable)
-            values[name] = _convert(name, text, types[name], variable)
+            _check_name(name, kinds, variable)
+            if text.strip() or kinds[name] is tuple:
+                values[name] = _read(name, text, kinds[name], variable)
     for name, value in arguments.items():
-        _check_name(name, known, name)
-        values[name] = _convert(name, value, types[name], name)
+        _check_name(name, kinds, name)
+        values[name] = _read(name, value, kinds[name], name)
     return GuardSettings(**values)
 
 
-def _check_name(name: str, known: list[str], shown: str) -> None:
+def _read(name: str, value: Any, kind: type, shown: str) -> Any:
+    """Convert a value and check it at once, so that the message shows what was written, and where."""
+    try:
+        converted = _convert(name, value, kind)
+    except QuantityError as error:
+        raise GuardError(f"{shown} = {_short(value)}: {error.message}", hint=error.hint) from None
+    except (TypeError, ValueError, ArithmeticError):
+        raise _impossible(shown, value, kind, name) from None
+    _check(name, converted, kind, shown)
+    return converted
+
+
+def _check(name: str, value: Any, kind: type, shown: str) -> None:
+    """Raise GuardError if the setting `name` cannot have this value."""
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not (is_number if kind in (int, float) else isinstance(value, kind)):
+        raise _impossible(shown, value, kind, name)
+    if kind is tuple:
+        for signal in value:
+            _check_signal(signal, shown)
+    if name in _CHOICES:
+        _check_choice(shown, value, _CHOICES[name])
+    if name in _RANGES:
+        low, high = _RANGES[name]
+        if name.endswith("_percent") and 0 < value <= 1:
+            hint = f"percentages go to 100: {name} = {value * 100:g} is probably meant"
+            raise GuardError(f"{shown} = {value:g} means {value:g} %, which every machine exceeds", hint=hint)
+        if not low <= value <= high:  # NaN included
+            hint = f"it may be from {low:g} to {high:g}{_unit(name)}"
+            raise GuardError(f"{shown} = {_short(value)} is out of range", hint=hint)
+
+
+def _check_name(name: str, known: Iterable[str], shown: str) -> None:
     if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        near = _nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"there are: {', '.join(known)}"
         raise GuardError(f"the guard knows no setting {shown!r}", hint=hint)
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(shown: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        near = get_close_matches(str(value), choices, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(filter(None, choices))}"
-        raise GuardError(f"{name} = {value!r} is not possible", hint=hint)
+        near = _nearest(value, choices)
+        hint = f"did you mean {near}?" if near else f"there are: {', '.join(filter(None, choices))}"
+        raise GuardError(f"{shown} = {_short(value)} is not possible", hint=hint)
 
 
-def _convert(name: str, value: Any, wanted: Any, shown: str) -> Any:
+def _check_signal(name: Any, shown: str) -> None:
+    if name in _SIGNALS:
+        return
+    hint = f"there are: {', '.join(_SIGNALS)}"
+    if name in ("KILL", "STOP"):
+        hint = f"no process can catch SIG{name} (signal(7)), so nothing can be saved at it; {hint}"
+    elif isinstance(name, str) and (near := _nearest(name, _SIGNALS)):
+        hint = f"did you mean {near}? {hint}"
+    raise GuardError(f"{shown} = {_short(name)} is not possible", hint=hint)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # only for what is wrong: it costs milliseconds
+
+    return next(iter(get_close_matches(word[:100], list(known), n=1, cutoff=0.5)), "")
+
+
+def _impossible(shown: str, value: Any, kind: type, name: str) -> GuardError:
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", tuple: "names of signals"}
+    of = f", in{_unit(name)}" if kind in (int, float) and _unit(name) else ""
+    return GuardError(f"{shown} = {_short(value)} is not possible", hint=f"it may be {wanted[kind]}{of}")
+
+
+def _unit(name: str) -> str:
+    return next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
+
+
+def _short(value: Any) -> str:
     try:
-        if wanted is bool:
-            return _truth(value)
-        if wanted is str:
-            if isinstance(value, bool):
-                return "on" if value else "off"
-            return str(value)
-        if get_args(wanted):  # the one list: names of signals
-            words = value.replace(",", " ").split() if isinstance(value, str) else [str(word) for word in value]
-            return tuple(word.strip().upper().removeprefix("SIG") for word in words)
-        if isinstance(value, bool):
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits has none, and a stranger's class may fail
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        return _truth(value)
+    if kind is tuple:
+        return _signal_names(value)
+    if isinstance(value, bool):
+        if kind is str and "on" in _CHOICES.get(name, ()):
+            return "on" if value else "off"
+        raise ValueError
+    if kind is str:
+        if not isinstance(value, str):
             raise ValueError
-        if isinstance(value, str):
-            value = _quantity(name, value)
-        return int(value) if wanted is int else float(value)
-    except QuantityError as error:
-        raise GuardError(f"{shown} = {value!r}: {error.message}", hint=error.hint) from None
-    except (TypeError, ValueError, OverflowError):
-        raise GuardError(f"{shown} = {value!r} is not possible") from None
+        return value.strip().lower() if name in _CHOICES else value.strip()
+    if isinstance(value, str):
+        value = _quantity(name, value)
+    if kind is float:
+        return float(value)
+    whole = value if isinstance(value, int) else float(value)
+    if isinstance(whole, float) and not math.isnan(whole) and whole != math.floor(whole):
+        raise ValueError
+    return int(whole)
 
 
 def _truth(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if str(value).lower() in _TRUE | _FALSE:
-        return str(value).lower() in _TRUE
+    if isinstance(value, int | str) and str(value).strip().lower() in _TRUE | _FALSE:
+        return str(value).strip().lower() in _TRUE
     raise ValueError
 
 
+def _signal_names(value: Any) -> tuple[str, ...]:
+    """USR1, usr1, SIGUSR1 and signal.SIGUSR1 are one; each is taken once; `none` and `off` are no signal."""
+    import signal
+
+    if isinstance(value, str):
+        value = value.replace(",", " ").split()
+        if [word.lower() for word in value] in (["none"], ["off"]):
+            return ()
+    elif isinstance(value, signal.Signals):
+        value = [value]
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise TypeError
+    names = [word.name if isinstance(word, signal.Signals) else str(word).strip().upper() for word in value]
+    return tuple(dict.fromkeys(name.removeprefix("SIG") for name in names))
+
+
 def _quantity(name: str, text: str) -> float:
+    """A number in the setting's own unit, whether the text has a unit or not."""
     if name.endswith("_bytes"):
         return parse_bytes(text)
     if name.endswith("_percent"):
