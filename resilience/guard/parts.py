@@ -7,7 +7,7 @@ import time
 
 from resilience.guard.agreement.alone import Alone
 from resilience.guard.beat import BeatSlot
-from resilience.guard.decision import CONTINUE, FAILED, Decision, Request, merge
+from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, Decision, Request, merge
 from resilience.guard.exit import ForcedExit
 from resilience.guard.mirror import start_mirror
 from resilience.guard.pace import Pace
@@ -31,7 +31,9 @@ LOOK_S = 1.0
 FIRST_LOOK_S = 10.0
 """How long `should_stop_early` waits for the run directory before it goes on without an answer."""
 LEAVE_S = 30.0
-"""How long rank 0 stays at the end until all ranks have told how the last save went."""
+"""How long a rank stays at the end until all ranks have told how the last save went. After a stop: as long as an exit
+may take at all, because a slow save of one rank must not be cut short by the launcher of another."""
+DAY_S = 86_400.0
 STOP_S = 2.0
 
 
@@ -67,6 +69,7 @@ class Parts:
         shared = [trigger for trigger in asked if getattr(trigger, "shared", False)]
         local = [trigger for trigger in asked if not getattr(trigger, "shared", False)]
         self._stepping_thread = 0
+        self._went_wrong = False
         self._shared: Watch | None = None
         if place.is_first and place.run_dir:
             self._shared = Watch(
@@ -106,13 +109,22 @@ class Parts:
 
     def close(self, decision: Decision | None, exit_code: int) -> None:
         """Say good-bye to the other ranks, and write down how it ended."""
-        self._recorder.event("end", step=self._guard.count, exit_code=exit_code, stopped=decision is not None)
-        self.agreement.leave(LEAVE_S)
-        self._signals.restore()
+        in_peace = decision is not None and not self._went_wrong
+        wait_s = (self._guard.settings.exit_timeout_s or DAY_S) if in_peace else LEAVE_S
+        outlast = getattr(self.agreement, "outlast", None)
+        if outlast is not None:
+            outlast(wait_s)
+        # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
+        # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
+        stopped = decision is not None and not self._went_wrong
+        code = EXIT_ERROR if self._went_wrong else exit_code
+        self._recorder.event("end", step=self._guard.count, exit_code=code, stopped=stopped)
         self._local.stop(STOP_S)
         if self._shared is not None:
             self._shared.stop(STOP_S)
         self._mirror.stop(STOP_S)
+        self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
+        self._signals.restore()
         self._exit.left(decision)
 
     def forget(self) -> None:
@@ -210,6 +222,9 @@ class Parts:
 
     def left_by(self, error: BaseException) -> None:
         """The training loop ended with an exception."""
+        if isinstance(error, SystemExit) and error.code == self._guard.exit_code:
+            return  # sys.exit(guard.exit_code) within the block
+        self._went_wrong = True
         self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
 
     def failed(self, error: Exception) -> None:
@@ -240,6 +255,8 @@ class Parts:
     def _hear(self, heard: Heard) -> None:
         """News of the agreement, on rank 0 and of one process alone."""
         if heard.kind == "outcome" and heard.decision is not None:
+            if heard.decision.stop and heard.outcome == FAILED:
+                self._went_wrong = True
             if heard.seconds:
                 self._pace.saved(heard.seconds)
             self._tell_triggers(heard.decision, heard.outcome)

@@ -141,11 +141,12 @@ class Coordinator:
             return self._waiting_since + self._absent_s if absent and self._waiting_since else self._retry_at
         return None
 
-    def is_over(self) -> bool:
-        """Whether nobody waits for a word of ours: every rank that is there has obeyed the last verdict."""
+    def is_over(self, lost_too: bool = True) -> bool:
+        """Whether nobody waits for a word of ours: every rank, or every one not lost, has obeyed the last verdict."""
         if self._promises is not None:
             return False
-        return self._verdict is None or all(rank in self._outcomes for rank in self._present())
+        waited_for = [rank for rank in self._present() if lost_too or rank not in self._gone]
+        return self._verdict is None or all(rank in self._outcomes for rank in waited_for)
 
     def has_all_left(self) -> bool:
         """Whether every rank that ever joined, apart from rank 0, has left or is lost."""

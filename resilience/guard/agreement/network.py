@@ -31,6 +31,8 @@ HANDSHAKE_S = 10.0
 MOST_STRANGERS = 64
 """How many connections may be open that have not proved that they know the token."""
 RETRY_S = (0.05, 2.0)
+LOST_S = 30.0
+"""How long the end waits for a rank that has lost its connection: it may come again."""
 
 
 class Address:
@@ -103,6 +105,7 @@ class NetworkAgreement:
         self._listener: socket.socket | None = None
         self._connect_at = 0.0
         self._connect_wait_s = RETRY_S[0]
+        self._is_telling = False
         self._closing = False
         self._left = False
         self._thread: threading.Thread | None = None
@@ -170,8 +173,21 @@ class NetworkAgreement:
                 self._say(self._member.join())
         self._wake()
 
+    def outlast(self, wait_s: float) -> None:
+        """Rank 0 stays until every rank has obeyed the last verdict, at most `wait_s` seconds, and hears how it went.
+
+        For a rank whose connection is lost nobody waits longer than `LOST_S`.
+        """
+        with self._lock:
+            if self._coordinator is not None and not self._changed.wait_for(self._is_over, min(wait_s, LOST_S)):
+                self._changed.wait_for(lambda: self._is_over(lost_too=False), max(0.0, wait_s - LOST_S))
+
     def leave(self, wait_s: float) -> None:
-        """The training is over. Rank 0 stays until everybody has heard the last verdict, at most `wait_s` seconds."""
+        """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
+
+        After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
+        once the first one has exited with 75, and some may still be saving.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -180,11 +196,11 @@ class NetworkAgreement:
             self._left = True
         self._wake()
         with self._lock:
-            self._changed.wait_for(self._has_nothing_to_say, wait_s)
+            self._changed.wait_for(self._may_go, wait_s)
             self._closing = True
         self._wake()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=wait_s)
+            self._thread.join(timeout=min(wait_s, LOST_S))
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's. Close our copies without a word."""
@@ -230,12 +246,14 @@ class NetworkAgreement:
                     self._proceed(time.monotonic())
                     timeout = self._timeout(time.monotonic())
                     news = self._take_news()
-                for heard in news:
-                    self._hear(heard)
+                self._tell(news)
                 for key, mask in self._selector.select(timeout):
                     self._serve(key.fileobj, key.data, mask)
                 if self._rank and self._uplink is None and not self._left:
                     self._connect()
+            with self._lock:
+                news = self._take_news()  # how the very last save went
+            self._tell(news)
         except Exception as error:  # the training goes on, without an agreement
             self._hear(Heard("broken", f"the agreement has failed and nothing will be decided: {error!r}"))
         finally:
@@ -245,7 +263,16 @@ class NetworkAgreement:
         if self._coordinator is None or not self._coordinator.heard:
             return []
         news, self._coordinator.heard = self._coordinator.heard, []
+        self._is_telling = True
         return news
+
+    def _tell(self, news: list[Heard]) -> None:
+        for heard in news:
+            self._hear(heard)
+        if news:
+            with self._lock:
+                self._is_telling = False
+                self._changed.notify_all()
 
     def _proceed(self, now: float) -> None:
         if self._coordinator is not None:
@@ -441,12 +468,17 @@ class NetworkAgreement:
                 self._deliver(self._coordinator.lost(wire.rank, time.monotonic()))
         self._changed.notify_all()
 
-    def _has_nothing_to_say(self) -> bool:
+    def _is_over(self, lost_too: bool = True) -> bool:
+        """On rank 0: whether every rank has obeyed, and our host has heard of it."""
+        assert self._coordinator is not None
+        return self._coordinator.is_over(lost_too) and not self._coordinator.heard and not self._is_telling
+
+    def _may_go(self) -> bool:
         if self._outbox:
             return False
-        if self._coordinator is None:
-            return self._uplink is None or not self._uplink.outgoing
-        return self._coordinator.is_over() and not any(wire.outgoing for wire in self._wires.values())
+        if self._coordinator is not None:
+            return self._coordinator.is_over() and not any(wire.outgoing for wire in self._wires.values())
+        return self._uplink is None or (self._member.stopped is None and not self._uplink.outgoing)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
