@@ -15,17 +15,19 @@ def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder,
     """The triggers that make sense here and are switched on. Their modules are imported only then."""
     found: list[Trigger] = []
     if place.run_dir:
+        from resilience.guard.switch_folder import SwitchFolder
         from resilience.guard.triggers.finished import FinishedRun
         from resilience.guard.triggers.superseded import Superseded
         from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile
 
-        found += [FinishedRun(place), StopFile(place, settings, recorder)]
+        switches = SwitchFolder(place, settings, recorder)
+        found += [FinishedRun(place, recorder), StopFile(switches)]
         if settings.superseded and place.attempt:
             found.append(Superseded(place, recorder))
         if settings.kill_switch:
-            found.append(KillSwitch(place, settings, recorder))
+            found.append(KillSwitch(switches))
         if settings.save_switch:
-            found.append(SaveSwitch(place, settings, recorder))
+            found.append(SaveSwitch(switches))
     if settings.walltime:
         from resilience.guard.triggers.walltime import Walltime
 
@@ -34,7 +36,7 @@ def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder,
         from resilience.guard.triggers.host_memory import HostMemory
         from resilience.guard.triggers.shared_memory import SharedMemory
 
-        found += [HostMemory(place, settings, recorder), SharedMemory(settings)]
+        found += [HostMemory(place, settings, recorder, pace), SharedMemory(place, settings)]
     if settings.gpu_memory != "off":
         from resilience.guard.triggers.gpu_memory import GpuMemory
 

@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 
 from resilience.guard.decision import EXIT_DONE, Request
+from resilience.guard.small_files import kind_of
 from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from resilience.guard.place import Place
+    from resilience.guard.recorder import Recorder
 
 
 class FinishedRun:
-    """Asks once, at the start: whether an earlier job has finished the run."""
+    """Asks once, at the start: whether an earlier job has finished the run.
+
+    Later looks would see what this very training writes when it is done. "I could not look" is no reason not to train.
+    """
 
     name = "finished"
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, recorder: Recorder) -> None:
         self._path = os.path.join(place.run_dir, layout.FINISHED)
+        self._run = place.run or os.path.basename(place.run_dir.rstrip("/"))
+        self._recorder = recorder
         self._has_looked = False
 
     def poll(self) -> Request | None:
@@ -28,9 +35,18 @@ class FinishedRun:
         if self._has_looked:
             return None
         self._has_looked = True
-        if not os.path.isfile(self._path):
+        try:
+            odd = kind_of(os.lstat(self._path))
+        except FileNotFoundError:
             return None
-        return Request(self.name, "the run is finished already", save=False, exit_code=EXIT_DONE)
+        except OSError as error:
+            self._recorder.warn(f"cannot see whether the run is finished: {error}; it is trained on")
+            return None
+        if odd:
+            self._recorder.warn(f"{self._path} is {odd}, not a regular file: the run does not count as finished")
+            return None
+        why = f"the run is finished already (to train on: resil clear {self._run} --finished)"
+        return Request(self.name, why, save=False, exit_code=EXIT_DONE)
 
     def done(self, outcome: str) -> None:
         """Nothing follows."""

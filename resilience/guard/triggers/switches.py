@@ -2,69 +2,223 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 
-from resilience.guard.decision import SAVED, Request
+from resilience.guard.decision import FAILED, Request
+from resilience.guard.small_files import read_regular
+from resilience.guard.switch_folder import called
 from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
-    from resilience.guard.recorder import Recorder
-    from resilience.guard.settings import GuardSettings
+    from collections.abc import Callable
+
+    from resilience.guard.switch_folder import FoundSwitch, SwitchFolder
+    from resilience.model.switch import Switch
+
+PAUSE_S = 60.0
+MOST_PAUSE_S = 3600.0
+"""A save that failed is tried again after a minute, then two, four, and so on up to this."""
+STALE_S = 5.0
+"""A stop file older than the attempt by this much is of an earlier start: both times are of the batch shell's clock."""
 
 
 class _SwitchFile:
-    name = ""
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder) -> None:
-        self._place = place
-        self._settings = settings
-        self._recorder = recorder
-        self._path = os.path.join(place.run_dir, layout.SWITCHES, self._file())
+    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._recorder = folder.recorder
+        self._now = now
+        self._is_first_look = True
 
-    def _file(self) -> str:
-        return self.name
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows."""
+    def _note(self, found: FoundSwitch) -> None:
+        """Write down in the journal who has thrown it, when, and why."""
+        switch = found.switch
+        self._recorder.event(
+            "switch",
+            kind=switch.kind,
+            who=switch.who,
+            when=switch.when,
+            why=switch.why,
+            scope=switch.scope.value,
+            label=switch.label,
+        )
 
 
 class KillSwitch(_SwitchFile):
-    """`switches/kill`: save and stop."""
+    """`switches/kill`: save and stop, and let no job of the run train while it lies there."""
 
     name = layout.KILL_SWITCH
 
+    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
+        super().__init__(folder, now=now)
+        self._asked: tuple[int, int, int] | None = None
+
     def poll(self) -> Request | None:
-        """Look whether it is thrown."""
-        return Request(self.name, "the kill switch is thrown") if os.path.isfile(self._path) else None
+        """Look whether it is thrown. One that lay there before the job is named with its age, and how to clear it."""
+        found = self._folder.look(self.name)
+        is_first_look, self._is_first_look = self._is_first_look, False
+        if found is None or found.identity == self._asked:
+            return None
+        self._asked = found.identity
+        self._note(found)
+        if is_first_look:
+            run = self._folder.run
+            ago = describe_age(self._now() - found.switch.when)
+            self._recorder.warn(
+                f"the kill switch of run {run} was thrown{ago} by {found.switch.who}, before this training started; "
+                f"no job of the run trains while it lies there. To let it go on: resil clear {run}"
+            )
+        return Request(self.name, describe(found.switch))
+
+    def done(self, outcome: str) -> None:
+        """Nothing follows: it stays, and people take it back."""
 
 
 class SaveSwitch(_SwitchFile):
-    """`switches/save`: save and go on."""
+    """`switches/save`: save and go on. Removed when that has succeeded.
+
+    A failed save leaves it armed, to be tried again after a growing pause; whoever throws it anew is obeyed at once.
+    One that cannot be removed is obeyed once.
+    """
 
     name = layout.SAVE_SWITCH
 
+    def __init__(
+        self,
+        folder: SwitchFolder,
+        *,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        super().__init__(folder, now=now)
+        self._monotonic = monotonic
+        self._first_pause_s = pause_s
+        self._pause_s = pause_s
+        self._obeying: FoundSwitch | None = None
+        self._spent: tuple[int, int, int] | None = None  # obeyed, and could not be removed
+        self._failed: tuple[int, int, int] | None = None  # its save failed
+        self._not_before = 0.0
+
     def poll(self) -> Request | None:
-        """Look whether it is thrown."""
-        return Request(self.name, "the save switch is thrown", stop=False) if os.path.isfile(self._path) else None
+        """Look whether it is thrown, and not obeyed yet."""
+        found = self._folder.look(self.name)
+        if found is None:
+            return None
+        if found.identity == self._spent:
+            if self._monotonic() >= self._not_before:
+                self._remove(found)
+            return None
+        if found.identity == self._failed:
+            if self._monotonic() < self._not_before:
+                return None
+        else:
+            self._pause_s = self._first_pause_s
+            self._note(found)
+        self._obeying = found
+        return Request(self.name, describe(found.switch), stop=False, label=found.switch.label)
 
     def done(self, outcome: str) -> None:
-        """Remove it once the save succeeded."""
-        if outcome == SAVED:
-            os.unlink(self._path)
+        """Remove it, unless the save failed, or it is another one by now."""
+        found, self._obeying = self._obeying, None
+        if found is None:
+            return
+        if outcome == FAILED:
+            self._failed = found.identity
+            self._recorder.warn(
+                f"the save failed that the save switch of {found.switch.who} asks for: the switch stays, and is tried "
+                f"again in {self._pause_s:g} s. To give it up: resil clear {self._folder.run}"
+            )
+            self._wait()
+            return
+        self._pause_s = self._first_pause_s
+        self._remove(found)
+
+    def _remove(self, found: FoundSwitch) -> None:
+        """Take a switch away that was obeyed; where that cannot be, remember it, say so once, and try again later."""
+        try:
+            self._folder.remove(found)
+        except OSError as error:
+            if found.identity != self._spent:
+                self._spent = found.identity
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                self._recorder.warn(
+                    f"the save switch {found.path} of {found.switch.who} cannot be removed: {reason}. It has been "
+                    "obeyed, and is passed over until it is thrown anew"
+                )
+            self._wait()
+
+    def _wait(self) -> None:
+        self._not_before = self._monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
 
 
 class StopFile(_SwitchFile):
-    """`switches/stop.<jobid>`: the batch shell says that the time is nearly over."""
+    """`switches/stop.<jobid>`: the batch shell says that the time is nearly over.
+
+    The batch shell removes what an earlier start of its job has left (a requeue keeps the id). Where it could not, the
+    file is told by its time.
+    """
 
     name = "stop"
 
-    def _file(self) -> str:
-        return layout.STOP_PREFIX + self._place.job_id
+    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
+        super().__init__(folder, now=now)
+        self._file = layout.STOP_PREFIX + folder.place.job_id
+        self._asked: tuple[int, int, int] | None = None
 
     def poll(self) -> Request | None:
         """Look whether it is there."""
-        return Request(self.name, "the time is nearly over") if os.path.isfile(self._path) else None
+        found = self._folder.look(self._file, ours_too=True)
+        if found is None or found.identity == self._asked:
+            return None
+        self._asked = found.identity
+        began = self._attempt_began()
+        if began is not None and found.switch.when < began - STALE_S:
+            self._recorder.warn(f"the stop file {found.path} is of an earlier start of this job: it is passed over")
+            return None
+        self._note(found)
+        return Request(self.name, found.switch.why.rstrip(". ") or describe(found.switch))
+
+    def done(self, outcome: str) -> None:
+        """Nothing follows: the batch shell removes it when the job starts again."""
+
+    def _attempt_began(self) -> float | None:
+        """When this attempt began, in seconds since the epoch, by the batch shell's clock; None when nothing tells."""
+        place = self._folder.place
+        if not place.attempt:
+            return None
+        from resilience.model.switch import parse_fields
+
+        try:
+            found = read_regular(os.path.join(place.run_dir, layout.ATTEMPTS, layout.attempt_file(place.attempt)))
+            return None if found is None else float(parse_fields(found[0]).get("start", ""))
+        except (OSError, ValueError):
+            return None
+
+
+def describe(switch: Switch) -> str:
+    """The switch as a sentence: `the kill switch was thrown by bob at 2026-11-20 10:57: loss is NaN`."""
+    sentence = f"the {called(switch.kind)} was thrown by {switch.who}"
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a file can bear any time
+        sentence += time.strftime(" at %Y-%m-%d %H:%M", time.localtime(switch.when))
+    if switch.scope.value == "all":
+        sentence += " for all jobs of the run"
+    if switch.label:
+        sentence += f" as {switch.label}"
+    why = switch.why.rstrip(". ")
+    return f"{sentence}: {why}" if why else sentence
+
+
+def describe_age(seconds: float) -> str:
+    """Given an age, return ` 3 days ago`; nothing when it lies in the future, because clocks differ."""
+    for unit_s, unit in ((86400, "day"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= unit_s:
+            count = int(seconds // unit_s)
+            return f" {count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
+    return ""

@@ -1,0 +1,230 @@
+"""The folder of the switch files, looked at by rank 0: nothing in it fools or blocks the guard, and it may go away."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+
+from resilience.guard.small_files import kind_of, open_folder, read_regular, remove_same
+from resilience.model import layout
+from resilience.model.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from resilience.guard.place import Place
+    from resilience.guard.recorder import Recorder
+    from resilience.guard.settings import GuardSettings
+
+    Identity = tuple[int, int, int]
+
+NAME_S = 2.0
+"""How long the system may take to tell somebody's name: a directory service that is down must not hold a switch up."""
+QUIET_S = 600.0
+"""The same trouble is told again when there was none for so long."""
+
+
+class FoundSwitch:
+    """A switch that is to be obeyed.
+
+    Attributes:
+        switch: who, when, why, scope, label.
+        identity: inode, mtime and ctime of the file: another one there is another wish.
+        path: where it lies.
+    """
+
+    __slots__ = ("identity", "path", "switch")
+
+    def __init__(self, switch: Switch, identity: Identity, path: str) -> None:
+        self.switch = switch
+        self.identity = identity
+        self.path = path
+
+
+class SwitchFolder:
+    """Looks for switches. What may not be obeyed, and a folder that cannot be looked at, is named once.
+
+    Attributes:
+        path: the folder.
+        run: name of the run.
+        place: of this process.
+        recorder: hears what is odd.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = os.path.join(place.run_dir, layout.SWITCHES)
+        self.run = place.run or os.path.basename(place.run_dir.rstrip("/"))
+        self.place = place
+        self.recorder = recorder
+        self._owners = settings.switch_owners
+        self._monotonic = monotonic
+        self._refused: dict[str, tuple[Identity, str]] = {}
+        self._troubled: set[str] = set()
+        self._told: set[str] = set()
+        self._last_trouble = 0.0
+
+    def look(self, kind: str, *, ours_too: bool = False) -> FoundSwitch | None:
+        """The switch of this kind, if one lies there and is to be obeyed. Never raises for what a file system does.
+
+        With `ours_too`, a file of this process's own user is obeyed whatever the policy.
+        """
+        try:
+            folder = open_folder(self.path)
+            try:
+                found = self._find(kind, folder, ours_too)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            self._cannot_look(kind, error)
+            return None
+        self._can_look(kind)
+        return found
+
+    def remove(self, found: FoundSwitch) -> bool:
+        """Remove a switch that was obeyed; False if it is gone, or another lies there now. Raise OSError."""
+        inode, mtime_ns, _ = found.identity
+        folder = open_folder(self.path)
+        try:
+            return remove_same(found.switch.kind, inode, mtime_ns, folder=folder)
+        finally:
+            os.close(folder)
+
+    def _find(self, kind: str, folder: int, ours_too: bool) -> FoundSwitch | None:
+        try:
+            info = os.stat(kind, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self._refused.pop(kind, None)
+            return None
+        odd = kind_of(info)
+        if odd:  # not even opened: that may wake a writer, or rewind a tape
+            self._refuse(kind, info, f"it is {odd}, not a regular file")
+            return None
+        content = b""
+        try:
+            read = read_regular(kind, folder=folder)
+            if read is None:
+                return None
+            content, info = read
+        except PermissionError:
+            pass  # a colleague's umask closed the file to us. That it lies there is the wish
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EINVAL):
+                return None  # no regular file any more; the next look names it
+            raise
+        who = _name_of_user(info.st_uid)
+        refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, folder)
+        try:
+            switch = parse_switch(kind, content, who=who, written=info.st_mtime, run=self.run, refusal=refusal)
+        except Exception as error:  # the Python installation is gone: a wish is a wish without its reason, too
+            self.recorder.warn(f"cannot read what stands in the {kind} switch: {error!r}", key="switch content")
+            switch = Switch(kind, who, info.st_mtime, honoured=not refusal, refusal=refusal)
+        if not switch.honoured:
+            self._refuse(kind, info, switch.refusal)
+            return None
+        self._refused.pop(kind, None)
+        return FoundSwitch(switch, _identity(info), os.path.join(self.path, kind))
+
+    def _refusal(self, info: os.stat_result, who: str, folder: int) -> str:
+        """Why the owner of this file may not steer the run; empty when he may."""
+        run = os.stat(self.place.run_dir)
+        policy = self._policy(folder)
+        if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
+            return ""
+        return refuse_owner(policy, who, _name_of_group(info.st_gid))
+
+    def _policy(self, folder: int) -> OwnerPolicy:
+        """Whose switches are obeyed: as set, else as the run was submitted, so that its batch shell and its training
+        obey the same people; else what the folder's own permissions allow."""
+        if self._owners:
+            return OwnerPolicy(self._owners)
+        try:
+            read = read_regular(os.path.join(self.place.run_dir, layout.RUN_FILE))
+            if read is not None:
+                import tomllib
+
+                recorded = tomllib.loads(read[0].decode()).get("run")
+                if isinstance(recorded, dict):
+                    return OwnerPolicy(
+                        recorded.get("switch_owners")
+                        or (OwnerPolicy.GROUP if recorded.get("group") else OwnerPolicy.OWNER)
+                    )
+        except (OSError, ValueError, RecursionError, ImportError):
+            pass
+        return policy_of_mode(os.fstat(folder).st_mode)
+
+    # ---- what is told, once ------------------------------------------------------------------------------------
+
+    def _refuse(self, kind: str, info: os.stat_result, refusal: str) -> None:
+        told = (_identity(info), refusal)
+        if self._refused.get(kind) != told:
+            self._refused[kind] = told
+            self.recorder.warn(f"the {called(kind)} {os.path.join(self.path, kind)} is not obeyed: {refusal}")
+
+    def _cannot_look(self, kind: str, error: OSError) -> None:
+        self._troubled.add(kind)
+        self._last_trouble = self._monotonic()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if reason in self._told:
+            return
+        self._told.add(reason)
+        self.recorder.warn(
+            f"cannot look for switches in {self.path}: {reason}. The training goes on; kill, save and stop files do "
+            "not reach it until that is mended"
+        )
+
+    def _can_look(self, kind: str) -> None:
+        if not self._told:
+            return
+        if kind in self._troubled:
+            self._troubled.discard(kind)
+            if not self._troubled:
+                self.recorder.event("switches_back", path=self.path)
+        elif not self._troubled and self._monotonic() - self._last_trouble > QUIET_S:
+            self._told.clear()
+
+
+def _identity(info: os.stat_result) -> Identity:
+    return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
+
+
+def called(kind: str) -> str:
+    """What a switch file is called: `kill switch`, `stop file`."""
+    return "stop file" if kind.startswith(layout.STOP_PREFIX) else f"{kind} switch"
+
+
+def _name_of_user(uid: int) -> str:
+    import pwd
+
+    return _in_time(lambda: pwd.getpwuid(uid).pw_name, str(uid))
+
+
+def _name_of_group(gid: int) -> str:
+    import grp
+
+    return _in_time(lambda: grp.getgrgid(gid).gr_name, str(gid))
+
+
+def _in_time(ask: Callable[[], str], otherwise: str) -> str:
+    """What `ask` returns within NAME_S, else the number: names come from servers, which may be down."""
+    answer: list[str] = []
+
+    def run() -> None:
+        try:
+            answer.append(ask())
+        except (KeyError, OSError):
+            return
+
+    asking = threading.Thread(target=run, name="resil-name", daemon=True)
+    asking.start()
+    asking.join(NAME_S)
+    return answer[0] if answer else otherwise
