@@ -1,30 +1,259 @@
-"""The loss: not a number, infinite, or far from what it was."""
+"""The loss: not a number, infinite, or far above what it was.
+
+Spikes are judged by the median and the median absolute deviation (MAD) of a window of recent losses, because a few
+wild values move neither, while they carry mean and standard deviation away (F. R. Hampel, J. Am. Stat. Assoc. 69, 383,
+1974; C. Leys et al., J. Exp. Soc. Psychol. 49, 764, 2013). A loss is high when it is above
+
+    median + loss_spike_mads x max(MAD, 0.001 x |median|, 1e-6)
+
+and `loss_spike_in_a_row` high ones are a spike. The default of 10 MADs is 6.7 standard deviations of Gaussian noise
+(MAD = 0.6745 sigma): early training is noisy, and an alarm that cries too often is switched off. The floor is for
+windows that hold one value mostly: their MAD is zero. Only high losses count; a loss that falls is no fault.
+
+High losses are kept out of the window as long as they last. Once they are over they are put in: more than half of the
+window must be high before that is normal. When they last for a whole window, the loss has a new level: the window is
+filled with them, people are told, and what comes is judged by that.
+
+The threshold is computed anew every quarter of a window, so that a step costs a comparison: the window is sorted then.
+"""
 
 from __future__ import annotations
+
+import collections
+import math
+
+from resilience.guard.decision import EXIT_ERROR, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from resilience.guard.decision import Request
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
+LEAST_MAD_SHARE = 1e-3
+LEAST_MAD = 1e-6
+LEAST_VALUES = 8
+"""No spike is judged by fewer values."""
+MOST_WARNINGS = 10
+"""After so many episodes people have understood; the journal has them all."""
+NONFINITE_LABEL = "nonfinite-loss"
+"""Name of a checkpoint that is saved because the loss is NaN: nobody should take it for a good one."""
+
 
 class Loss:
-    """Looks at each loss that the training gives; the training thread calls `look`."""
+    """Looks at each loss that the training gives. `look` is called by the training thread, in every step."""
 
     name = "loss"
 
     def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder) -> None:
         self._settings = settings
         self._recorder = recorder
+        self._where = f"rank {place.rank}: " if place.world > 1 else ""
+        self._is_off = settings.loss_nonfinite == "off" and settings.loss_spike == "off"
+        self._watches_spikes = settings.loss_spike != "off"
+        size = settings.loss_window
+        self._values: collections.deque[float] = collections.deque(maxlen=size)
+        self._every = max(LEAST_VALUES, size // 4)
+        self._until_judged = self._every
+        self._limit = math.inf  # what is not below this is odd; infinite until the window tells enough
+        self._median = self._mad = 0.0
+        self._high: list[float] = []  # the high ones in a row up to now, kept out of the window
+        self._nonfinite = 0  # so many in a row up to now
+        self._has_told_spike = self._has_told_nonfinite = False  # in this row
+        self._episodes = {"spike": 0, "nonfinite": 0}
+        self._pending: set[str] = set()  # the kinds of requests that are on their way
+        self._has_warned_of_type = False
 
     def look(self, loss: Any, step: int) -> Request | None:
-        """Judge one loss."""
-        return None
+        """Judge one loss. Cheap as long as all is well: a comparison, and the window is sorted now and then."""
+        if type(loss) is not float:
+            number = None if self._is_off else self._number(loss)
+            if number is None:
+                return None
+            loss = number
+        if -math.inf < loss < self._limit:
+            if self._high or self._nonfinite:
+                self._calm_down(step)
+            self._values.append(loss)
+            self._until_judged -= 1
+            if not self._until_judged:
+                self._judge()
+            return None
+        if self._is_off:
+            return None
+        return self._odd(loss, step)
 
     def hear(self, triggers: Iterable[str], outcome: str) -> None:
-        """A decision was obeyed that these triggers asked for."""
+        """A decision was obeyed that these triggers asked for. If the loss was among them it may ask again."""
+        if self.name in triggers:
+            self._pending.clear()
+
+    # ---- what is wrong with it ----------------------------------------------------------------------------------
+
+    def _odd(self, loss: float, step: int) -> Request | None:
+        if math.isfinite(loss):
+            if self._nonfinite:
+                self._end_nonfinite(step)
+            return self._high_loss(loss, step)
+        settings = self._settings
+        if settings.loss_nonfinite == "off":
+            return None
+        self._nonfinite += 1
+        if self._nonfinite < settings.loss_nonfinite_in_a_row or self._has_told_nonfinite:
+            return None
+        self._has_told_nonfinite = True
+        row = f" for {self._nonfinite} steps in a row" if self._nonfinite > 1 else ""
+        why = f"{self._where}the loss is {_word(loss)}{row}, at step {step}"
+        self._recorder.event("loss_nonfinite", step=step, loss=_word(loss), in_a_row=self._nonfinite)
+        return self._ask_for(settings.loss_nonfinite, why, "nonfinite")
+
+    def _high_loss(self, loss: float, step: int) -> Request | None:
+        settings = self._settings
+        high = self._high
+        high.append(loss)
+        if len(high) >= settings.loss_window:
+            self._accept_level(step)
+            return None
+        if len(high) < settings.loss_spike_in_a_row or self._has_told_spike:
+            return None
+        self._has_told_spike = True
+        self._recorder.event(
+            "loss_spike", step=step, loss=loss, in_a_row=len(high), median=self._median, mad=self._mad,
+            threshold=self._limit,
+        )  # fmt: skip
+        row = f" for {len(high)} steps in a row" if len(high) > 1 else ""
+        why = (
+            f"{self._where}the loss is above {self._limit:.4g}{row}, {loss:.4g} at step {step}: the median of the last "
+            f"{len(self._values)} is {self._median:.4g}, the median deviation {self._mad:.2g}"
+        )
+        return self._ask_for(settings.loss_spike, why, "spike")
+
+    def _ask_for(self, what: str, why: str, kind: str) -> Request | None:
+        """Turn a setting into a request, and tell people where no decision will."""
+        self._episodes[kind] += 1
+        if what == "report" or kind in self._pending:
+            if self._episodes[kind] <= MOST_WARNINGS:
+                last = "; further ones are in the journal only" if self._episodes[kind] == MOST_WARNINGS else ""
+                self._recorder.warn(why + last)
+            return None
+        self._pending.add(kind)
+        if what == "stop":
+            return Request(self.name, why, save=False, discard=True, exit_code=EXIT_ERROR)
+        label = NONFINITE_LABEL if kind == "nonfinite" else ""
+        if what == "save_and_stop":
+            return Request(self.name, why, label=label, exit_code=EXIT_ERROR)
+        return Request(self.name, why, stop=False, label=label)
+
+    # ---- what is normal -----------------------------------------------------------------------------------------
+
+    def _calm_down(self, step: int) -> None:
+        """The loss is as it was. The high ones go into the window now: one in two must be high to move the median."""
+        if self._nonfinite:
+            self._end_nonfinite(step)
+        if self._has_told_spike:
+            self._recorder.event("loss_normal", step=step, after=len(self._high))
+        self._values.extend(self._high)
+        self._high.clear()
+        self._has_told_spike = False
+
+    def _end_nonfinite(self, step: int) -> None:
+        if self._has_told_nonfinite:
+            self._recorder.event("loss_finite", step=step, after=self._nonfinite)
+        self._nonfinite = 0
+        self._has_told_nonfinite = False
+
+    def _accept_level(self, step: int) -> None:
+        """It has been high for a whole window: that is how it is now."""
+        before = self._median
+        self._values.extend(self._high)
+        self._high.clear()
+        self._has_told_spike = False
+        self._judge()
+        text = (
+            f"the loss stays at {self._median:.4g} (before: {before:.4g}): that is taken as normal from step {step} on"
+        )
+        self._recorder.event("loss_level", step=step, median=self._median, before=before)
+        if self._episodes["spike"] <= MOST_WARNINGS:
+            self._recorder.say(self._where + text)
+
+    def _judge(self) -> None:
+        """Compute the threshold from the window."""
+        self._until_judged = self._every
+        if not self._watches_spikes or len(self._values) < LEAST_VALUES:
+            return
+        self._median, self._mad, self._limit = threshold(self._values, self._settings.loss_spike_mads)
+
+    # ---- what was given -----------------------------------------------------------------------------------------
+
+    def _number(self, loss: Any) -> float | None:
+        """The number that was given, or None with one warning. What is on a device is not read: that would wait."""
+        try:
+            if isinstance(loss, int | float):
+                return float(loss)
+            if is_on_device(loss):
+                self._warn_of_type(
+                    "a tensor that is not in the CPU's memory. It is not read, because that would wait for the device "
+                    "in every step"
+                )
+                return None
+            value = loss.item()
+            if isinstance(value, int | float):
+                return float(value)
+        except OverflowError:  # an integer beyond every float
+            return math.inf
+        except Exception:  # a stranger's class, a tensor of many values, one without memory
+            value = None
+        self._warn_of_type(f"{_kind(loss)}, which is not a number")
+        return None
+
+    def _warn_of_type(self, what: str) -> None:
+        if not self._has_warned_of_type:
+            self._has_warned_of_type = True
+            self._recorder.warn(
+                f"{self._where}step(loss=...) got {what}. The loss is not watched. Pass a float: for instance "
+                "loss.item() in the steps in which you log it, and None in the others"
+            )
+
+
+def threshold(values: Iterable[float], mads: float) -> tuple[float, float, float]:
+    """Given losses, return their median, their median absolute deviation, and the loss above which one is high. Pure.
+
+    The median of an even number of values is the upper of the two in the middle. Huge losses do not overflow into an
+    error: the threshold is infinite then.
+    """
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    median = ordered[middle]
+    mad = sorted([abs(value - median) for value in ordered])[middle]
+    return median, mad, median + mads * max(mad, LEAST_MAD_SHARE * abs(median), LEAST_MAD)
+
+
+def is_on_device(loss: Any) -> bool:
+    """Whether reading this value would wait for a device or another rank, or that cannot be told. Reads nothing. Pure.
+
+    torch tells `device.type`, JAX `device.platform`, numpy 2 the word cpu, TensorFlow a path that ends in CPU:0. A
+    DTensor has a `device_mesh`: its parts lie on other ranks.
+    """
+    if getattr(loss, "is_cuda", False) is True or getattr(loss, "device_mesh", None) is not None:
+        return True
+    device = getattr(loss, "device", None)
+    if device is None:
+        return False
+    kind = getattr(device, "type", None) or getattr(device, "platform", None) or device
+    return not (isinstance(kind, str) and (kind == "cpu" or kind.endswith("device:CPU:0")))
+
+
+def _word(loss: float) -> str:
+    return "NaN" if math.isnan(loss) else "infinite" if loss > 0 else "minus infinite"
+
+
+def _kind(loss: Any) -> str:
+    """What it is, for people: its type, and its shape if it has one."""
+    try:
+        shape = getattr(loss, "shape", None)
+        return f"a {type(loss).__name__} of shape {tuple(shape)}" if shape else f"a {type(loss).__name__}"
+    except Exception:
+        return f"a {type(loss).__name__}"

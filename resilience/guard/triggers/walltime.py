@@ -1,28 +1,275 @@
-"""Walltime."""
+"""The job's time limit: stop while there is still time for a step and a save, both as long as they were measured.
+
+    time left < safety x (slowest recent step + slowest recent save) + margin
+
+The safety of 1.5 covers a step or a save that is half as slow again as any recent one; the margin of 10 s covers the
+agreement of the ranks, the sampling (a second or two), and SLURM's own tick, which is coarser but only ever late. Every
+term is measured (`pace.py`), except for a save before the first one (`first_save_s`).
+
+The end is the limit itself. OverTimeLimit (slurm.conf) lets jobs overrun it by minutes; that is not counted on. Without
+a limit, or where nobody knows one, nothing is asked for.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import time
+from dataclasses import dataclass
+
+from resilience.guard.decision import Request
+from resilience.guard.end_time import DEADLINE_S, GRACE_S, NO_LIMIT, EndTime, find_end_time
+from resilience.quantities import format_duration
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.decision import Request
+    from collections.abc import Callable, Mapping
+
     from resilience.guard.pace import Pace
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
+GO_ON, ASK, STOP = "go on", "ask", "stop"
+
+ASK_EARLY_S = 30.0
+"""So long before the last moment the scheduler is asked once more: its answer may take up to 22 s."""
+FRESH_S = 30.0
+"""An answer of the scheduler is acted upon for so long; an older one is asked again first."""
+PATIENCE_S = 5.0
+"""How long an answer is waited for when there is not even time for one step and one save any more."""
+CLOCK_STEP_S = 5.0
+"""The wall clock was set when it leaves the steady one by more than this between two looks."""
+CLOCK_HOLD_S = 30.0
+"""How long a clock that was set is not believed: until the scheduler was asked, or the clock is set back."""
+GUESS_WARNING_S = 600.0
+"""So long before the last moment people hear that the length of a save is a guess."""
+LEAD_LIMIT_S = 65535
+"""sbatch(1), --signal: sig_time must be between 0 and 65535."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do about the time left.
+
+    Attributes:
+        action: GO_ON, ASK (the scheduler, before anything is done), or STOP.
+        need_s: how much time must be left.
+        why: a sentence for people; empty when there is no reason to stop.
+    """
+
+    action: str
+    need_s: float = 0.0
+    why: str = ""
+
+
+def decide(
+    left_s: float | None,
+    step_s: float | None,
+    save_s: float | None,
+    *,
+    safety: float,
+    margin_s: float,
+    first_save_s: float,
+    is_fresh: bool = True,
+    asking_s: float = 0.0,
+) -> Verdict:
+    """Say whether the training must stop for its time limit, and why. Pure. All times in seconds.
+
+    Args:
+        left_s: the time left; None when nobody knows, infinite without a limit.
+        step_s: the slowest recent step; None before the first one: then only a save has to fit, because the start-up
+            does not come again and may well be followed by hours of short steps.
+        save_s: the slowest recent save; None before the first one: then `first_save_s` stands for it.
+        is_fresh: whether the end was confirmed just now, or there is nobody to confirm it.
+        asking_s: for how long the present question has waited for its answer.
+    """
+    save = first_save_s if save_s is None else save_s
+    bare = save + (step_s or 0.0)
+    need = safety * bare + margin_s
+    if left_s is None or left_s >= need + ASK_EARLY_S:
+        return Verdict(GO_ON, need)
+    patience = PATIENCE_S if left_s < bare else DEADLINE_S + GRACE_S
+    if not is_fresh and asking_s < patience:
+        return Verdict(ASK, need)
+    if left_s >= need:
+        return Verdict(GO_ON, need)
+    when = f"is in {format_duration(left_s)}" if left_s >= 1 else f"was {format_duration(round(-left_s))} ago"
+    step = "no step is done yet" if step_s is None else f"a step takes up to {_about(step_s)}"
+    saving = f"a save {_about(save)}"
+    if save_s is None:
+        saving = f"a save is taken to last {_about(save)} because none was measured yet (first_save_s)"
+    needed = f"{safety:g} times that and {format_duration(margin_s)} more are {format_duration(round(need))}"
+    return Verdict(STOP, need, f"the job's time limit {when}: {step}, {saving}; {needed}")
+
 
 class Walltime:
-    """Watches it."""
+    """Asks for a save and a stop in time before the job's end. Asked about every second; never blocks."""
 
     name = "walltime"
     ranks = "first"
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        pace: Pace,
+        *,
+        environ: Mapping[str, str] | None = None,
+        end_time: EndTime | None = None,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
+    ) -> None:
+        environ = os.environ if environ is None else environ
         self._settings = settings
+        self._recorder = recorder
+        self._pace = pace
+        self._lead_s = place.lead_s
+        self._end = end_time or find_end_time(place, environ, settings.walltime_ask_s)
+        self._told_end = self._end.end
+        self._asking_since: float | None = None
+        self._clock = JobClock(wall, steady or steady_clock)
+        self._asked_for: float | None = None
+        self._obeyed_for: float | None = None
 
     def poll(self) -> Request | None:
-        """Look."""
-        return None
+        """Look at the clock, and ask for a stop if it is time."""
+        now, time_now = self._clock.look()
+        self._end.refresh(now)
+        self._tell_change(time_now)
+        end = self._end.end
+        if self._clock.was_set:
+            self._recorder.warn(
+                f"the clock of this node was set by {self._clock.was_set:+.0f} s; the end of the job is judged anew"
+            )
+            self._end.ask(now)
+        if end is None or end == NO_LIMIT:
+            return None
+        left_s, step_s, save_s = end - time_now, self._pace.slowest_step_s, self._pace.slowest_save_s
+        verdict = self._decide(now, left_s, step_s, save_s)
+        self._warn(left_s, step_s, save_s, verdict)
+        if verdict.action == ASK:
+            self._end.ask(now)
+        if verdict.action != STOP or (self._obeyed_for is not None and end <= self._obeyed_for):
+            return None
+        self._asked_for = end
+        return Request(self.name, verdict.why)
 
     def done(self, outcome: str) -> None:
-        """Nothing follows."""
+        """The stop was obeyed: there is nothing more to ask for, unless the limit is extended."""
+        self._obeyed_for = self._asked_for
+
+    def _decide(self, now: float, left_s: float, step_s: float | None, save_s: float | None) -> Verdict:
+        settings, checked_at = self._settings, self._end.checked_at
+        is_fresh = not self._end.can_ask or (checked_at is not None and now - checked_at <= FRESH_S)
+        verdict = decide(
+            left_s,
+            step_s,
+            save_s,
+            safety=settings.walltime_safety,
+            margin_s=settings.walltime_margin_s,
+            first_save_s=settings.first_save_s,
+            is_fresh=is_fresh,
+            asking_s=0.0 if self._asking_since is None else now - self._asking_since,
+        )
+        if verdict.action != ASK:
+            self._asking_since = None
+        elif self._asking_since is None:
+            self._asking_since = now
+        return verdict
+
+    def _tell_change(self, time_now: float) -> None:
+        before, end = self._told_end, self._end.end
+        if end is None or end == before or (before is not None and abs(end - before) < 2.0):
+            return
+        self._told_end = end
+        self._recorder.event("end_time", end=None if end == NO_LIMIT else round(end, 3))
+        if end == NO_LIMIT:
+            if before is not None:
+                self._recorder.say("the job has no time limit any more")
+        elif before is not None:
+            shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(end))
+            was = "it had none" if before == NO_LIMIT else f"{format_duration(round(abs(end - before)))} "
+            if before != NO_LIMIT:
+                was += "later" if end > before else "earlier"
+            left = format_duration(max(0, round(end - time_now)))
+            self._recorder.say(f"the job's time limit was changed: it ends at {shown}, in {left} ({was})")
+
+    def _warn(self, left_s: float, step_s: float | None, save_s: float | None, verdict: Verdict) -> None:
+        if save_s is None:
+            if left_s < verdict.need_s + GUESS_WARNING_S and self._settings.first_save_s:
+                self._recorder.warn(
+                    f"no save was measured yet, and the job ends in {format_duration(max(0, round(left_s)))}: one is "
+                    f"taken to last {_about(self._settings.first_save_s)} (first_save_s in [guard])",
+                    key="first_save",
+                )
+        elif step_s is not None:
+            self._warn_of_lead(step_s, save_s)
+
+    def _warn_of_lead(self, step_s: float, save_s: float) -> None:
+        wanted = self._settings.walltime_safety * (step_s + save_s)
+        if not 0 < self._lead_s < wanted:
+            return
+        self._recorder.warn(
+            f"the signal comes {self._lead_s:g} s before the end, but a step takes up to {_about(step_s)} and a save "
+            f"{_about(save_s)}, {self._settings.walltime_safety:g} times that are {format_duration(round(wanted))}: "
+            f"set signal_lead_s = {lead_for(wanted)} in [submit] of resil.toml. Until then the guard's clock alone is "
+            "in time",
+            key="lead",
+        )
+
+
+def lead_for(wanted_s: float) -> int:
+    """Given how much time must be left, return a lead for --signal: a quarter more, in whole minutes, or five of them.
+
+    For instance, 615 s give 900. Never more than sbatch takes.
+    """
+    rough = wanted_s * 1.25
+    grain = 60 if rough <= 300 else 300
+    return min(math.ceil(rough / grain) * grain, LEAD_LIMIT_S)
+
+
+class JobClock:
+    """The time of day, except that a clock that was set is not believed at once.
+
+    A node's clock may be set (by hand, by NTP) by hours; the end of the job is told in the controller's time. For a
+    while the time is counted on from before, so that the scheduler can be asked again and a mistake be mended; then
+    the clock is believed, because most clocks are set to be right.
+
+    Attributes:
+        was_set: by how many seconds the clock was set since the last look; 0 nearly always.
+    """
+
+    def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._offset_s = wall() - steady()
+        self._set_at: float | None = None
+        self.was_set = 0.0
+
+    def look(self) -> tuple[float, float]:
+        """Return the steady time, and the time of day to go by, both in seconds."""
+        now = self._steady()
+        offset = self._wall() - now
+        step = offset - self._offset_s
+        self.was_set = 0.0
+        if abs(step) <= CLOCK_STEP_S:
+            self._offset_s, self._set_at = offset, None
+        elif self._set_at is None:
+            self._set_at, self.was_set = now, step
+        elif now - self._set_at >= CLOCK_HOLD_S:
+            self._offset_s, self._set_at = offset, None
+        return now, now + self._offset_s
+
+
+def steady_clock() -> float:
+    """Seconds that nobody can set, the time in which the machine slept included (CLOCK_BOOTTIME, clock_gettime(2))."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def _about(seconds: float) -> str:
+    """A measured time for people: no false precision."""
+    return format_duration(round(seconds, 1) if seconds < 10 else round(seconds))
