@@ -123,7 +123,7 @@ _RANGES = {
     "loss_nonfinite_in_a_row": (1, 10**6),
     "loss_spike_mads": (1.0, 10.0**6),
     "loss_spike_in_a_row": (1, 10**6),
-    "loss_window": (8, 10**5),
+    "loss_window": (20, 10**5),
     "round_s": (0.1, 3600.0),
     "agreement_timeout_s": (1.0, 7 * _DAY_S),
     "join_timeout_s": (0.0, _DAY_S),

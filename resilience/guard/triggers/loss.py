@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 LEAST_MAD_SHARE = 1e-3
 LEAST_MAD = 1e-6
-LEAST_VALUES = 8
-"""No spike is judged by fewer values."""
+LEAST_VALUES = 20
+"""No spike is judged by fewer values: the MAD of eight is often so small by chance that plain noise looks high."""
 MOST_WARNINGS = 10
 """After so many episodes people have understood; the journal has them all."""
 NONFINITE_LABEL = "nonfinite-loss"
