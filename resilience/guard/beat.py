@@ -1,13 +1,16 @@
 """The memory that each step stores into: where the training is, readable from another process without asking it.
 
 One anonymous file in memory (memfd_create(2)) per rank. It has no name, so nothing is left behind when the training is
-killed, and its pages outlive neither the training nor those who map it.
+killed, and its pages outlive neither the training nor those who map it. Sealed against shrinking: whoever has mapped it
+can never get a SIGBUS from it.
 
-Layout, little endian: word 0 steps, word 1 polls ever made, bytes 64 to 127 the phase, UTF-8, padded with NUL.
+Layout, native byte order: word 0 steps, word 1 polls ever made, bytes 64 to 127 the phase, UTF-8, padded with NUL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 
@@ -17,36 +20,75 @@ if TYPE_CHECKING:
 
 SIZE = 4096
 _PHASE = slice(64, 128)
+_LONGEST_PHASE = 63
 
 
 class BeatSlot:
     """One rank's memory.
 
     Attributes:
-        words: what the training thread stores into: unsigned 64 bit words.
-        descriptor: of the memory, to be handed to another process; -1 where there is no memfd_create.
+        words: what the training thread stores into: unsigned 64 bit words. Usable for ever, after `close` as well.
+        descriptor: of the memory, to be handed to another process; -1 where there is none.
     """
 
     def __init__(self) -> None:
         try:
-            self.descriptor = os.memfd_create("resil-beat", os.MFD_CLOEXEC)
-            os.ftruncate(self.descriptor, SIZE)
-            self._map = mmap.mmap(self.descriptor, SIZE)
-        except OSError:
+            self.descriptor = os.memfd_create("resil-beat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (OSError, AttributeError):
             self.descriptor = -1
             self._map = mmap.mmap(-1, SIZE)
+        else:
+            os.ftruncate(self.descriptor, SIZE)
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            self._map = mmap.mmap(self.descriptor, SIZE)
         self.words: Any = memoryview(self._map).cast("Q")
 
     def set_phase(self, phase: str) -> None:
         """Say what the training is doing: `train`, `eval`, `save`, `start` or a word of its own."""
-        raw = phase.encode("utf-8", "replace")[:63]
+        raw = phase.encode("utf-8", "replace")[:_LONGEST_PHASE].decode("utf-8", "ignore").encode()
         self._map[_PHASE] = raw.ljust(64, b"\0")
 
     def read(self) -> tuple[int, int, str]:
         """Return (steps, polls, phase)."""
         return self.words[0], self.words[1], read_phase(self._map)
 
+    def close(self) -> None:
+        """Give the descriptor back. The memory stays for who stores into it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def forget(self) -> None:
+        """In a forked child: store into memory of our own from now on, not into the parent's."""
+        self.close()
+        self._map = mmap.mmap(-1, SIZE)
+        self.words = memoryview(self._map).cast("Q")
+
 
 def read_phase(memory: mmap.mmap) -> str:
-    """The phase in a mapped slot."""
+    """The phase in a mapped slot. It may be half the old and half the new one for a moment; the next look is right."""
     return bytes(memory[_PHASE]).rstrip(b"\0").decode("utf-8", "replace")
+
+
+class Pulse:
+    """What is known of one rank's slot, and since when it stands still by this node's clock.
+
+    Attributes:
+        steps: steps done at the last look.
+        phase: what the rank does.
+        advanced: when a step, a poll or a change of phase was last seen, in seconds since the epoch. Only the looker's
+            clock is asked: the step itself never is.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.steps = 0
+        self.phase = ""
+        self.advanced = now
+        self._seen: tuple[int, int, str] | None = None
+
+    def look(self, seen: tuple[int, int, str], now: float) -> None:
+        """Take what the slot holds at time `now`."""
+        if seen != self._seen:
+            self._seen, self.advanced = seen, now
+            self.steps, _, self.phase = seen

@@ -1,25 +1,224 @@
-"""A decided exit happens: if the process does not end in time, all stacks are written and it is ended by force."""
+"""A decided exit happens: if the process does not end in time, all stacks are written and it is ended by force.
+
+Three bells, each for when the one before cannot ring:
+
+1. at the bound a thread writes the stacks of all threads to stderr and to `journal/<jobid>.<rank>.stacks`, and ends the
+   process with the decision's exit code;
+2. ten seconds later `faulthandler.dump_traceback_later` does it in C, with exit code 1: for a library that holds the
+   GIL, and for an interpreter that hangs while it is taken down;
+3. another twenty seconds later a timer of the kernel (timer_create(2)) sends SIGKILL: for a library that hangs in the
+   exit handlers of C, when the interpreter is gone.
+
+None of them keeps a process alive, and a fork inherits none. Python has one `dump_traceback_later` for the whole
+process: one that the training had set is replaced when a stop is decided, not before.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+from resilience.model import layout
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from resilience.guard.decision import Decision
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
+SAVES = 3.0
+"""A save may take so many times the slowest one so far before it counts as hung."""
+IN_C_AFTER_S = 10.0
+BY_KERNEL_AFTER_S = 30.0
+LAST_WORDS_S = 5.0
+"""How long the stacks and the journal may take: their file system may be what hangs."""
+BEFORE_END_S = 5.0
+"""So long before the job's end the stacks are written, without ending anything: the save may still succeed."""
+
 
 class ForcedExit:
-    """Armed by a decision to stop."""
+    """Armed by a decision to stop; rings when the process is still there at the bound."""
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        flush: Callable[[float], None] = lambda wait_s: None,
+    ) -> None:
         self._place = place
-        self._settings = settings
         self._recorder = recorder
+        self._flush = flush
+        self._bound_s = settings.exit_timeout_s
+        forced = settings.force_exit
+        self._is_on = self._bound_s > 0 and (forced == "on" or (forced == "auto" and is_job(place, os.environ)))
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._deadline = 0.0
+        self._wait_s = 0.0
+        self._what = ""
+        self._exit_code = 75
+        self._armed_by = 0
+        self._timer = KernelTimer()
 
     def arm(self, decision: Decision, slowest_save_s: float | None) -> None:
-        """A stop was given to the training."""
+        """A stop was given to the training: it has to save and to end within the bound.
 
-    def left(self, decision: Decision | None) -> None:
-        """The guard was closed."""
+        The bound is `exit_timeout_s`, or three times the slowest save if that is longer.
+        """
+        if self._is_on:
+            bound_s = max(self._bound_s, SAVES * (slowest_save_s or 0.0))
+            self._set(bound_s, decision.exit_code, f"the stop decided at step {decision.step}")
+
+    def left(self, decision: Decision | None, exit_code: int | None = None) -> None:
+        """The guard was closed after a decision to stop: what is left to do is to end, within the bound anew."""
+        if self._is_on and decision is not None and decision.stop:
+            code = decision.exit_code if exit_code is None else exit_code
+            self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")
+
+    def _set(self, bound_s: float, exit_code: int, what: str) -> None:
+        try:
+            with self._changed:
+                self._deadline = time.monotonic() + bound_s
+                self._wait_s, self._exit_code, self._what = bound_s, exit_code, what
+                self._changed.notify_all()
+            if self._armed_by != os.getpid():
+                self._armed_by = os.getpid()
+                threading.Thread(target=self._watch, name="resil-exit", daemon=True).start()
+            faulthandler.dump_traceback_later(bound_s + IN_C_AFTER_S, exit=True, file=_stderr_descriptor())
+            self._timer.set(bound_s + BY_KERNEL_AFTER_S)
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
+            self._recorder.warn(f"an exit that hangs will not be forced: {error!r}", key="forced exit")
+
+    # ---- in the thread ----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        end = self._place.end_time
+        shown = end is None or time.time() > end - BEFORE_END_S
+        while True:
+            with self._changed:
+                wait_s = self._deadline - time.monotonic()
+                end = self._place.end_time
+                shows_in_s = end - BEFORE_END_S - time.time() if end and not shown else wait_s
+                if min(wait_s, shows_in_s) > 0:
+                    self._changed.wait(min(wait_s, shows_in_s, 60.0))  # the end of the job may be moved
+                    continue
+            if wait_s <= 0:
+                self._force()
+            shown = True
+            self._tell(f"{self._what} has not happened, and the job ends in {BEFORE_END_S:g} s")
+
+    def _force(self) -> None:
+        self._tell(f"{self._what} has not happened in {self._wait_s:g} s: this process is ended by force")
+        os._exit(self._exit_code)
+
+    def _tell(self, text: str) -> None:
+        """Say where all threads are. In a thread of its own, left behind when what it writes to hangs."""
+
+        def tell() -> None:
+            self._recorder.event("forced_exit", text=text)
+            self._recorder.say(f"{text}. All stacks follow")
+            self._dump_to_stderr()
+            self._flush(LAST_WORDS_S / 2)
+            self._dump_to_file(text)
+
+        thread = threading.Thread(target=tell, name="resil-stacks", daemon=True)
+        with contextlib.suppress(RuntimeError):  # an interpreter that is ending starts no threads (3.12)
+            thread.start()
+            thread.join(LAST_WORDS_S)
+            return
+        self._dump_to_stderr()
+
+    def _dump_to_stderr(self) -> None:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            faulthandler.dump_traceback(_stderr_descriptor(), all_threads=True)
+
+    def _dump_to_file(self, text: str) -> None:
+        place = self._place
+        if not place.run_dir:
+            return
+        path = os.path.join(place.run_dir, layout.JOURNAL, f"{place.job_id}.{place.rank}.stacks")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                os.write(descriptor, f"{int(time.time())} {place.host} pid {os.getpid()}: {text}\n".encode())
+                faulthandler.dump_traceback(descriptor, all_threads=True)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def is_job(place: Place, environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a job of a template, and is its training: no notebook and no test is killed.
+
+    The process's own environment is asked, not the one that a test has made up for its guard.
+    """
+    if "PYTEST_CURRENT_TEST" in environ or "ipykernel" in sys.modules:
+        return False
+    told = environ.get("RESIL_ATTEMPT", "")
+    return place.attempt > 0 and told.isascii() and told.isdigit() and int(told) == place.attempt
+
+
+class KernelTimer:
+    """A POSIX timer that sends SIGKILL to this process. Needs no thread, no GIL and no interpreter when it rings.
+
+    Deleted by the kernel at the process's end and at exec; not inherited by a fork (timer_create(2)).
+    """
+
+    def __init__(self) -> None:
+        self._timer: object = None
+        self._pid = 0
+
+    def set(self, wait_s: float) -> None:
+        """Ring in so many seconds from now. Where the C library has no such timer, nothing happens."""
+        try:
+            import ctypes
+        except ImportError:
+            return
+
+        class SigEvent(ctypes.Structure):  # struct sigevent of Linux: 64 bytes, sigevent(3type)
+            _fields_ = (
+                ("value", ctypes.c_void_p),
+                ("signal", ctypes.c_int),
+                ("notify", ctypes.c_int),
+                ("rest", ctypes.c_char * 48),
+            )
+
+        class TimerSpec(ctypes.Structure):  # struct itimerspec: interval, value; time_t and long are both C longs
+            _fields_ = (
+                ("interval_s", ctypes.c_long),
+                ("interval_ns", ctypes.c_long),
+                ("value_s", ctypes.c_long),
+                ("value_ns", ctypes.c_long),
+            )
+
+        try:
+            library = ctypes.CDLL(None)
+            if self._pid != os.getpid():
+                timer = ctypes.c_void_p()
+                event = SigEvent(None, 9, 0, b"")  # SIGKILL, SIGEV_SIGNAL
+                if library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+                    return
+                self._timer, self._pid = timer, os.getpid()
+            seconds = max(0.001, wait_s)
+            value = TimerSpec(0, 0, int(seconds), int(seconds % 1 * 1e9))
+            library.timer_settime(self._timer, 0, ctypes.byref(value), None)
+        except (OSError, AttributeError, ctypes.ArgumentError):
+            return
+
+
+def _stderr_descriptor() -> int:
+    """Where stacks go: the descriptor behind stderr, whatever a notebook or a logger has put in its place."""
+    for stream in (sys.__stderr__, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream is not None:
+                return stream.fileno()
+    return 2

@@ -1,98 +1,257 @@
-"""Copies the beats of a node's ranks to the run directory, by time, and writes the journal."""
+"""Copies the beats of a node's ranks to the run directory, by time, and writes the journal.
+
+A process beside the ranks does it where several ranks share a node, and a thread of rank 0 where it is alone. The
+process needs nothing of the training, so its beat goes on while the training holds the GIL; the thread's stands still.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import threading
 import time
 
-from resilience.guard.small_files import write_whole
+from resilience.guard import journal
+from resilience.guard.beat import Pulse
+from resilience.guard.beats_file import RankBeat, compose, file_name
+from resilience.guard.run_folder import file_mode, replace_file, subfolder
 from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from resilience.guard.agreement.network import Address
     from resilience.guard.beat import BeatSlot
+    from resilience.guard.mirror_line import MirrorLine
     from resilience.guard.place import Place
-    from resilience.guard.recorder import Recorder
+    from resilience.guard.recorder import MOST_EVENTS, Recorder
     from resilience.guard.settings import GuardSettings
+else:
+    from resilience.guard.recorder import MOST_EVENTS
+
+FINISHED_S = 30.0
+"""How long the training waits, when it is done, for `finished` to be on the disk."""
+SILENT_S = 60.0
+"""After so long without an answer of the run directory people are told."""
+AT_ONCE = 200
+"""Events written in one go."""
+ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save", "decision", "finished", "end"})
+"""Events that every rank has alike: only rank 0's are written."""
 
 
 def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> Mirror:
-    """The mirror that fits this place."""
-    return Mirror(place, settings, slot, recorder)
+    """The mirror that fits this place. Starts a process where one is wanted; waits for nothing."""
+    mirror = Mirror(place, settings, slot, recorder)
+    wanted = settings.mirror
+    if wanted == "auto":
+        wanted = "process" if place.world > 1 else "thread"
+    if wanted == "process" and place.run_dir and slot.descriptor >= 0:
+        from resilience.guard.agreement.meeting import address_file
+        from resilience.guard.mirror_line import MirrorLine, order
+
+        file = str(address_file(place))
+        line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once)
+        line.tend()
+        mirror.use(line, file)
+    return mirror
 
 
 class Mirror:
-    """A mirror in this process: `work` is called from the thread that may touch the run directory.
+    """One rank's part in it.
 
     Attributes:
-        locate: asks the node's helper where rank 0 listens; None when the file is to be read.
+        locate: asks the node's mirror process where rank 0 listens; None when ranks must read the file themselves.
     """
 
     def __init__(self, place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> None:
+        self.locate: Callable[[], Address | None] | None = None
         self._place = place
         self._settings = settings
         self._slot = slot
         self._recorder = recorder
-        self._due = 0.0
-        self._seen = (-1, -1)
-        self._advanced = time.time()
-        self.locate: Callable[[], Address | None] | None = None
+        self._line: MirrorLine | None = None
+        self._address_file = ""
+        self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
+        self._pulse = Pulse(time.time())
+        self._beat_due = 0.0
+        self._pending: list[bytes] = []
+        self._lost = 0
+        self._owed_finish = ""
+        self._why_unfinished = ""
+        self._one_at_a_time = threading.Lock()
+        self._worked_at = 0.0
+        self._is_over = False
+
+    def use(self, line: MirrorLine, address_file: str) -> None:
+        """Let the node's process write the heartbeat, and tell where rank 0 listens."""
+        self._line = line
+        self._address_file = address_file
+        self.locate = self._locate
+
+    def warn_once(self, text: str) -> None:
+        """One fault of the heartbeat costs one warning, however long it lasts."""
+        self._recorder.warn(text, key="mirror:" + text.partition(":")[0])
 
     def work(self) -> None:
-        """Write what is due."""
-        if not self._place.run_dir:
+        """Do what is due. On rank 0 this may wait for the run directory; on other ranks it never touches it.
+
+        Never raises: what cannot be written is kept, and people are told once.
+        """
+        if not self._place.run_dir or self._is_over or not self._one_at_a_time.acquire(blocking=False):
             return
-        self._write_journal()
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._settings.beat_s
-            self._write_beat()
+        try:
+            self._work(last=False)
+        finally:
+            self._one_at_a_time.release()
+
+    def look_after(self) -> None:
+        """From a thread that touches no shared file: say so when the one that does has not come back for long."""
+        silent_s = max(SILENT_S, 3 * self._settings.poll_s)
+        if self._worked_at and not self._is_over and time.monotonic() - self._worked_at > silent_s:
+            self._recorder.warn(
+                f"{self._place.run_dir} has not answered for {silent_s:g} s: switches are not seen and nothing is "
+                "written there until it does. The training goes on",
+                key="silent",
+            )
 
     def write_finished(self) -> None:
-        """Mark the run as finished."""
+        """Mark the run as finished, safe on the disk; waits `FINISHED_S` at most."""
         place = self._place
-        if place.run_dir:
-            text = f'attempt = {place.attempt}\ntime = {int(time.time())}\njob = "{place.job_id}"\n'
-            write_whole(os.path.join(place.run_dir, layout.FINISHED), text, mode=0o600)
+        if not place.run_dir:
+            return
+        self._owed_finish = finished_text(place, os.environ, time.time())
+        self._why_unfinished = f"no answer in {FINISHED_S:g} s"
+        self._in_thread(self._finish_now, FINISHED_S)
+        if self._owed_finish:
+            self._recorder.warn(
+                f"the run could not be marked as finished in {place.run_dir}: {self._why_unfinished}. Queued jobs of "
+                "the run would start; it is tried again until this process ends"
+            )
+
+    def flush(self, wait_s: float) -> None:
+        """Write what is known now; wait so long at most. After `stop`, rank 0's journal only."""
+        if self._place.run_dir and (self._place.is_first or not self._is_over):
+            self._in_thread(self._work_now, wait_s)
 
     def stop(self, wait_s: float) -> None:
-        """Write the last words."""
-        self._due = 0.0
-        self.work()
+        """Write the last words, and leave the node's process; waits about `wait_s` for each."""
+        if self._is_over:
+            return
+        self.flush(wait_s)
+        self._is_over = True
+        if self._line is not None:
+            self._line.close(min(wait_s, 1.0))
+        self._slot.close()
 
     def forget(self) -> None:
         """In a forked child: nothing is ours."""
-        self._place.run_dir = ""
+        self._is_over = True
+        if self._line is not None:
+            self._line.forget()
+        self._slot.forget()
 
-    def _write_beat(self) -> None:
-        place = self._place
-        steps, polls, phase = self._slot.read()
-        now = time.time()
-        if (steps, polls) != self._seen:
-            self._seen, self._advanced = (steps, polls), now
-        lines = [
-            f"attempt = {place.attempt}",
-            f'host = "{place.host}"',
-            f"time = {now:.3f}",
-            f"step = {steps}",
-            f"[rank.{place.rank}]",
-            f"pid = {os.getpid()}",
-            f"step = {steps}",
-            f"advanced = {self._advanced:.3f}",
-            f"phase = {json.dumps(phase)}",
-        ]
-        path = os.path.join(place.run_dir, layout.BEATS, f"{place.job_id}.{place.host}")
-        write_whole(path, "\n".join(lines) + "\n", mode=0o600)
+    # ---- what is written --------------------------------------------------------------------------------------
+
+    def _in_thread(self, what: Callable[[], None], wait_s: float) -> None:
+        """Do something that may hang in a dead file system, and wait for it so long at most."""
+        thread = threading.Thread(target=what, name="resil-last-words", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending (3.12), or there are too many threads
+            return
+        thread.join(wait_s)
+
+    def _work_now(self) -> None:
+        with self._one_at_a_time:
+            self._work(last=True)
+
+    def _finish_now(self) -> None:
+        with self._one_at_a_time:
+            if self._owed_finish:
+                self._write_finished()
+
+    def _work(self, *, last: bool) -> None:
+        if self._line is not None and not self._is_over:
+            self._line.tend()
+        if not self._place.is_first:
+            self._hand_over()
+            return
+        self._keep()
+        try:
+            if self._owed_finish:
+                self._write_finished()
+            self._write_journal()
+            if not self._is_over:
+                self._write_beat(last)
+        except OSError as error:
+            self._recorder.warn(
+                f"cannot write to {self._place.run_dir}: {error.strerror or error}. Heartbeat and journal wait until "
+                "it is well again; the training goes on",
+                key="run directory",
+            )
+        self._worked_at = time.monotonic()
+
+    def _keep(self) -> None:
+        """Take the recorder's events, and as many as can be kept: the newest."""
+        self._pending += [journal.as_line(record) for record in self._recorder.take()]
+        excess = len(self._pending) - MOST_EVENTS
+        if excess > 0:
+            del self._pending[:excess]
+            self._lost += excess
 
     def _write_journal(self) -> None:
-        events = self._recorder.events
-        if not events:
+        place = self._place
+        while self._pending:
+            lines = self._pending[:AT_ONCE]
+            journal.append(place.run_dir, place.job_id, place.rank, lines)
+            del self._pending[: len(lines)]
+        lost = self._lost + self._recorder.dropped
+        if lost:
+            self._lost = self._recorder.dropped = 0
+            self._recorder.event("dropped", count=lost)
+
+    def _hand_over(self) -> None:
+        """What is out of the routine on another rank goes to its node's process, which writes it."""
+        records = [record for record in self._recorder.take() if record["event"] not in ROUTINE]
+        self._pending += [journal.as_line(record) for record in records]
+        del self._pending[:-1000]
+        while self._pending and self._line is not None and self._line.tell(self._place.rank, self._pending[0]):
+            del self._pending[0]
+
+    def _write_beat(self, last: bool) -> None:
+        self._pulse.look(self._slot.read(), time.time())
+        if not self._writes_beat or (self._line is not None and not self._line.given_up):
             return
-        path = os.path.join(self._place.run_dir, layout.JOURNAL, f"{self._place.job_id}.{self._place.rank}.jsonl")
-        with open(path, "ab") as file:
-            while events:
-                file.write(json.dumps(events[0], separators=(",", ":")).encode() + b"\n")
-                events.popleft()
+        if not last and time.monotonic() < self._beat_due:
+            return
+        self._beat_due = time.monotonic() + self._settings.beat_s
+        place = self._place
+        text = compose(place.attempt, place.host, {place.rank: RankBeat(os.getpid(), self._pulse)}, time.time())
+        folder = subfolder(place.run_dir, layout.BEATS)
+        replace_file(os.path.join(folder, file_name(place.job_id, place.host)), text, mode=file_mode(place.run_dir))
+
+    def _write_finished(self) -> None:
+        run_dir = self._place.run_dir
+        try:
+            path = os.path.join(run_dir, layout.FINISHED)
+            replace_file(path, self._owed_finish, mode=file_mode(run_dir), durable=True)
+            self._owed_finish = ""
+        except OSError as error:
+            self._why_unfinished = error.strerror or str(error)
+
+    def _locate(self) -> Address | None:
+        line = self._line
+        if line is not None and not line.given_up:
+            return line.address()
+        from pathlib import Path
+
+        from resilience.guard.agreement.meeting import read_address
+
+        return read_address(Path(self._address_file))
+
+
+def finished_text(place: Place, environ: Mapping[str, str], now: float) -> str:
+    """What `finished` says: the words that the batch shell writes, with the job's label as people write it."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    label = f"{array}_{task}" if array.isdigit() and task.isdigit() and place.job_id != "0" else place.job_id
+    return f'attempt = {place.attempt}\ntime = {int(now)}\njob = "{label}"\n'

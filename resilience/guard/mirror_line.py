@@ -1,0 +1,288 @@
+"""A rank's line to the process beside its node's ranks (`mirror_process.py`), and how that process is started.
+
+The name of the socket is abstract (unix(7)): nothing lies in a folder, nothing is left behind. Whoever may start the
+process binds the name first; binding is atomic, so that there is one process per node and launch. Both ends ask the
+kernel who the other is (SO_PEERCRED). No method waits longer than about a second, and none raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from resilience.guard.agreement.network import Address
+from resilience.guard.mirror_process import DEAF_TO, LARGEST_PACKET, PEER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from resilience.guard.beat import BeatSlot
+    from resilience.guard.place import Place
+
+CONNECT_S = 30.0
+"""How long a rank looks for its node's mirror before it does without."""
+RETRY_S = 0.1
+ANSWER_S = 0.5
+MOST_STARTS = 3
+PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); from resilience.guard.mirror_process import main; main(sys.argv[2])"
+)
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
+"""Not for a light process: what is preloaded into a training may start threads or take memory."""
+
+
+def socket_name(place: Place) -> bytes:
+    """The abstract name under which the ranks of one launch on one node meet: at most 107 bytes."""
+    uid, whole = os.getuid(), f"{place.run_dir}\0{place.host}\0{place.meeting}\0{place.job_id}\0{place.attempt}"
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    shown = f"resil-mirror/{uid}/{place.host[:24]}/{place.meeting[:24]}/{digest}"
+    return b"\0" + shown.encode("ascii", "replace")
+
+
+def order(place: Place, beat_s: float, address_file: str) -> str:
+    """What the process is told on its command line."""
+    return json.dumps(
+        {
+            "run_dir": place.run_dir,
+            "job_id": place.job_id,
+            "attempt": place.attempt,
+            "host": place.host,
+            "beat_s": beat_s,
+            "address": address_file,
+        }
+    )
+
+
+def start_process(listener: socket.socket, order: str) -> int:
+    """Start the mirror process of this node and return its pid. Raise OSError.
+
+    posix_spawn(3) does not copy the page tables of a training of 100 GB, and no thread's lock is copied either. The
+    signals that it will ignore are blocked from the first instruction on. The environment stays: by it the batch shell
+    finds what belongs to its attempt.
+    """
+    if not sys.executable:
+        raise OSError(errno.ENOENT, "this interpreter does not know where its program is")
+    environ = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", "-c", PROGRAM, _PACKAGES, order],
+        environ,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ],
+        setsigmask=[*DEAF_TO, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    )
+
+
+class MirrorLine:
+    """The connection of one rank. Safe from every thread.
+
+    Attributes:
+        given_up: whether there is no mirror to be reached, and none will be looked for.
+        child: pid of the process, where this rank has started it; else 0.
+    """
+
+    def __init__(self, place: Place, slot: BeatSlot, order: str, warn: Callable[[str], None]) -> None:
+        self.given_up = False
+        self.child = 0
+        self._place = place
+        self._slot = slot
+        self._order = order
+        self._warn = warn
+        self._may_start = place.local_rank <= 0
+        self._starts = 0
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_welcome = False
+        self._retry_at = 0.0
+        self._until = time.monotonic() + CONNECT_S
+        self._why = "nothing listens"
+        self._answers: list[Any] = []
+
+    def tend(self) -> None:
+        """Connect, if that is due, and hear what the process says."""
+        with self._lock:
+            self._reap()
+            self._tend()
+
+    def tell(self, rank: int, line: bytes) -> bool:
+        """Hand over a journal line; False when it could not be sent now."""
+        with self._lock:
+            return self._send({"journal": rank, "line": line.decode("utf-8", "replace").rstrip("\n")})
+
+    def address(self) -> Address | None:
+        """Ask where rank 0 listens. None: not known yet."""
+        with self._lock:
+            self._tend()
+            if not self._is_welcome or not self._send({"ask": "address"}):
+                return None
+            self._answers.clear()
+            until = time.monotonic() + ANSWER_S
+            while self._socket is not None and not self._answers and time.monotonic() < until:
+                self._hear(until - time.monotonic())
+            return _address(self._answers.pop()) if self._answers else None
+
+    def close(self, wait_s: float) -> None:
+        """Say good-bye, and see the process out if we have started it and are the last."""
+        with self._lock:
+            self.given_up = True
+            self._send({"bye": self._place.rank})
+            self._drop()
+        until = time.monotonic() + wait_s
+        while self.child and time.monotonic() < until:
+            self._reap()
+            if self.child:
+                time.sleep(0.005)
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's; nothing is said on it."""
+        self.given_up = True
+        self.child = 0
+        self._drop()
+
+    # ---- under the lock ---------------------------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        if self._socket is not None:
+            self._hear(0.0)
+        if self._socket is not None or self.given_up or time.monotonic() < self._retry_at:
+            if self._socket is not None and not self._is_welcome and time.monotonic() > self._until:
+                self._why = "it does not answer"
+                self._give_up()
+            return
+        self._retry_at = time.monotonic() + RETRY_S
+        try:
+            self._connect()
+        except ConnectionRefusedError:  # nobody has bound the name
+            if self._may_start:
+                self._start()
+        except (OSError, ValueError) as error:
+            self._why = str(error)
+        if self._socket is None and time.monotonic() > self._until:
+            self._give_up()
+
+    def _connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(1.0)
+            sock.connect(socket_name(self._place))
+            _, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+            if uid != os.getuid():
+                raise OSError(errno.EPERM, f"its socket belongs to user {uid}")
+            hello = {"hello": self._place.rank, "pid": os.getpid()}
+            socket.send_fds(sock, [json.dumps(hello).encode()], [self._slot.descriptor])
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self._hear(0.0)
+
+    def _start(self) -> None:
+        if self._starts >= MOST_STARTS:
+            self._why = f"it ended {self._starts} times"
+            self._give_up()
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(socket_name(self._place))
+                listener.listen(1024)
+            except OSError:  # another rank was faster
+                return
+            try:
+                self._starts += 1
+                self._reap()
+                self.child = start_process(listener, self._order)
+            except (OSError, ValueError) as error:
+                self._why = f"it cannot be started: {error}"
+                self._give_up()
+                return
+            # Before our copy of the listening socket is closed: from here on the process answers, or nobody does.
+            with contextlib.suppress(OSError, ValueError):
+                self._connect()
+
+    def _hear(self, wait_s: float) -> None:
+        """Take what has come; wait at most so long for the first packet."""
+        while self._socket is not None:
+            try:
+                self._socket.settimeout(max(0.0, wait_s))
+                packet = self._socket.recv(LARGEST_PACKET)
+            except (BlockingIOError, TimeoutError):
+                return
+            except OSError:
+                packet = b""
+            wait_s = 0.0
+            if not packet:
+                self._lost()
+                return
+            try:
+                message = json.loads(packet)
+            except (ValueError, RecursionError):
+                continue
+            if "welcome" in message:
+                self._is_welcome = True
+            if "warn" in message:
+                self._warn(str(message["warn"]))
+            if "address" in message:
+                self._answers.append(message["address"])
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.settimeout(0.0)
+            self._socket.send(json.dumps(message).encode())
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._lost()
+            return False
+
+    def _lost(self) -> None:
+        """The process has gone: look for it, or start it, anew."""
+        if self._is_welcome:
+            self._until = time.monotonic() + CONNECT_S
+        self._why = "it has gone"
+        self._drop()
+
+    def _drop(self) -> None:
+        sock, self._socket = self._socket, None
+        self._is_welcome = False
+        if sock is not None:
+            sock.close()
+
+    def _give_up(self) -> None:
+        self._drop()
+        self.given_up = True
+        instead = "this rank writes the heartbeat itself" if self._place.is_first else "its heartbeat is not written"
+        self._warn(f"rank {self._place.rank} has no mirror process on {self._place.host}, {self._why}: {instead}")
+
+    def _reap(self) -> None:
+        if self.child:
+            try:
+                ended, _ = os.waitpid(self.child, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                ended = self.child
+            if ended:
+                self.child = 0
+
+
+def _address(text: Any) -> Address | None:
+    try:
+        fields = json.loads(text)
+        return Address(str(fields["host"]), int(fields["port"]), str(fields["token"]))
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,374 @@
+"""The process beside the ranks of a node: copies their beats to the run directory, and is gone when they are.
+
+A fresh interpreter with the standard library only, started by the node's first rank (`mirror_line.py`) with the
+listening socket as its standard input. Each rank connects and hands over its memory (SCM_RIGHTS, unix(7)). From then on
+nothing of a rank is needed: not its GIL, not its main thread. Ranks ask here where rank 0 listens, so that only this
+process of the node looks at the run directory.
+
+One thread serves the ranks and never touches a file; the other one writes, and may hang in a dead file system. When no
+rank is left, the last beat is written and the process ends, whatever the other thread does.
+
+Packets, one JSON table each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n}` with the memory's descriptor,
+`{"journal": rank, "line": text}`, `{"ask": "address"}`, `{"bye": rank}`. To a rank: `{"welcome": pid}`,
+`{"address": text or null}`, `{"warn": text}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+
+from resilience.guard.beat import SIZE, Pulse, read_phase
+from resilience.guard.beats_file import GONE, LEFT, RUNNING, RankBeat, compose, file_name
+from resilience.guard.journal import append
+from resilience.guard.run_folder import file_mode, replace_file, subfolder
+from resilience.guard.small_files import read_own
+from resilience.model import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+LARGEST_PACKET = 65536
+MOST_LINES = 1_000
+"""Journal lines kept per rank while the run directory cannot be written."""
+MOST_GUESTS = 1_024
+FIRST_GUEST_S = 60.0
+"""The process ends if no rank comes in this time."""
+SOON_S = 0.1
+LAST_WORDS_S = 2.0
+HUNG_S = 30.0
+PEER = struct.Struct("3i")
+"""struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)."""
+DEAF_TO = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGALRM)
+"""What proctrack/linuxproc and terminals give to every descendant of a job step."""
+
+
+class Guest:
+    """A rank that has connected: its socket, its memory, its process."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.socket: socket.socket | None = sock
+        self.since = time.monotonic()
+        self.rank = -1
+        self.memory: mmap.mmap | None = None
+        self.beat = RankBeat(pid, Pulse(time.time()))
+        self.process = -1
+        if pid > 0:  # 0: it lives in a pid namespace that we cannot see; then its connection tells
+            with contextlib.suppress(OSError):
+                self.process = os.pidfd_open(pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether something may still come from it."""
+        return self.beat.end == RUNNING and (self.process >= 0 or self.socket is not None)
+
+    def look(self, now: float) -> None:
+        """Sample its memory."""
+        if self.memory is not None:
+            words = struct.unpack_from("=2Q", self.memory, 0)
+            self.beat.pulse.look((words[0], words[1], read_phase(self.memory)), now)
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Send a packet, or let it be: a rank that does not read is not waited for."""
+        with contextlib.suppress(OSError):
+            if self.socket is not None:
+                self.socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+
+    def close(self, end: str) -> None:
+        """It is over."""
+        if self.beat.end == RUNNING:
+            self.beat.end = end
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+        if self.process >= 0:
+            os.close(self.process)
+            self.process = -1
+
+
+class Files:
+    """The thread that touches the run directory.
+
+    Attributes:
+        beats: the ranks that have come, by number; replaced, never changed in place.
+        trouble: why the last write failed; empty when all is well.
+        busy_since: when it began what it is in, on the monotonic clock; None while it waits.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.beats: dict[int, RankBeat] = {}
+        self.trouble = ""
+        self.busy_since: float | None = None
+        self._order = order
+        self._lock = threading.Lock()
+        self._lines: dict[int, list[bytes]] = {}
+        self._askers: list[Guest] = []
+        self._due = 0.0
+        self._wake = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def admit(self, rank: int, beat: RankBeat) -> None:
+        """Show this rank from now on."""
+        self.beats = {**self.beats, rank: beat}
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Something has changed that people want to know soon; ranks come and go together."""
+        self._due = min(self._due, time.monotonic() + SOON_S)
+        self._wake.set()
+
+    def add_line(self, rank: int, line: bytes) -> None:
+        """Keep a journal line until it is written."""
+        with self._lock:
+            lines = self._lines.setdefault(rank, [])
+            lines.append(line)
+            del lines[:-MOST_LINES]
+        self._wake.set()
+
+    def ask(self, guest: Guest) -> None:
+        """Tell this rank where rank 0 listens."""
+        with self._lock:
+            if guest not in self._askers:
+                self._askers.append(guest)
+        self._wake.set()
+
+    def finish(self, wait_s: float) -> None:
+        """Write the last words."""
+        self._over = True
+        self._wake.set()
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            over = self._over
+            self.busy_since = time.monotonic()
+            self._answer()
+            self._try(self._write_lines)
+            if self.beats and (over or time.monotonic() >= self._due):
+                self._due = time.monotonic() + float(self._order["beat_s"])
+                self._try(self._write_beats)
+            self.busy_since = None
+            if over:
+                return
+            self._wake.wait(max(0.01, self._due - time.monotonic()) if self.beats else None)
+            self._wake.clear()
+
+    def _try(self, write: Callable[[], bool]) -> None:
+        try:
+            if write():
+                self.trouble = ""
+        except OSError as error:
+            self.trouble = f"{error.strerror or error} ({error.filename or self._order['run_dir']})"
+
+    def _answer(self) -> None:
+        with self._lock:
+            askers, self._askers = self._askers, []
+        if askers:
+            text = read_own(self._order["address"])
+            for guest in askers:
+                guest.say({"address": text})
+
+    def _write_lines(self) -> bool:
+        wrote = False
+        for rank in list(self._lines):
+            with self._lock:
+                lines = list(self._lines[rank])
+            if lines:
+                append(self._order["run_dir"], self._order["job_id"], rank, lines)
+                wrote, written = True, set(map(id, lines))
+                with self._lock:
+                    self._lines[rank][:] = [line for line in self._lines[rank] if id(line) not in written]
+        return wrote
+
+    def _write_beats(self) -> bool:
+        order = self._order
+        folder = subfolder(order["run_dir"], layout.BEATS)
+        text = compose(order["attempt"], order["host"], self.beats, time.time())
+        path = os.path.join(folder, file_name(order["job_id"], order["host"]))
+        replace_file(path, text, mode=file_mode(order["run_dir"]))
+        return True
+
+
+class MirrorProcess:
+    """Serves the ranks of a node until none is left."""
+
+    def __init__(self, listener: socket.socket, order: dict[str, Any]) -> None:
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._sample_ms = int(1000 * max(0.02, min(1.0, float(order["beat_s"]) / 2)))
+        self._files = Files(order)
+        self._guests: list[Guest] = []
+        self._begun = time.monotonic()
+        self._told = ""
+
+    def serve(self) -> None:
+        """Return when all ranks are gone, or none ever came; the last beat is written then."""
+        while True:
+            self._wait()
+            now = time.time()
+            for guest in self._guests:
+                guest.look(now)
+            self._drop_silent()
+            self._tell_trouble()
+            if self._is_over() and not self._accept():
+                break
+        self._listener.close()
+        self._files.finish(LAST_WORDS_S)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        by_descriptor: dict[int, tuple[Guest, bool]] = {}
+        for guest in self._guests:
+            if guest.socket is not None:
+                by_descriptor[guest.socket.fileno()] = (guest, False)
+            if guest.process >= 0:
+                by_descriptor[guest.process] = (guest, True)
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(self._sample_ms):
+            if descriptor == self._listener.fileno():
+                self._accept()
+                continue
+            guest, is_process = by_descriptor[descriptor]
+            if is_process and guest.process == descriptor:
+                self._read(guest)  # its last words came before its end
+                guest.look(time.time())
+                guest.close(GONE)
+                self._files.hurry()
+            elif not is_process and guest.socket is not None:
+                self._read(guest)
+
+    def _accept(self) -> bool:
+        accepted = False
+        while len(self._guests) < MOST_GUESTS:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                break
+            pid, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+            if uid != os.getuid():
+                sock.close()
+                continue
+            sock.setblocking(False)
+            guest = Guest(sock, pid)
+            self._guests.append(guest)
+            guest.say({"welcome": os.getpid()})
+            accepted = True
+        return accepted
+
+    def _read(self, guest: Guest) -> None:
+        while guest.socket is not None:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(guest.socket, LARGEST_PACKET, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, descriptors = b"", []
+            try:
+                if not packet:
+                    guest.socket.close()
+                    guest.socket = None
+                    if guest.process < 0 or guest.rank < 0:
+                        guest.close(GONE)
+                    return
+                self._obey(guest, packet, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _obey(self, guest: Guest, packet: bytes, descriptors: list[int]) -> None:
+        try:
+            message = json.loads(packet)
+            if "hello" in message and descriptors:
+                guest.memory = mmap.mmap(descriptors[0], SIZE, prot=mmap.PROT_READ)
+                guest.rank = int(message["hello"])
+                guest.beat.pid = int(message["pid"])
+                guest.look(time.time())
+                self._files.admit(guest.rank, guest.beat)
+                self._forget_former(guest)
+            elif "journal" in message:
+                self._files.add_line(int(message["journal"]), str(message["line"]).encode() + b"\n")
+            elif "ask" in message:
+                self._files.ask(guest)
+            elif "bye" in message:
+                guest.look(time.time())
+                guest.close(LEFT)
+        except (ValueError, TypeError, KeyError, OSError, RecursionError):
+            guest.close(GONE)  # not one of ours
+
+    def _forget_former(self, guest: Guest) -> None:
+        """A rank that has come again takes the place of what was known of it."""
+        for former in self._guests:
+            if former is not guest and former.rank == guest.rank:
+                former.close(GONE)
+        self._guests = [one for one in self._guests if one is guest or one.rank != guest.rank]
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        for guest in self._guests:
+            if guest.rank < 0 and guest.is_alive and now > guest.since + FIRST_GUEST_S:
+                guest.close(GONE)
+        self._guests = [guest for guest in self._guests if guest.is_alive]
+
+    def _is_over(self) -> bool:
+        if any(guest.is_alive for guest in self._guests):
+            return False
+        return bool(self._files.beats) or time.monotonic() > self._begun + FIRST_GUEST_S
+
+    def _tell_trouble(self) -> None:
+        """What cannot be written is told to one rank, which warns: this process has no stderr."""
+        since, trouble = self._files.busy_since, self._files.trouble
+        if since is not None and time.monotonic() - since > HUNG_S:
+            trouble = f"no answer for {HUNG_S:g} s"
+        if trouble and not self._told:
+            guest = next((one for one in self._guests if one.socket is not None and one.rank >= 0), None)
+            if guest is not None:
+                self._told = trouble
+                guest.say({"warn": f"the heartbeat cannot be written: {trouble}. The training goes on"})
+
+
+def be_deaf() -> None:
+    """Ignore what is meant for the training. Until here these signals were blocked."""
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def close_inherited() -> None:
+    """Close what a library of the training has left open for its children: a pipe held open is a `tee` that waits."""
+    try:
+        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        descriptors = list(range(1024))
+    for descriptor in descriptors:
+        if descriptor > 2:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def main(order: str) -> None:
+    """Serve with standard input as the listening socket; `order` is the JSON of `mirror_line.order`."""
+    be_deaf()
+    close_inherited()
+    os.chdir("/")
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write("resil-mirror")
+    listener = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    MirrorProcess(listener, json.loads(order)).serve()
+    os._exit(0)  # the thread that writes may hang in a dead file system
