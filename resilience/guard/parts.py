@@ -198,6 +198,7 @@ class Parts:
     def save_begins(self, step: int) -> None:
         """The training saves."""
         self._slot.set_phase("save")
+        self._pace.save_began(time.monotonic())
         self._recorder.event("save_begin", step=step)
 
     def save_ended(self, step: int, seconds: float, error: BaseException | None, phase: str) -> None:
@@ -218,6 +219,7 @@ class Parts:
     def resumed(self, step: int) -> None:
         """The counters were set anew."""
         self._recorder.event("resume", step=step)
+        self._pace.resumed()
         self.agreement.resumed()
 
     def left_by(self, error: BaseException) -> None:
@@ -250,7 +252,7 @@ class Parts:
         self.agreement.wish(request)
 
     def _sample(self) -> None:
-        self._pace.look(time.monotonic(), self._guard.position())
+        self._pace.look(time.monotonic(), self._guard.position(), time.process_time())
 
     def _hear(self, heard: Heard) -> None:
         """News of the agreement, on rank 0 and of one process alone."""
