@@ -1,27 +1,242 @@
-"""Host memory."""
+"""The memory of the node and of the job's cgroups: stop before the kernel kills, and tell early when it leaks.
+
+`judge` and `plan` are pure; `MemoryLimits` looks, `History` remembers.
+"""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+
+from resilience.guard.decision import Request
+from resilience.guard.forecast import History
+from resilience.guard.memory_limits import FAMILY, NODE, MemoryLimits, Reading
+from resilience.quantities import format_bytes, format_duration
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.decision import Request
+    from collections.abc import Callable, Iterable
+
+    from resilience.guard.pace import Pace
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
+FORECAST_S = 30.0
+"""How often the slope is fitted: about 1 ms for each limit, of which there are one to four."""
+MARGIN_S = 10.0
+"""What a forecast is taken to be wrong by, besides."""
+SAVES = 2.0
+"""So many of the slowest saves must fit into the time until the limit."""
+GAPS = 1.25
+"""The next save is taken to come within so many of the longest recent time between saves."""
+SHARED_PART = 0.2
+"""From this part of the use on, shared memory is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A limit that will be reached.
+
+    Attributes:
+        per_s: bytes more each second.
+        limit_in_s: when nothing is left.
+        stop_in_s: when the guard would stop, by percent or bytes left.
+    """
+
+    reading: Reading
+    per_s: float
+    limit_in_s: float
+    stop_in_s: float
+
+
+def stop_level(limit_bytes: int, percent: float, free_bytes: int) -> float:
+    """From how many used bytes on the guard stops: the smaller of a percentage and what is to stay free."""
+    return min(limit_bytes * percent / 100.0, float(limit_bytes - free_bytes) if free_bytes else float(limit_bytes))
+
+
+def judge(readings: Iterable[Reading], *, percent: float, free_bytes: int, host: str) -> str | None:
+    """Given all limits with their use, return the sentence for why to stop, or None.
+
+    Each limit is judged by its own use, and the fullest is named: the kernel kills at the one that is reached first.
+    """
+    full = [one for one in readings if one.used_bytes >= stop_level(one.limit_bytes, percent, free_bytes)]
+    if not full:
+        return None
+    worst = max(full, key=lambda one: one.percent)
+    shared = ""
+    if worst.shared_bytes >= SHARED_PART * worst.used_bytes > 0:
+        shared = f", {format_bytes(worst.shared_bytes)} of it in /dev/shm and other shared memory"
+    if worst.percent >= percent:
+        return f"the memory of {host} is at {worst.percent:.1f} % of {allowance(worst)}{shared}"
+    left = f"has {format_bytes(worst.free_bytes)} left of {allowance(worst)}{shared}"
+    return f"the memory of {host} {left}: less than the {format_bytes(free_bytes)} that are to stay free"
+
+
+def allowance(reading: Reading) -> str:
+    """What is allowed and by whom: `its 24.0 GiB`, `the 200 MiB that the job's cgroup /slurm/job_12 allows`."""
+    amount = format_bytes(reading.limit_bytes)
+    if reading.whose == NODE:
+        return f"its {amount}"
+    if reading.whose == FAMILY:
+        return f"its {amount}, held by this training alone"
+    return f"the {amount} that {reading.whose} allows"
+
+
+def plan(
+    forecast: Forecast,
+    *,
+    end_in_s: float | None,
+    saved_now: bool,
+    next_save_s: float | None,
+    save_s: float,
+) -> str:
+    """Given a forecast, say what to do: `wait`, `stop` (a save was just made), or `save` (and stop).
+
+    Nothing is done if the job ends before the limit is reached, or if its end is not known: then the level alone
+    stops. Else the training goes on as long as another regular save fits in: it is stopped right after the last one
+    that does, with nothing lost and no save more than there would be. If the limit comes so fast that a save hardly
+    fits in, that is wanted now.
+
+    Args:
+        end_in_s: time left to the job; None for unknown or never.
+        saved_now: whether a save has ended just now.
+        next_save_s: when the next one will have ended, as far as the last ones tell; None if nothing tells.
+        save_s: how long the slowest save takes.
+    """
+    if end_in_s is None or forecast.limit_in_s >= end_in_s:
+        return "wait"
+    if saved_now and next_save_s is not None and forecast.stop_in_s <= next_save_s:
+        return "stop"
+    return "save" if forecast.limit_in_s <= SAVES * save_s + MARGIN_S else "wait"
+
+
+def describe(forecast: Forecast, host: str) -> str:
+    """The forecast as a sentence without a full stop."""
+    rate = format_bytes(forecast.per_s * 3600)
+    return (
+        f"the memory of {host} grows by {rate} per hour: {allowance(forecast.reading)} will be used up, "
+        f"limit reached in about {about(forecast.limit_in_s)}"
+    )
+
+
+def about(seconds: float) -> str:
+    """A duration no more exact than a forecast is: 12,044 s are `3 h 20 min`."""
+    step = 600 if seconds >= 3 * 3600 else 60 if seconds >= 600 else 10
+    return format_duration(max(1, round(seconds / step)) * step)
+
 
 class HostMemory:
-    """Watches it."""
+    """Asks for a save and a stop before the smallest limit of the memory is reached; one rank of each node does."""
 
     name = "host_memory"
     ranks = "node"
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        pace: Pace,
+        *,
+        root: str = "/",
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._place = place
         self._settings = settings
+        self._recorder = recorder
+        self._pace = pace
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._limits = MemoryLimits(root)
+        self._histories: dict[tuple[str, int], History] = {}
+        self._forecast_at = float("-inf")
+        self._told_s: float | None = None
+        self._gaps_s: list[float] = []
+        self._last_save = clock()
+        self._has_saved = False
 
     def poll(self) -> Request | None:
-        """Look."""
+        """Look, and say what is wanted."""
+        now, saved_now = self._clock(), self._has_saved
+        self._has_saved = False
+        wants_forecast = self._settings.host_memory_forecast
+        due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
+        readings = self._limits.look(now, matters=self._matters, thorough=due or (wants_forecast and saved_now))
+        if not readings:
+            self._recorder.warn(f"could not look at the memory of {self._place.host}: it is not watched", key=self.name)
+            return None
+        percent, free_bytes = self._settings.host_memory_percent, self._settings.host_memory_free_bytes
+        why = judge(readings, percent=percent, free_bytes=free_bytes, host=self._place.host)
+        if why is not None:
+            return Request(self.name, why)
+        if due:
+            self._remember(readings, now)
+        if wants_forecast and (saved_now or now >= self._forecast_at):
+            self._forecast_at = now + FORECAST_S
+            return self._look_ahead(readings, now, saved_now)
         return None
 
+    def saved(self, step: int) -> None:
+        """A checkpoint was written just now. Called by the thread that trains: only notes it."""
+        now = self._clock()
+        self._gaps_s = [*self._gaps_s[-2:], now - self._last_save]
+        self._last_save = now
+        self._has_saved = True
+
     def done(self, outcome: str) -> None:
-        """Nothing follows."""
+        """Nothing follows: it is looked at again."""
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._limits.close()
+
+    def _matters(self, limit_bytes: int, used_bytes: int) -> bool:
+        settings = self._settings
+        return used_bytes >= stop_level(limit_bytes, settings.host_memory_percent, settings.host_memory_free_bytes)
+
+    def _remember(self, readings: list[Reading], now: float) -> None:
+        for reading in readings:
+            key = (reading.whose, reading.limit_bytes)
+            self._histories.setdefault(key, History()).add(now, float(reading.used_bytes))
+        known = {(reading.whose, reading.limit_bytes) for reading in readings}
+        self._histories = {key: history for key, history in self._histories.items() if key in known}
+
+    def _look_ahead(self, readings: list[Reading], now: float, saved_now: bool) -> Request | None:
+        forecast = self._forecast(readings, now)
+        if forecast is None:
+            return None
+        end = self._place.end_time
+        end_in_s = None if end is None else end - self._wall_clock()
+        if end_in_s is not None and forecast.limit_in_s >= end_in_s:
+            return None
+        save_s = self._pace.slowest_save_s or self._settings.first_save_s
+        next_save_s = GAPS * max(self._gaps_s) + save_s if self._gaps_s else None
+        then = plan(forecast, end_in_s=end_in_s, saved_now=saved_now, next_save_s=next_save_s, save_s=save_s)
+        text = describe(forecast, self._place.host)
+        if then == "stop":
+            text += ", before another save; the last one was made just now"
+            return Request(self.name, text, save=False)
+        if then == "save":
+            return Request(self.name, f"{text}, hardly enough for a save")
+        # Told when first seen, and each time that half of the remaining time is over.
+        if self._told_s is None or forecast.limit_in_s < self._told_s / 2:
+            self._told_s = forecast.limit_in_s
+            self._recorder.warn(text + (", before the end of the job" if end_in_s is not None else ""))
+        return None
+
+    def _forecast(self, readings: list[Reading], now: float) -> Forecast | None:
+        """The limit that will be reached first."""
+        settings, found = self._settings, []
+        for reading in readings:
+            history = self._histories.get((reading.whose, reading.limit_bytes))
+            trend = history.trend() if history is not None else None
+            if trend is None:
+                continue
+            limit_in_s = trend.reaches_in_s(float(reading.limit_bytes), now)
+            level = stop_level(reading.limit_bytes, settings.host_memory_percent, settings.host_memory_free_bytes)
+            stop_in_s = trend.reaches_in_s(level, now)
+            if limit_in_s is not None and stop_in_s is not None:
+                found.append(Forecast(reading, trend.per_s, limit_in_s, stop_in_s))
+        return min(found, key=lambda forecast: forecast.limit_in_s, default=None)

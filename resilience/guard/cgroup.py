@@ -1,0 +1,285 @@
+"""Which memory limits hold for this process: those of its cgroup and of every cgroup above, version 1 and 2.
+
+A task's own cgroup often says `max` while the step's or the job's above it holds the limit, so all are read. Where
+they are is told by /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo (proc_pid_mountinfo(5)). In a container
+either may be seen from within a cgroup namespace, where `/` is the container's own and `/..` lies above it
+(cgroup_namespaces(7)); SLURM may bind a part of the tree over the tree.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from resilience.guard.kept_file import KeptFile
+
+NO_LIMIT = 2**62
+"""Version 1 says "none" as the largest multiple of the page size in 63 bits: 9223372036854771712 with 4 KiB pages."""
+STAT_BYTES = 16384
+MOST_SEARCHED = 2000
+"""So many cgroups are searched for this process where the names do not tell its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo: `root` of the file system `kind` is mounted at `point`; `device` is `major:minor`."""
+
+    ident: int
+    parent: int
+    device: str
+    root: str
+    point: str
+    kind: str
+    options: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A memory cgroup: its folder, its path as people see it (in /proc/self/cgroup), its version."""
+
+    folder: str
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What memory.stat says, in bytes.
+
+    Attributes:
+        reclaimable_bytes: file cache that the kernel gives up before it kills.
+        shared_bytes: /dev/shm and other tmpfs, System V and anonymous shared memory: not reclaimable.
+        above_bytes: version 1: the smallest limit of this cgroup and all above; None where nothing is said.
+        above_with_swap_bytes: the same for memory and swap together.
+    """
+
+    reclaimable_bytes: int
+    shared_bytes: int
+    above_bytes: int | None = None
+    above_with_swap_bytes: int | None = None
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    """Given mountinfo, return its mounts in order; lines that are none are passed over."""
+    found = []
+    for line in text.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields, last = left.split(" "), right.split(" ")
+        if not dash or len(fields) < 6 or not fields[0].isdigit() or not fields[1].isdigit():
+            continue
+        options = frozenset(last[2].split(",")) if len(last) > 2 else frozenset()
+        root, point = _unescape(fields[3]), _unescape(fields[4])
+        found.append(Mount(int(fields[0]), int(fields[1]), fields[2], root, point, last[0], options))
+    return found
+
+
+def parse_memberships(text: str) -> dict[str, str]:
+    """Given /proc/self/cgroup, return the path by controller; version 2 has the name "".
+
+    For instance, `4:memory:/job_1` gives `{"memory": "/job_1"}` and `0::/user.slice` gives `{"": "/user.slice"}`.
+    """
+    found = {}
+    for line in text.splitlines():
+        fields = line.split(":", 2)  # the path itself may hold colons: system.slice:docker:4f2a
+        if len(fields) == 3 and fields[2].startswith("/"):
+            for controller in fields[1].split(","):
+                found[controller] = fields[2].removesuffix(" (deleted)")
+    return found
+
+
+def parse_limit(text: str) -> int | None:
+    """Given a limit file, return bytes; None for `max`, for version 1's huge number, and for anything else."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
+        return None
+    limit = int(text)
+    return limit if limit < NO_LIMIT else None
+
+
+def parse_stat(text: str, version: int) -> Stat:
+    """Given memory.stat, return what cannot be told from the usage alone.
+
+    Reclaimable is the file cache on both LRU lists, `inactive_file` and `active_file`, as for the kernel's own
+    MemAvailable (`si_mem_available` in mm/show_mem.c; "the size of the file LRU lists", proc_meminfo(5)): a cgroup at
+    its limit gives up both before the OOM killer is called. A data set that is mapped or read a second time lies on
+    the active list; who counts it as used sees a leak where there is none (kubernetes/kubernetes#43916). Shared
+    memory and tmpfs are on the anonymous lists and so stay used, locked pages as well. Of the dentries and inodes
+    (`slab_reclaimable`) half is counted: "might be reclaimed" (admin-guide/cgroup-v2.rst). Version 1 counts
+    descendants in `total_*` (cgroup-v1/memory.rst).
+    """
+    values = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdigit():
+            values[name] = int(value)
+    if version == 2:
+        cache = values.get("inactive_file", 0) + values.get("active_file", 0) + values.get("slab_reclaimable", 0) // 2
+        return Stat(cache, values.get("shmem", 0))
+    prefix = "total_" if "total_inactive_file" in values else ""
+    cache = values.get(f"{prefix}inactive_file", 0) + values.get(f"{prefix}active_file", 0)
+    above, with_swap = values.get("hierarchical_memory_limit"), values.get("hierarchical_memsw_limit")
+    return Stat(
+        cache,
+        values.get(f"{prefix}shmem", 0),
+        above if above is not None and above < NO_LIMIT else None,
+        with_swap if with_swap is not None and with_swap < NO_LIMIT else None,
+    )
+
+
+def below(path: str, root: str) -> str | None:
+    """Given a cgroup's path and a mount's root, return where the cgroup is in the mount; None when names do not tell.
+
+    For instance, `/docker/4f/job` below `/docker/4f` is `/job`. Below `/..`, the cgroup `/` has a name that cannot be
+    seen from here, and below `/other` it is not at all.
+    """
+    parts, above = _parts(path), _parts(root)
+    if parts[: len(above)] != above or ".." in parts[len(above) :]:
+        return None
+    return "/" + "/".join(parts[len(above) :])
+
+
+def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
+    """The memory cgroups of this process, its own first, then all above that can be seen from here.
+
+    Version 1 goes first where both are mounted (hybrid), because then its hierarchy holds the memory controller. An
+    empty list means that nothing limits the memory, as far as can be seen. Raise OSError without /proc.
+    """
+    pid = os.getpid() if pid is None else pid
+    memberships = parse_memberships(_read(os.path.join(root, "proc/self/cgroup")))
+    mounts = visible(parse_mounts(_read(os.path.join(root, "proc/self/mountinfo"))))
+    for version, controller in ((1, "memory"), (2, "")):
+        path = memberships.get(controller)
+        if path is None:
+            continue
+        chains = [_chain(mount, path, version, root, pid) for mount in mounts if _is_memory(mount, version)]
+        best = max(chains, key=len, default=[])
+        if best:
+            return best
+    return []
+
+
+def visible(mounts: list[Mount]) -> list[Mount]:
+    """Leave out mounts that another one lies over at the same point."""
+    hidden = {(mount.parent, mount.point) for mount in mounts}
+    return [mount for mount in mounts if (mount.ident, mount.point) not in hidden]
+
+
+def whose(path: str) -> str:
+    """Given a cgroup's path, say whose it is, as SLURM and systemd name them; the path stands behind."""
+    last = path.rstrip("/").rpartition("/")[2]
+    if not last or last == "..":
+        return "the container's cgroup"
+    for start, owner in (("job_", "job"), ("step_", "step"), ("task_", "task"), ("uid_", "user"), ("user-", "user")):
+        if last.startswith(start):
+            return f"the {owner}'s cgroup {path}"
+    return f"the cgroup {path}"
+
+
+class CgroupMemory:
+    """One cgroup's limit and use, by kept descriptors.
+
+    Attributes:
+        whose: as in `whose`.
+        limit_bytes: what holds now; None for no limit. Renewed by `read_limit`.
+    """
+
+    def __init__(self, folder: Folder, *, with_swap: bool = False) -> None:
+        """Raise OSError if it has no memory files: the root has none, and a leaf without the controller has none."""
+        self.folder = folder
+        self.with_swap = with_swap
+        self.whose = whose(folder.path)
+        self.limit_bytes: int | None = None
+        if folder.version == 2:
+            names, usage = ["memory.max", "memory.high"], "memory.current"
+        else:
+            names, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
+            if with_swap:
+                names, usage = ["memory.memsw.limit_in_bytes"], "memory.memsw.usage_in_bytes"
+        self._limits = [KeptFile(os.path.join(folder.folder, name), 64) for name in names]
+        self._usage = KeptFile(os.path.join(folder.folder, usage), 64)
+        self._stat = KeptFile(os.path.join(folder.folder, "memory.stat"), STAT_BYTES)
+        try:
+            self.read_limit()
+            self.raw_bytes()
+        except BaseException:
+            self.close()
+            raise
+
+    def read_limit(self) -> int | None:
+        """The smaller of memory.max and memory.high.
+
+        Beyond memory.high nothing is killed, but the processes "are throttled and put under heavy reclaim pressure"
+        (admin-guide/cgroup-v2.rst): a training that leaks stands still there, and cannot save any more.
+        """
+        found = [limit for limit in (parse_limit(file.read()) for file in self._limits) if limit is not None]
+        self.limit_bytes = min(found, default=None)
+        return self.limit_bytes
+
+    def raw_bytes(self) -> int:
+        """What is charged now, file cache included. Children are in it: they live in the same cgroup or below."""
+        return int(self._usage.read())
+
+    def stat(self) -> Stat:
+        """What memory.stat says now. Costs more than the rest: 15 us."""
+        return parse_stat(self._stat.read(), self.folder.version)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for file in (*self._limits, self._usage, self._stat):
+            file.close()
+
+
+def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[Folder]:
+    point = os.path.join(root, mount.point.lstrip("/")).rstrip("/")
+    inside = below(path, mount.root)
+    if inside is None or not os.path.exists(os.path.join(point, inside.lstrip("/"), "cgroup.procs")):
+        inside = _search(point, pid)
+        if inside is None:
+            return [Folder(point, mount.root, version)] if _is_above(mount.root, path) else []
+    # Named as the mount names it: the path of a cgroup namespace would not fit together with `..`.
+    parts, outside = _parts(inside), _parts(mount.root)
+    return [
+        Folder(os.path.join(point, *parts[:length]), "/" + "/".join(outside + parts[:length]), version)
+        for length in range(len(parts), -1, -1)
+    ]
+
+
+def _search(point: str, pid: int) -> str | None:
+    """Where in a mounted tree this process is, found by its number, when it cannot be told by names."""
+    for looked, (folder, folders, files) in enumerate(os.walk(point)):
+        if looked >= MOST_SEARCHED:
+            return None
+        folders.sort()
+        if "cgroup.procs" in files:
+            try:
+                if str(pid) in _read(os.path.join(folder, "cgroup.procs")).split():
+                    return folder[len(point) :] or "/"
+            except OSError:
+                continue
+    return None
+
+
+def _is_above(root: str, path: str) -> bool:
+    """Whether a mount shows all cgroups from somewhere above this process on, whatever its own is called there."""
+    parts = _parts(root)
+    return all(part == ".." for part in parts) and ".." not in _parts(path)[len(parts) :]
+
+
+def _is_memory(mount: Mount, version: int) -> bool:
+    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and "memory" in mount.options
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def _unescape(text: str) -> str:
+    """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(octal, character)
+    return text
