@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 LARGEST_FRAME = 262_144
+LARGEST_GREETING = 1024
+"""Nobody who has not proved to be one of us may say more at once: strangers must not make memory grow."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -33,31 +35,41 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Turns received bytes into messages, however they were cut."""
+    """Turns received bytes into messages, however they were cut.
 
-    def __init__(self) -> None:
+    Attributes:
+        largest: the most bytes that one frame may have.
+    """
+
+    def __init__(self, largest: int = LARGEST_FRAME) -> None:
+        self.largest = largest
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Given the next bytes, return the messages that are complete. Raise BadFrame if they are not ours."""
         self._rest += data
         messages = []
-        while len(self._rest) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._rest)
-            if length > LARGEST_FRAME:
-                raise BadFrame(f"a frame of {length} bytes")
-            if len(self._rest) < _LENGTH.size + length:
-                break
-            raw = bytes(self._rest[_LENGTH.size : _LENGTH.size + length])
-            del self._rest[: _LENGTH.size + length]
-            try:
-                message = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                raise BadFrame("no JSON") from error
-            if not isinstance(message, dict):
-                raise BadFrame("not a table")
+        while (message := self._next()) is not None:
             messages.append(message)
         return messages
+
+    def _next(self) -> dict[str, Any] | None:
+        if len(self._rest) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._rest)
+        if length > self.largest:
+            raise BadFrame(f"a frame of {length} bytes")
+        if len(self._rest) < _LENGTH.size + length:
+            return None
+        raw = bytes(self._rest[_LENGTH.size : _LENGTH.size + length])
+        del self._rest[: _LENGTH.size + length]
+        try:
+            message = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise BadFrame("no JSON") from error
+        if not isinstance(message, dict):
+            raise BadFrame("not a table")
+        return message
 
 
 def random_word() -> str:
