@@ -7,6 +7,7 @@ no other; a line that a full disk has cut is taken back at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -52,7 +53,7 @@ def append(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(22, "not a regular file", path)  # EINVAL
+            raise OSError(errno.EINVAL, "not a regular file", path)
         size, raw = info.st_size, b"".join(lines)
         if size == 0:
             os.fchmod(descriptor, file_mode(run_dir))
@@ -62,7 +63,7 @@ def append(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None
         try:
             written = os.write(descriptor, raw)
             if written != len(raw):
-                raise OSError(28, "only a part could be written", path)  # ENOSPC
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)  # only a part was taken
             os.fsync(descriptor)
         except OSError:
             _take_back(descriptor, size, written)

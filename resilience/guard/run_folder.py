@@ -6,6 +6,7 @@ Every function may wait for ever on a dead file system: they are called from thr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -49,7 +50,7 @@ def replace_file(path: str, text: str, *, mode: int, durable: bool = False) -> N
         try:
             raw = text.encode("utf-8", "replace")
             if os.write(descriptor, raw) != len(raw):
-                raise OSError(28, "only a part could be written")  # ENOSPC
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), beside)  # only a part was taken
             os.fchmod(descriptor, mode)
             if durable:
                 os.fsync(descriptor)

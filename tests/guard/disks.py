@@ -1,0 +1,43 @@
+"""Disks with real faults: a small one that fills up, one that can be made read-only."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk(folder: Path, size: str = "64k") -> Iterator[Path]:
+    """A file system of its own; the test is skipped where it cannot be mounted."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no byte free, and return the file that takes them."""
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    return ballast
+
+
+def make_read_only(folder: Path, read_only: bool) -> None:
+    """As a disk is after an error, or an administrator's hand."""
+    subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", folder], check=True)
