@@ -51,8 +51,8 @@ class Pace:
         self._began = 0.0  # the last sample before the position moved
         self._sampled = 0.0
         self._cpu_s: float | None = None
-        self._left_out_s = 0.0  # saves and stops, since ever
-        self._left_out_then = 0.0  # the same when the present gap began
+        self._left_out_s = 0.0  # finished saves, and stops
+        self._left_out_then = 0.0  # what was left out when the present gap began
         self._left_out_at_sample = 0.0
         self._save_began: float | None = None
 
@@ -66,13 +66,14 @@ class Pace:
             if before is None:
                 self._start_steps = position[0]
                 self._began = self._sampled = now
+                self._left_out_then = self._left_out_at_sample = self._left_out(now)
                 self._cpu_s = cpu_s
                 return
             self._leave_out_stop(now, cpu_s)
             if position != before:
                 self._moved(now, position)
             self._sampled = now
-            self._left_out_at_sample = self._left_out_s
+            self._left_out_at_sample = self._left_out(now)
             while self._gaps and self._gaps[0][1] <= now:
                 self._gaps.popleft()
 
@@ -123,8 +124,11 @@ class Pace:
         self._left_out_then = self._left_out_at_sample
 
     def _gap(self, now: float) -> float:
-        saving = max(0.0, now - self._save_began) if self._save_began is not None else 0.0
-        return max(0.0, now - self._began - (self._left_out_s - self._left_out_then) - saving)
+        return max(0.0, now - self._began - (self._left_out(now) - self._left_out_then))
+
+    def _left_out(self, now: float) -> float:
+        """How much was left out up to now, the unfinished save included."""
+        return self._left_out_s + (max(0.0, now - self._save_began) if self._save_began is not None else 0.0)
 
     def _remember(self, gap: float, now: float) -> None:
         until = now + min(max(gap * REMEMBERED_TIMES, REMEMBERED_LEAST_S), REMEMBERED_MOST_S)

@@ -1,0 +1,282 @@
+"""What the pace says of a training that is sampled from outside: never less than the truth, and little more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.guard.pace import REMEMBERED_LEAST_S, REMEMBERED_MOST_S, REMEMBERED_TIMES, SAVES, Pace
+
+
+class Training:
+    """A training on a timetable, and a sampler that looks at it: what `Parts` does, without waiting."""
+
+    def __init__(self, period_s: float = 1.0) -> None:
+        self.pace = Pace()
+        self.now = 1000.0
+        self.cpu_s = 5.0
+        self.steps = self.polls = 0
+        self._period_s = period_s
+        self._next_look = self.now
+        self._stepped = self.now
+        self.true_gaps: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        """Nothing happens in the training for so long; the sampler looks on."""
+        until = self.now + seconds
+        while self._next_look <= until:
+            self.cpu_s += max(0.0, self._next_look - self.now)
+            self.now = self._next_look
+            self.look()
+            self._next_look += self._period_s
+        self.cpu_s += until - self.now
+        self.now = until
+
+    def look(self) -> None:
+        self.pace.look(self.now, (self.steps, self.polls), self.cpu_s)
+
+    def step(self, seconds: float) -> None:
+        self.wait(seconds)
+        self.steps += 1
+        self.polls = 0
+        self.true_gaps.append(self.now - self._stepped)
+        self._stepped = self.now
+
+    def poll_after(self, seconds: float) -> None:
+        self.wait(seconds)
+        self.polls += 1
+
+    def save(self, seconds: float) -> None:
+        self.pace.save_began(self.now)
+        self.wait(seconds)
+        self.pace.was_saving(seconds)
+        self.pace.saved(seconds)
+        self._stepped += seconds
+
+    def stopped(self, seconds: float) -> None:
+        """SIGSTOP: no sample, no processor time."""
+        self.now += seconds
+        self._next_look = self.now
+
+    def begin(self, step_s: float = 1.0) -> None:
+        """Do the first steps, so that the start-up is over."""
+        self.wait(1)
+        for _ in range(3):
+            self.step(step_s)
+        self.wait(self._period_s)
+        self.true_gaps.clear()
+
+    @property
+    def slowest_s(self) -> float:
+        slowest = self.pace.slowest_step_s
+        assert slowest is not None
+        return slowest
+
+
+def test_nothing_is_said_before_anything_was_measured() -> None:
+    pace = Pace()
+    assert (pace.slowest_step_s, pace.slowest_save_s) == (None, None)
+    pace.look(1.0, (0, 0), 0.0)
+    assert pace.slowest_step_s is None
+
+
+def test_the_start_up_is_no_step_however_long_it_lasts() -> None:
+    training = Training()
+    training.step(1800)  # compilation
+    training.wait(2)
+    assert training.slowest_s < 5
+
+
+def test_polls_while_data_is_skipped_do_not_end_the_start_up() -> None:
+    training = Training()
+    for _ in range(50):
+        training.poll_after(2)
+    assert training.pace.slowest_step_s is None
+    training.step(600)
+    training.wait(2)
+    assert training.slowest_s < 5
+
+
+def test_what_comes_before_the_first_step_after_a_resume_is_start_up_again() -> None:
+    training = Training()
+    training.wait(3)
+    training.steps = 5000  # guard.resumed(5000)
+    training.pace.resumed()
+    training.step(900)
+    training.wait(2)
+    assert training.slowest_s < 5
+
+
+@given(
+    st.lists(st.floats(0.01, 90), min_size=1, max_size=30),
+    st.lists(st.floats(0.0, 40), max_size=30),
+    st.sampled_from([0.1, 1.0, 3.0]),
+)
+def test_never_less_than_the_slowest_step_and_at_most_two_samples_more(
+    steps: Sequence[float], saves: Sequence[float], period_s: float
+) -> None:
+    training = Training(period_s)
+    training.begin(step_s=0.01)
+    for number, seconds in enumerate(steps):
+        training.step(seconds)
+        if number < len(saves):
+            training.save(saves[number])
+    training.wait(period_s)
+    true = max(training.true_gaps)
+    assert true - 1e-6 <= training.slowest_s <= max(true, period_s) + 2 * period_s + 1e-6
+
+
+def test_many_steps_in_one_sample_are_at_most_two_samples_long() -> None:
+    training = Training()
+    training.begin(step_s=0.01)
+    for _ in range(1000):
+        training.step(0.01)
+    assert training.slowest_s <= max(training.true_gaps) + 2.0
+
+
+def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> None:
+    training = Training()
+    training.begin()
+    training.step(1)
+    training.pace.save_began(training.now)
+    training.wait(300)
+    assert training.slowest_s <= 4
+    training.pace.was_saving(300)
+    training.step(1)
+    training.wait(1)
+    assert training.slowest_s <= 4
+
+
+def test_an_evaluation_without_polls_is_a_long_gap() -> None:
+    training = Training()
+    training.begin()
+    training.step(1)
+    training.wait(240)
+    training.step(1)
+    training.wait(2)
+    assert training.slowest_s == pytest.approx(241, abs=2)
+
+
+def test_an_evaluation_with_polls_is_not() -> None:
+    training = Training()
+    training.begin()
+    for _ in range(240):
+        training.poll_after(1)
+    assert training.slowest_s <= 4
+
+
+def test_the_unfinished_step_counts_once_it_is_slower_than_any_before() -> None:
+    training = Training()
+    training.begin()
+    training.wait(100)
+    assert training.slowest_s >= 100
+
+
+def test_an_evaluation_every_two_hours_is_not_forgotten_in_between() -> None:
+    training = Training(period_s=5.0)
+    training.begin()
+    training.step(60)  # the evaluation
+    for _ in range(1430):
+        training.step(5)
+        assert training.slowest_s >= 60
+
+
+def test_a_hitch_is_forgotten_after_a_while() -> None:
+    training = Training(period_s=5.0)
+    training.begin()
+    training.step(30)
+    for _ in range(int(REMEMBERED_TIMES * 42 / 5)):
+        training.step(5)
+    assert training.slowest_s <= 15
+
+
+def test_a_fast_training_remembers_its_slow_steps_for_an_hour_at_least_and_a_day_at_most() -> None:
+    pace = Pace()
+    now = 0.0
+    for step in range(4):
+        pace.look(now, (step, 0), now)
+        now += 1
+    pace.look(now + 2, (4, 0), now)
+    pace.look(now + 2 + REMEMBERED_LEAST_S - 10, (5, 0), 1e6)  # a gap of an hour: remembered for a day, not for eight
+    hour = pace.slowest_step_s
+    assert hour is not None and hour >= REMEMBERED_LEAST_S - 10
+    now += REMEMBERED_LEAST_S
+    pace.look(now, (6, 0), 2e6)
+    pace.look(now + 1, (7, 0), 2e6)
+    pace.look(now + REMEMBERED_MOST_S - 3600 * 2, (7, 1), 3e6)
+    pace.look(now + REMEMBERED_MOST_S - 3600 * 2 + 1, (7, 2), 3e6)
+    assert pace.slowest_step_s is not None and pace.slowest_step_s > REMEMBERED_LEAST_S
+
+
+def test_the_memory_is_bounded_whatever_comes() -> None:
+    training = Training()
+    training.begin()
+    seconds = 3000.0
+    while seconds > 0.01:  # ever shorter: the worst case
+        training.step(seconds)
+        seconds *= 0.99
+    assert len(training.pace._gaps) < 400
+
+
+def test_a_stopped_process_makes_no_slow_step() -> None:
+    training = Training()
+    training.begin()
+    training.wait(0.5)
+    training.stopped(7200)
+    training.step(1)
+    training.wait(2)
+    assert training.slowest_s <= 7
+
+
+def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_sampled() -> None:
+    training = Training()
+    training.begin()
+    training.stopped(120)
+    training.cpu_s += 118
+    training.step(1)
+    training.wait(2)
+    assert training.slowest_s >= 118
+
+
+def test_without_processor_times_a_stop_counts() -> None:
+    pace = Pace()
+    for now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (500.0, 3), (501.0, 4)):
+        pace.look(now, (step, 0))
+    assert pace.slowest_step_s is not None and pace.slowest_step_s >= 498
+
+
+def test_the_slowest_of_the_recent_saves_counts_and_old_ones_are_forgotten() -> None:
+    pace = Pace()
+    pace.saved(90.0)
+    for _ in range(SAVES - 1):
+        pace.saved(10.0)
+    assert pace.slowest_save_s == 90.0
+    pace.saved(10.0)
+    assert pace.slowest_save_s == 10.0
+
+
+def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
+    pace, errors, over = Pace(), list[Exception](), threading.Event()
+
+    def work(step: int) -> None:
+        try:
+            while not over.is_set():
+                pace.saved(1.0)
+                pace.look(float(step), (step, 0), 0.0)
+                step += 1
+                assert pace.slowest_save_s == 1.0
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(0,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    over.wait(0.3)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
