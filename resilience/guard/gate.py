@@ -19,12 +19,14 @@ NEVER = (1 << 62) - 1
 
 
 class Gate:
-    """The counters. The training thread alone writes `count` and `polls`; others write the limits.
+    """The counters. The training thread alone writes `count`, `polls` and `rewound`; others write the limits.
 
     Attributes:
         count: how many times `step()` was called: the number of the step that has just been done.
         polls: how many times `poll()` was called since that step.
         polled_step: the step that `polls` counts from.
+        rewound: how many steps the training has gone back in all. The ranks agree on `count + rewound`, which never
+            goes back: a step that is done again is another step to them.
         limit: the first step that must not be completed without asking.
         poll_limit: the first poll that must not be completed without asking.
         urgent: a signal has come and the training thread has not looked at it yet.
@@ -32,12 +34,13 @@ class Gate:
         beat: two or more unsigned 64 bit words (steps, looks) that others map; each step stores into it.
     """
 
-    __slots__ = ("beat", "count", "fence", "limit", "poll_limit", "polled_step", "polls", "urgent")
+    __slots__ = ("beat", "count", "fence", "limit", "poll_limit", "polled_step", "polls", "rewound", "urgent")
 
     def __init__(self) -> None:
         self.count = 0
         self.polls = 0
         self.polled_step = 0
+        self.rewound = 0
         self.limit = 1  # the first step asks: there is something to set up
         self.poll_limit = 1
         self.urgent = False
@@ -45,7 +48,7 @@ class Gate:
         self.beat: Any = [0] * 16
 
     def position(self) -> tuple[int, int]:
-        """Where the training is: (steps done, polls since). Ordered as the training proceeds."""
+        """Where the training is: (steps done, polls since). It only ever grows, also when the training goes back."""
         if self.fence is not None:
             with self.fence:
                 return self._position()
@@ -53,17 +56,33 @@ class Gate:
 
     def _position(self) -> tuple[int, int]:
         steps, polled, polls = self.count, self.polled_step, self.polls
-        return (steps, polls) if polled == steps else (steps, 0)
+        return (steps + self.rewound, polls if polled == steps else 0)
 
-    def hold(self, limit: int, poll_limit: int) -> None:
-        """Make the training ask from this step, and from this poll, on."""
+    def hold(self, steps: int, polls: int) -> None:
+        """Make the training ask before it goes on from the step that ends at position `steps`, or from a poll."""
+        limit = min(steps - self.rewound, NEVER)
         if self.fence is not None:
             with self.fence:
-                self.limit, self.poll_limit = limit, poll_limit
+                self.limit, self.poll_limit = limit, min(polls, NEVER)
         else:
-            self.limit, self.poll_limit = limit, poll_limit
+            self.limit, self.poll_limit = limit, min(polls, NEVER)
 
     def open(self) -> None:
         """Let the training go on without asking."""
         self.limit = NEVER
         self.poll_limit = NEVER
+
+    def count_from(self, step: int) -> None:
+        """The training goes on after `step` steps. For the training thread; the limits are the agreement's business."""
+        if self.fence is not None:
+            with self.fence:
+                self._count_from(step)
+        else:
+            self._count_from(step)
+
+    def _count_from(self, step: int) -> None:
+        # The order matters to whoever reads between the two: too large a position only postpones, too small a one
+        # would be a promise that is broken already.
+        self.rewound += max(0, self.count - step)
+        self.count = step
+        self.polls, self.polled_step = 0, step

@@ -233,8 +233,7 @@ class TrainingGuard(Gate):
         """
         if step < 0 or step >= NEVER:
             raise GuardError(f"a training cannot resume at step {step}")
-        self.count = step
-        self.polls, self.polled_step = 0, step
+        self.count_from(step)
         self.beat[0] = step
         if self._parts is not None and self._state == RUNNING:
             self._parts.resumed(step)
@@ -325,6 +324,8 @@ class TrainingGuard(Gate):
             decision: Decision = parts.agreement.arrive()
             if decision:
                 self._give(decision)
+            elif decision is not CONTINUE:  # decided, and it came to nothing: a request without a wish
+                parts.agreement.finish(OBEYED, 0.0)
         except AgreementLost as lost:
             parts.left_by(lost)
             raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 
-from resilience.guard.agreement.coordinator import Heard
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.messages import sendable
 from resilience.guard.decision import CONTINUE, OBEYED, Decision, Request, merge
 
 TYPE_CHECKING = False
@@ -24,7 +26,7 @@ class Alone:
     def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: Place | None = None) -> None:
         self._gate = gate
         self._hear = hear
-        self._wishes: list[Request] = []  # append and slice assignment are atomic
+        self._wishes: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL
         self._obeying: tuple[Decision, list[Request]] | None = None
         self._stopped: Decision | None = None
         self._start: Decision | None = None
@@ -35,7 +37,7 @@ class Alone:
 
     def wish(self, request: Request) -> None:
         """Ask for something; the next step decides."""
-        self._wishes.append(request)
+        self._wishes.append(sendable(request, 0))
         self._gate.limit = self._gate.poll_limit = 0
 
     def decide_start(self, decision: Decision) -> None:
@@ -56,7 +58,9 @@ class Alone:
         if not self._wishes:
             self.restore()
             return CONTINUE
-        asked, self._wishes = self._wishes, []
+        asked = []
+        while self._wishes:  # one by one: what is wished meanwhile is taken now or next time, and never lost
+            asked.append(self._wishes.popleft())
         decision = merge(asked, self._gate.count)
         self._obeying = decision, asked
         if decision.stop:
@@ -67,7 +71,7 @@ class Alone:
 
     def arrive_at_poll(self) -> Decision:
         """In the middle of something: announce a stop, which the next step will order."""
-        asked = list(self._wishes)
+        asked = self._wishes.copy()
         if self._stopped is None and not any(request.stop for request in asked):
             self.restore()
             return CONTINUE

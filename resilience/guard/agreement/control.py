@@ -168,6 +168,9 @@ class Control:
             self._tell([Heard("broken", f"the agreement has failed and nothing will be decided: {error!r}")])
         finally:
             with self.changed:
+                if self.coordinator is not None:
+                    with contextlib.suppress(Exception):  # the last words, whatever has failed
+                        self._deliver(self.coordinator.end())
                 news = self._take_news()  # how the very last save went
             self._tell(news)
             if self.uplink is not None:

@@ -6,12 +6,15 @@ has passed. There is never a second round before the first is over, so a rank ha
 
 from __future__ import annotations
 
-from resilience.guard.agreement.messages import COMMITTED, PROMISED
+from resilience.guard.agreement import recovery
+from resilience.guard.agreement.heard import Heard as Heard
+from resilience.guard.agreement.messages import FREE, PROMISED, read_request
+from resilience.guard.agreement.selection import select
 from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from resilience.guard.agreement.messages import Message
@@ -19,40 +22,7 @@ if TYPE_CHECKING:
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 10.0
 KNOWN_WISHES = 10_000
-MOST_REQUESTS = 32
-"""How many different requests one verdict carries: it goes to every rank."""
-
-
-class Heard:
-    """What the coordinator wants its host to know.
-
-    Attributes:
-        kind: `committed`, `outcome` (all ranks have obeyed), `aborted`, `absent`, `skew`, `restarted`.
-        text: a sentence for people.
-        decision: what was decided, for `committed` and `outcome`.
-        requests: what it answers.
-        outcome: `saved`, `failed` or `obeyed`: the worst of all ranks.
-        seconds: the longest save of all ranks.
-    """
-
-    __slots__ = ("decision", "kind", "outcome", "requests", "seconds", "text")
-
-    def __init__(
-        self,
-        kind: str,
-        text: str,
-        *,
-        decision: Decision | None = None,
-        requests: Sequence[Request] = (),
-        outcome: str = OBEYED,
-        seconds: float = 0.0,
-    ) -> None:
-        self.kind = kind
-        self.text = text
-        self.decision = decision
-        self.requests = tuple(requests)
-        self.outcome = outcome
-        self.seconds = seconds
+LONG_AGO = float("-inf")
 
 
 class Coordinator:
@@ -74,20 +44,25 @@ class Coordinator:
         self._skew_steps = skew_steps
         self._absent_s = absent_s
         self._lives: dict[int, str] = {}
+        self._dead_lives: set[str] = set()
         self._gone: set[int] = set()  # lost connections: they may come again
-        self._left: set[int] = set()
-        self._wishes: dict[str, Request] = {}
+        self._left: dict[int, int] = {}  # ranks that do no step any more, and how many they have done
+        self._wishes: dict[str, tuple[int, Request]] = {}
         self._answered: dict[str, None] = {}
         self._promises: dict[int, tuple[int, int]] | None = None  # while a round collects
         self._verdict: dict[str, Any] | None = None  # while a round is committed and not over
-        self._outcomes: dict[int, tuple[str, float]] = {}
+        self._answers: dict[int, list[str]] = {}  # which wishes of which rank the verdict answers
+        self._awaited: set[int] = set()  # who has not obeyed it yet
+        self._outcomes: list[tuple[str, float]] = []
         self._stopped: Decision | None = None
-        self._old: dict[int, Message] = {}  # joins that tell of a round of a coordinator before us
+        self._old: dict[int, Message] = {}  # joins that tell of rounds of a coordinator before us
         self._deadline = 0.0
-        self._retry_at = 0.0
+        self._retry_at = LONG_AGO
         self._retry_s = FIRST_RETRY_S
-        self._waiting_since: float | None = None
+        self._missing_since: float | None = None
+        self._skewed_since: float | None = None
         self._told: set[str] = set()
+        self._has_ended = False
 
     # ---- what happens -----------------------------------------------------------------------------------------
 
@@ -97,15 +72,15 @@ class Coordinator:
         if says == "join":
             return self._join(rank, message, now)
         if says == "wish":
-            self._wish(message["id"], message["request"])
+            self._wish(rank, message["id"], message["request"])
         elif says == "promise":
-            if self._promises is not None and message["round"] == self.round:
+            if self._promises is not None and message["round"] == self.round and rank not in self._left:
                 self._promises[rank] = (message["steps"], message["polls"])
         elif says == "done":
-            if self._verdict is not None and message["round"] == self.round:
-                self._outcomes[rank] = (message["outcome"], message["seconds"])
+            if message["round"] == self.round:
+                self._obeyed(rank, message["outcome"], message["seconds"])
         elif says == "leave":
-            self._left.add(rank)
+            self._leave(rank, message["steps"])
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
@@ -124,6 +99,8 @@ class Coordinator:
     def proceed(self, now: float) -> list[tuple[int, Message]]:
         """Do whatever can be done at `now`: also to be called when `next_deadline` has come."""
         said: list[tuple[int, Message]] = []
+        if self._old and self._promises is None and self._verdict is None and len(self._lives) == self.world:
+            said += self._recover()
         if self._promises is not None:
             said += self._collect(now)
         if self._verdict is not None:
@@ -136,17 +113,20 @@ class Coordinator:
         """When `proceed` is to be called although nothing was heard, or None."""
         if self._promises is not None:
             return self._deadline
-        if self._is_idle() and self._wishes:
-            absent = self._waiting_since is not None and "absent" not in self._told
-            return self._waiting_since + self._absent_s if absent and self._waiting_since else self._retry_at
-        return None
+        if not (self._is_idle() and self._wishes and self._present()):
+            return None
+        if self._missing_since is None:
+            return self._retry_at
+        return None if "absent" in self._told else self._missing_since + self._absent_s
+
+    def end(self) -> list[tuple[int, Message]]:
+        """Rank 0 goes away: nothing is begun any more, and who waits for a verdict that will not come is set free."""
+        self._has_ended = True
+        return self._abort(0.0, "rank 0 ends") if self._promises is not None else []
 
     def is_over(self, lost_too: bool = True) -> bool:
         """Whether nobody waits for a word of ours: every rank, or every one not lost, has obeyed the last verdict."""
-        if self._promises is not None:
-            return False
-        waited_for = [rank for rank in self._present() if lost_too or rank not in self._gone]
-        return self._verdict is None or all(rank in self._outcomes for rank in waited_for)
+        return self._promises is None and not (self._awaited if lost_too else self._awaited - self._gone)
 
     def has_all_left(self) -> bool:
         """Whether every rank that ever joined, apart from rank 0, has left or is lost."""
@@ -155,139 +135,178 @@ class Coordinator:
     # ---- ranks ------------------------------------------------------------------------------------------------
 
     def _join(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        known = self._lives.get(rank)
-        restarted = known is not None and known != message["life"]
-        self._lives[rank] = message["life"]
+        former, life = self._lives.get(rank), message["life"]
+        self._lives[rank] = life
         self._gone.discard(rank)
-        self._left.discard(rank)
+        self._left.pop(rank, None)
         said: list[tuple[int, Message]] = [(rank, {"say": "welcome", "round": self.round})]
         if self.start is not None:
             said.append((rank, self._start_message()))
-        if restarted:
-            self._tell("restarted", f"rank {rank} was restarted", again=True)
-            if self._promises is not None:
-                self._promises.pop(rank, None)  # its former life promised, not this one
-            if self._verdict is not None:
-                self._outcomes.setdefault(rank, (FAILED, 0.0))
+        if former is not None and former != life:
+            self._restarted(rank, former, life)
+        for name, fields in message["wishes"].items():
+            self._wish(rank, name, fields)
         number, state = message["round"], message["state"]
         if number > self.round:
             self._old[rank] = message
-            said += self._recover()
+        elif rank in self._old:  # its process was started again; what the former one had heard is still true
+            self._old[rank] = {**self._old[rank], "state": FREE, "wishes": {}}
         elif state == PROMISED and number == self.round and self._promises is not None:
             self._promises[rank] = (message["steps"], message["polls"])
-        elif state == PROMISED:
-            committed = self._verdict if number == self.round else None
-            said.append((rank, self._outcome_message(rank, number, committed)))
-        elif self._promises is not None and number < self.round:
-            said.append((rank, {"say": "prepare", "round": self.round}))
-        elif self._verdict is not None and state != COMMITTED and number == self.round:
-            # It has obeyed; its DONE was lost with the connection. The save's outcome is not known.
-            self._outcomes.setdefault(rank, (OBEYED, 0.0))
+        else:
+            if state == PROMISED:
+                said.append((rank, self._outcome_message(rank, number)))
+            if self._promises is not None:
+                said.append((rank, {"say": "prepare", "round": self.round}))
         return said + self.proceed(now)
 
-    def _recover(self) -> list[tuple[int, Message]]:
-        """A coordinator before us died in a round. If anybody heard a commit it holds for all; else nobody acted."""
-        if len(self._lives) < self.world or self._promises is not None or self._verdict is not None:
-            return []
-        number = max(message["round"] for message in self._old.values())
-        verdict = next((m["verdict"] for m in self._old.values() if m["round"] == number and m["verdict"]), None)
-        waiting = [rank for rank, m in self._old.items() if m["state"] == PROMISED]
-        self.round = number
-        if verdict is not None:
-            self._verdict = verdict
-            for wish in verdict["wishes"]:
-                self._remember(wish)
-            held = {rank for rank, m in self._old.items() if m["round"] == number and m["state"] != "free"}
-            self._outcomes = {rank: (OBEYED, 0.0) for rank in self._lives if rank not in held}
-        said = [(rank, self._outcome_message(rank, self._old[rank]["round"], verdict)) for rank in waiting]
-        self._old.clear()
-        return said
+    def _restarted(self, rank: int, former: str, life: str) -> None:
+        """What the former life of a rank promised does not bind this one, and what it had to obey nobody obeys."""
+        if life in self._dead_lives:
+            self._tell("twins", f"two processes say that they are rank {rank}: nothing can be decided")
+        else:
+            self._tell("restarted", f"rank {rank} was restarted", again=True)
+        self._dead_lives.add(former)
+        if self._promises is not None:
+            self._promises.pop(rank, None)
+        self._not_obeyed(rank)
 
-    def _present(self) -> list[int]:
-        """The ranks that still train."""
-        return [rank for rank in self._lives if rank not in self._left]
+    def _leave(self, rank: int, steps: int) -> None:
+        self._left[rank] = steps
+        self._gone.discard(rank)
+        if self._promises is not None:
+            self._promises.pop(rank, None)
+        self._not_obeyed(rank)
+
+    def _recover(self) -> list[tuple[int, Message]]:
+        """All ranks have joined that a coordinator before us may have told something."""
+        found = recovery.recover(self._old)
+        self._old.clear()
+        self.round = found.round
+        for name in found.answered:
+            self._remember(name)
+        if found.verdict is not None:
+            self._answers = found.answers
+            decision = _decision(found.verdict)
+            if found.holding:
+                self._verdict = found.verdict
+                self._awaited = {rank for rank in found.holding if rank not in self._left}
+                self._outcomes = [(_missed(decision), 0.0)] * (len(found.holding) - len(self._awaited))
+            elif decision.stop:
+                self._stop(decision)
+        return [(rank, self._outcome_message(rank, number)) for rank, number in found.waiting]
+
+    def _present(self) -> bool:
+        """Whether any rank still trains."""
+        return len(self._left) < len(self._lives)
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def _is_idle(self) -> bool:
-        return self._promises is None and self._verdict is None and self._stopped is None
+        return self._promises is None and self._verdict is None and self._stopped is None and not self._has_ended
 
-    def _wish(self, name: str, fields: dict[str, Any]) -> None:
+    def _wish(self, rank: int, name: str, fields: dict[str, Any]) -> None:
         if name not in self._answered:
-            self._wishes[name] = Request.from_dict(fields)
+            self._wishes[name] = rank, read_request(fields)
 
     def _begin(self, now: float) -> list[tuple[int, Message]]:
-        missing = [rank for rank in range(self.world) if rank not in self._lives or rank in self._gone]
-        if missing or self._old:
-            if self._waiting_since is None:
-                self._waiting_since = now
-            if now - self._waiting_since >= self._absent_s:
+        if not self._present():
+            return []
+        if len(self._lives) < self.world or self._gone or self._old:
+            if self._missing_since is None:
+                self._missing_since = now
+            if now - self._missing_since >= self._absent_s:
+                missing = [rank for rank in range(self.world) if rank not in self._lives or rank in self._gone]
                 self._tell(
                     "absent", f"nothing can be decided: {_ranks(missing)} of {self.world} did not join the guard"
                 )
-            self._retry_at = max(self._retry_at, now + LAST_RETRY_S)
             return []
-        self._waiting_since = None
+        self._missing_since = None
         self._told.discard("absent")
-        if now < self._retry_at and self._retry_s > FIRST_RETRY_S:
+        if now < self._retry_at:
             return []
         self.round += 1
         self._promises = {}
         self._deadline = now + self._round_s
-        return [(rank, {"say": "prepare", "round": self.round}) for rank in self._present()]
+        return self._to_all({"say": "prepare", "round": self.round})
 
     def _collect(self, now: float) -> list[tuple[int, Message]]:
         assert self._promises is not None
-        present = self._present()
-        promises = {rank: self._promises[rank] for rank in present if rank in self._promises}
-        if len(promises) < len(present):
+        if not self._present():
+            return self._abort(now, "every rank has left")
+        if not self._has_all_promises():
             if now < self._deadline:
                 return []
-            silent = [rank for rank in present if rank not in promises]
+            silent = [rank for rank in self._lives if rank not in self._left and rank not in self._promises]
             return self._abort(now, f"{_ranks(silent)} did not answer in {self._round_s:g} s")
-        if not promises:
-            return self._abort(now, "every rank has left")
-        first, last = min(promises.values()), max(promises.values())
-        if self._skew_steps and last[0] - first[0] > self._skew_steps:
-            behind = [rank for rank in present if promises[rank] == first]
-            text = f"{_ranks(behind)} counts {first[0]} steps where others count {last[0]}"
-            self._tell(
-                "skew", f"{text}: make the guard before the first step on every rank, or call guard.resumed(step)"
-            )
+        first, last = min(self._promises.values())[0], max(self._promises.values())[0]
+        if self._skew_steps and last - first > self._skew_steps:
+            behind = [rank for rank, promise in self._promises.items() if promise[0] == first]
+            text = f"{_ranks(behind)} counts {first} steps where others count {last}"
+            if self._skewed_since is None:
+                self._skewed_since = now
+            if now - self._skewed_since >= LAST_RETRY_S:  # not while checkpoints are loaded, one rank after the other
+                advice = "make the guard before the first step on every rank, or call guard.resumed(step)"
+                self._tell("skew", f"{text}: {advice}")
             return self._abort(now, text)
-        asked = list(self._wishes.items())
+        return self._commit()
+
+    def _has_all_promises(self) -> bool:
+        assert self._promises is not None
+        return len(self._promises) == len(self._lives) - len(self._left)
+
+    def _place_verdict(self, promises: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
+        """The largest promise. A rank that has left promised never to do another step."""
+        return max(*promises.values(), *((steps, 0) for steps in self._left.values()), (0, 0))
+
+    def _commit(self) -> list[tuple[int, Message]]:
+        assert self._promises is not None
+        steps, polls = self._place_verdict(self._promises)
+        requests = [request for _, request in self._wishes.values()]
         self._verdict = {
-            "steps": last[0],
-            "polls": last[1],
-            "requests": [request.as_dict() for request in _distinct(request for _, request in asked)],
-            "wishes": [name for name, _ in asked],
+            "steps": steps,
+            "polls": polls,
+            "requests": [request.as_dict() for request in select(requests)],
+            "wishes": [],
         }
-        for name, _ in asked:
+        self._answers = {}
+        for name, (rank, _) in list(self._wishes.items()):
+            self._answers.setdefault(rank, []).append(name)
             self._remember(name)
+        self._awaited = set(self._promises)
+        self._outcomes = []
         self._promises = None
-        self._outcomes = {}
-        self._retry_s = FIRST_RETRY_S
-        decision = self._decision()
-        self.heard.append(
-            Heard("committed", str(decision), decision=decision, requests=[request for _, request in asked])
-        )
-        return [(rank, self._outcome_message(rank, self.round, self._verdict)) for rank in present]
+        self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S
+        self._skewed_since = None
+        decision = _decision(self._verdict)
+        self.heard.append(Heard("committed", str(decision), decision=decision, requests=requests))
+        return [(rank, self._outcome_message(rank, self.round)) for rank in self._awaited]
 
     def _abort(self, now: float, why: str) -> list[tuple[int, Message]]:
         self._promises = None
         self._retry_at = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
         self.heard.append(Heard("aborted", f"no decision yet: {why}; trying again"))
-        return [(rank, {"say": "abort", "round": self.round}) for rank in self._present()]
+        return self._to_all({"say": "abort", "round": self.round})
+
+    def _obeyed(self, rank: int, outcome: str, seconds: float) -> None:
+        if rank in self._awaited:
+            self._awaited.discard(rank)
+            self._outcomes.append((outcome, seconds))
+
+    def _not_obeyed(self, rank: int) -> None:
+        """It has left, or its process is another one. If it was to save, nobody may say that all have saved."""
+        if self._verdict is not None:
+            self._obeyed(rank, _missed(_decision(self._verdict)), 0.0)
 
     def _close(self) -> None:
         """The round is over when every rank has obeyed: the worst outcome is that of all."""
-        if any(rank not in self._outcomes for rank in self._present()):
+        if self._awaited:
             return
         assert self._verdict is not None
-        decision = self._decision()
-        results = list(self._outcomes.values())
-        outcome = next((word for word in (FAILED, SAVED) if any(word == result for result, _ in results)), OBEYED)
+        decision = _decision(self._verdict)
+        words = {word for word, _ in self._outcomes}
+        outcome = next((word for word in (FAILED, SAVED) if word in words), OBEYED)
         self.heard.append(
             Heard(
                 "outcome",
@@ -295,19 +314,18 @@ class Coordinator:
                 decision=decision,
                 requests=[Request.from_dict(fields) for fields in self._verdict["requests"]],
                 outcome=outcome,
-                seconds=max((seconds for _, seconds in results), default=0.0),
+                seconds=max((seconds for _, seconds in self._outcomes), default=0.0),
             )
         )
         self._verdict = None
         if decision.stop:
-            self._stopped = decision
-            self._wishes.clear()
-            self.start = Decision(**{**decision.as_dict(), "save": False})
+            self._stop(decision)
 
-    def _decision(self) -> Decision:
-        assert self._verdict is not None
-        requests = [Request.from_dict(fields) for fields in self._verdict["requests"]]
-        return merge(requests, self._verdict["steps"] + 1)
+    def _stop(self, decision: Decision) -> None:
+        """Nothing is decided after a stop. Who starts now hears of it before its first step."""
+        self._stopped = decision
+        self._wishes.clear()
+        self.start = Decision(**{**decision.as_dict(), "save": False})
 
     # ---- words ------------------------------------------------------------------------------------------------
 
@@ -315,12 +333,14 @@ class Coordinator:
         assert self.start is not None
         return {"say": "start", "decision": self.start.as_dict()}
 
-    def _outcome_message(self, rank: int, number: int, verdict: dict[str, Any] | None) -> Message:
-        if verdict is None:
+    def _outcome_message(self, rank: int, number: int) -> Message:
+        if self._verdict is None or number != self.round:
             return {"say": "abort", "round": number}
         # A rank hears of its own wishes only: a signal to 4,096 ranks makes as many.
-        own = [name for name in verdict["wishes"] if name.startswith(self._lives[rank] + ".")]
-        return {"say": "commit", "round": number, "verdict": {**verdict, "wishes": own}}
+        return {"say": "commit", "round": number, "verdict": {**self._verdict, "wishes": self._answers.get(rank, [])}}
+
+    def _to_all(self, message: Message) -> list[tuple[int, Message]]:
+        return [(rank, message) for rank in self._lives if rank not in self._left]
 
     def _remember(self, wish: str) -> None:
         self._wishes.pop(wish, None)
@@ -334,15 +354,12 @@ class Coordinator:
             self.heard.append(Heard(kind, text))
 
 
-def _distinct(requests: Iterable[Request]) -> list[Request]:
-    """One of each kind, of the lowest rank that wishes it; the weightiest first, and not more than people read."""
-    kinds: dict[tuple[object, ...], Request] = {}
-    for request in sorted(requests, key=lambda request: request.rank):
-        fields = request.as_dict()
-        del fields["rank"]
-        kinds.setdefault(tuple(fields.values()), request)
-    weighty = sorted(kinds.values(), key=lambda request: (not request.discard, not request.stop, not request.save))
-    return weighty[:MOST_REQUESTS]
+def _decision(verdict: Mapping[str, Any]) -> Decision:
+    return merge([Request.from_dict(fields) for fields in verdict["requests"]], verdict["steps"] + 1)
+
+
+def _missed(decision: Decision) -> str:
+    return FAILED if decision.save else OBEYED
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -6,19 +6,18 @@ written without it. The argument for it all is in docs/explanation/agreement.md.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.messages import COMMITTED, FREE, PROMISED
+from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, read_decision, sendable
 from resilience.guard.decision import CONTINUE, Decision, Request, merge
 from resilience.guard.gate import NEVER, Gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from resilience.guard.agreement.messages import Message
 
-QUICK_TRIES = 4
-"""How often a promise is tried at the training's own heels before it is given some steps ahead."""
+MOST_WISHES = 64
+"""From so many unanswered wishes on, one that differs from another only in its reason is not said again."""
 
 
 class Member:
@@ -27,13 +26,14 @@ class Member:
     Attributes:
         gate: the counters it shares with the training thread.
         life: a random word, new with each process: a rank that was restarted has promised nothing.
-        round: number of the round it last heard of.
-        state: `free`, `promised` (no step beyond `promise` before the verdict), or `committed` to `verdict`.
-        promise: the position promised: (steps, polls).
+        round: number of the last round that it promised something in.
+        state: `free`; `promised` (no step beyond `promise` before the verdict); `committed` to `verdict`; or
+            `obeying`, from the step of the decision until `finish()`.
+        promise: the position promised: (steps, polls), as the gate counts them.
+        verdict: of `round`, as soon as it is known, and until the next promise: another coordinator may ask for it.
         wishes: what this rank wishes and no verdict has answered, by id.
         start: what all ranks do before the first step, once it is known.
         stopped: the decision to stop that was given to the training; every later step gives it again.
-        owed: the round of a decision whose outcome the coordinator has not been told; 0 when there is none.
     """
 
     def __init__(self, gate: Gate, rank: int, life: str) -> None:
@@ -47,37 +47,44 @@ class Member:
         self.wishes: dict[str, Request] = {}
         self.start: Decision | None = None
         self.stopped: Decision | None = None
-        self.owed = 0
+        self._looked = (0, 0)
+        self._done: Message | None = None  # how the last obeyed round went: its message may be lost on the way
+        self._has_left = False
         self._wished = 0
 
     # ---- control thread ---------------------------------------------------------------------------------------
 
     def join(self) -> list[Message]:
-        """What to say on every new connection: who we are, where we are, and what we have promised or heard."""
+        """What to say on every new connection: who we are, where we are, what we promised, heard, did, and wish."""
         steps, polls = self.promise if self.state == PROMISED else self.gate.position()
         joining: Message = {"say": "join", "rank": self.rank, "life": self.life, "steps": steps, "polls": polls}
-        joining |= {"round": self.round, "state": self.state}
-        joining["verdict"] = self.verdict if self.state == COMMITTED else {}
-        return [joining, *(_wish(name, request) for name, request in self.wishes.items())]
+        joining |= {"round": self.round, "state": self.state, "verdict": self.verdict}
+        joining["wishes"] = {name: request.as_dict() for name, request in self.wishes.items()}
+        said = [joining]
+        if self._done is not None:
+            said.append(self._done)
+        if self._has_left:
+            said += self.leave()
+        return said
 
     def wish(self, request: Request) -> list[Message]:
         """Ask all ranks for something. It is kept, and said again after a reconnection, until a verdict answers it."""
+        request = sendable(request, self.rank)
+        known = list(self.wishes.values())
+        if request in known or (len(known) >= MOST_WISHES and any(_asks_the_same(request, other) for other in known)):
+            return []  # whatever answers the one answers the other
         self._wished += 1
         name = f"{self.life}.{self._wished}"
-        request.rank = self.rank
         self.wishes[name] = request
-        return [_wish(name, request)]
+        return [{"say": "wish", "id": name, "request": request.as_dict()}]
 
     def receive(self, message: Message) -> list[Message]:
         """Given what the coordinator says, do it and return what to answer."""
         says = message["say"]
         if says == "start":
-            self.start = Decision(**message["decision"])
+            self.start = read_decision(message["decision"])
         elif says == "prepare":
-            for _ in self.promise_moves(message["round"]):
-                pass
-            if self.state == PROMISED and self.round == message["round"]:
-                return [self._promised()]
+            return self._prepare(message["round"])
         elif says == "commit":
             self._commit(message["round"], message["verdict"])
         elif says == "abort" and self.state == PROMISED and self.round == message["round"]:
@@ -85,85 +92,101 @@ class Member:
             self.restore()
         return []
 
-    def promise_moves(self, number: int) -> Iterator[str]:
-        """Promise not to pass the present position; each `yield` is a moment at which the training thread may run.
+    def may_promise(self, number: int) -> bool:
+        """Whether a promise can be given in this round: it is new, and nothing of another is left to be obeyed."""
+        return number > self.round and self.state in (FREE, PROMISED)
 
-        First the limits are written, then the position is read again: if it is unchanged, whatever the training
-        writes from now on it compares with the new limits. If it has moved it may have passed: try again, and after a
-        few times leave it some room.
-        """
-        # A round of the past. Or a commit of the last one not yet obeyed: the coordinator does not start the next
-        # one before that, so this is a message of another coordinator.
-        if number <= self.round or self.state == COMMITTED:
-            return
-        gate = self.gate
-        tries = 0
-        while True:
-            steps, polls = gate.position()
-            if tries >= QUICK_TRIES:
-                steps, polls = steps + (1 << (tries - QUICK_TRIES)), NEVER
-            gate.hold(steps + 1, min(polls + 1, NEVER))
-            yield "limits written"
-            if gate.position() <= (steps, polls):
-                break
-            tries += 1
-            yield "the training has moved"
+    # A promise is these three moves. The training thread may run before, between and after them, until it comes to a
+    # limit; then it waits for the lock that is held meanwhile. So `keep` is true at the third time at the latest.
+
+    def look(self) -> None:
+        """Read where the training is."""
+        self._looked = self.gate.position()
+
+    def hold(self) -> None:
+        """Make it ask at the next step and at the next poll."""
+        steps, polls = self._looked
+        self.gate.hold(steps + 1, polls + 1)
+
+    def keep(self, number: int) -> bool:
+        """Read its position again. If it is unchanged, what the training writes from now on it compares with the new
+        limits, and the promise holds. If not it may have passed: look again."""
+        if self.gate.position() > self._looked:
+            return False
         self.round = number
         self.state = PROMISED
-        self.promise = (steps, 0 if polls == NEVER else polls)
-        if gate.urgent:
-            gate.limit = gate.poll_limit = 0
+        self.promise = self._looked
+        self.verdict = {}
+        self._done = None
+        self.restore()
+        return True
 
     def finish(self, outcome: str, seconds: float) -> list[Message]:
         """The decision has been obeyed: tell how its save went. Nothing when nothing is owed."""
-        number, self.owed = self.owed, 0
-        if not number:
+        if self.state != OBEYING:
             return []
-        return [{"say": "done", "round": number, "outcome": outcome, "seconds": float(seconds)}]
+        self.state = FREE
+        self._done = {"say": "done", "round": self.round, "outcome": outcome, "seconds": max(0.0, float(seconds))}
+        self.restore()
+        return [self._done]
+
+    def leave(self) -> list[Message]:
+        """No step will be done any more: that is a promise, too, and it is kept for ever."""
+        self._has_left = True
+        return [{"say": "leave", "steps": self.gate.position()[0]}]
 
     # ---- training thread --------------------------------------------------------------------------------------
 
     def arrive(self) -> Decision | None:
         """The training has done a step that reached the limit. Return what to do, or None: wait for the verdict."""
-        steps = self.gate.count
+        steps, _ = self.gate.position()
         if self.state == COMMITTED and steps > self.verdict["steps"]:
-            return self._obey(steps)
+            return self._obey()
         if self.state == PROMISED and steps > self.promise[0]:
             return None
         self.restore()
-        return self._again(steps) if self.stopped is not None else CONTINUE
+        return self._again() if self.stopped is not None else CONTINUE
 
     def arrive_at_poll(self) -> Decision | None:
         """The same for a poll. A stop is only announced: the training leaves what it does, and the next step obeys."""
         position = self.gate.position()
-        if self.state == COMMITTED and position >= (self.verdict["steps"], self.verdict["polls"]):
-            decision = self._decision()
+        if self.state == COMMITTED and position > (self.verdict["steps"], self.verdict["polls"]):
+            decision = self._decision(self.verdict["steps"] + 1 - self.gate.rewound)
             return _announce(decision) if decision.stop else CONTINUE
         if self.state == PROMISED and position > self.promise:
             return None
         self.restore()
-        return self._again(position[0]) if self.stopped is not None else CONTINUE
+        return self._again() if self.stopped is not None else CONTINUE
 
     def restore(self) -> None:
-        """Set the limits to what the state demands."""
+        """Set the limits to what the state demands; also after the counters were set anew."""
         gate = self.gate
         if self.stopped is not None:
-            gate.limit = gate.poll_limit = 0
+            gate.hold(0, 0)
         elif self.state == COMMITTED:
-            gate.limit = self.verdict["steps"] + 1
-            gate.poll_limit = 0
+            gate.hold(self.verdict["steps"] + 1, 0)
         elif self.state == PROMISED:
-            gate.limit = self.promise[0] + 1
-            gate.poll_limit = 0
-        elif self.owed:
-            gate.limit = gate.count + 1
-            gate.poll_limit = NEVER
+            gate.hold(self.promise[0] + 1, 0)
+        elif self.state == OBEYING:
+            gate.hold(gate.position()[0] + 1, NEVER)  # the next step tells that it was obeyed, if nothing did before
         else:
             gate.open()
         if gate.urgent:  # a signal came meanwhile: its handler wrote the limits before us
             gate.limit = gate.poll_limit = 0
 
     # ---- both -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, number: int) -> list[Message]:
+        if self.may_promise(number):
+            self.look()
+            self.hold()
+            while not self.keep(number):
+                self.look()
+                self.hold()
+        if self.state != PROMISED or self.round != number:
+            return []
+        steps, polls = self.promise
+        return [{"say": "promise", "round": number, "steps": steps, "polls": polls}]
 
     def _commit(self, number: int, verdict: dict[str, Any]) -> None:
         if self.state != PROMISED or self.round != number:
@@ -174,28 +197,22 @@ class Member:
             self.wishes.pop(name, None)
         self.restore()
 
-    def _decision(self) -> Decision:
-        requests = [Request.from_dict(fields) for fields in self.verdict["requests"]]
-        return merge(requests, self.verdict["steps"] + 1)
+    def _decision(self, step: int) -> Decision:
+        return merge([Request.from_dict(fields) for fields in self.verdict["requests"]], step)
 
-    def _obey(self, steps: int) -> Decision:
-        decision = self._decision()
-        self.state = FREE
-        self.verdict = {}
-        self.owed = self.round
+    def _obey(self) -> Decision:
+        decision = self._decision(self.gate.count)
+        self.state = OBEYING
         if decision.stop:
             self.stopped = decision
         self.restore()
         return decision
 
-    def _again(self, steps: int) -> Decision:
+    def _again(self) -> Decision:
         assert self.stopped is not None
         again = _announce(self.stopped)
-        again.step = steps
+        again.step = self.gate.count
         return again
-
-    def _promised(self) -> Message:
-        return {"say": "promise", "round": self.round, "steps": self.promise[0], "polls": self.promise[1]}
 
 
 def _announce(decision: Decision) -> Decision:
@@ -203,5 +220,6 @@ def _announce(decision: Decision) -> Decision:
     return Decision(**{**decision.as_dict(), "save": False})
 
 
-def _wish(name: str, request: Request) -> Message:
-    return {"say": "wish", "id": name, "request": request.as_dict()}
+def _asks_the_same(one: Request, other: Request) -> bool:
+    fields = one.as_dict() | {"why": other.why}
+    return fields == other.as_dict()

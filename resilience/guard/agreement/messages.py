@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import math
+
+from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, TypeAlias
 
     Message: TypeAlias = dict[str, Any]
 
+# The states of a member: see `member.py`.
 FREE = "free"
 PROMISED = "promised"
 COMMITTED = "committed"
+OBEYING = "obeying"
+
+LARGEST_NUMBER = 1 << 62
+WHY_LIMIT = 500
+LABEL_LIMIT = 100
+TRIGGER_LIMIT = 64
+"""Longest texts of a request, in characters: a verdict that carries 16 of them stays below the largest frame."""
 
 # From a member to the coordinator: the keys of each message besides `say`, and their types.
 _MEMBER_SAYS: dict[str, dict[str, type]] = {
-    "join": {"rank": int, "life": str, "steps": int, "polls": int, "round": int, "state": str, "verdict": dict},
+    "join": {
+        "rank": int,
+        "life": str,
+        "steps": int,
+        "polls": int,
+        "round": int,
+        "state": str,
+        "verdict": dict,
+        "wishes": dict,
+    },
     "wish": {"id": str, "request": dict},
     "promise": {"round": int, "steps": int, "polls": int},
     "done": {"round": int, "outcome": str, "seconds": float},
-    "leave": {},
+    "leave": {"steps": int},
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
@@ -30,16 +52,91 @@ _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
 }
 # Inside `commit` and `join`: the position, the wishes that it answers, and what all ranks shall do.
 _VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "wishes": list}
+_DECISION: dict[str, type] = {
+    "save": bool,
+    "stop": bool,
+    "label": str,
+    "reasons": list,
+    "step": int,
+    "exit_code": int,
+    "triggers": list,
+}
 
 
 def check_member_message(message: object) -> Message:
     """Return what a member said. Raise ValueError if it is nothing that a member says."""
-    return _check(message, _MEMBER_SAYS)
+    checked = _check(message, _MEMBER_SAYS)
+    says = checked["say"]
+    if says == "join":
+        if checked["state"] not in (FREE, PROMISED, COMMITTED, OBEYING):
+            raise ValueError(f"join: unknown state {checked['state']!r}")
+        if checked["verdict"]:
+            _check_verdict(checked["verdict"])
+        elif checked["state"] in (COMMITTED, OBEYING):
+            raise ValueError(f"join: {checked['state']} to nothing")
+        for fields in checked["wishes"].values():
+            read_request(fields)
+    elif says == "wish":
+        read_request(checked["request"])
+    elif says == "done":
+        if checked["outcome"] not in (SAVED, FAILED, OBEYED):
+            raise ValueError(f"done: unknown outcome {checked['outcome']!r}")
+        if not math.isfinite(checked["seconds"]) or checked["seconds"] < 0:
+            raise ValueError("done: seconds is out of range")
+    return checked
 
 
 def check_coordinator_message(message: object) -> Message:
     """Return what the coordinator said. Raise ValueError if it is nothing that a coordinator says."""
-    return _check(message, _COORDINATOR_SAYS)
+    checked = _check(message, _COORDINATOR_SAYS)
+    if checked["say"] == "commit":
+        _check_verdict(checked["verdict"])
+    elif checked["say"] == "start":
+        read_decision(checked["decision"])
+    return checked
+
+
+def read_decision(fields: object) -> Decision:
+    """Read what `Decision.as_dict` gave. Raise ValueError if it is anything else: it comes from the network."""
+    checked = _check_fields("decision", fields, _DECISION)
+    if not all(type(text) is str for name in ("reasons", "triggers") for text in checked[name]):
+        raise ValueError("decision: not only texts")
+    return Decision(**checked)
+
+
+def read_request(fields: object) -> Request:
+    """Read what `Request.as_dict` gave. Raise ValueError if it is anything else, or has longer texts than we send."""
+    if not isinstance(fields, dict):
+        raise ValueError("a request is a table")
+    request = Request.from_dict(fields)
+    if abs(request.exit_code) >= LARGEST_NUMBER or abs(request.rank) >= LARGEST_NUMBER:
+        raise ValueError("request: a number is out of range")
+    if len(request.why) > WHY_LIMIT or len(request.label) > LABEL_LIMIT or len(request.trigger) > TRIGGER_LIMIT:
+        raise ValueError("request: a text is too long")
+    return request
+
+
+def sendable(request: Request, rank: int) -> Request:
+    """Given a request of any trigger, also one made carelessly, return the same as it may travel, wished by `rank`."""
+    code = request.exit_code
+    return Request(
+        str(request.trigger)[:TRIGGER_LIMIT],
+        str(request.why)[:WHY_LIMIT],
+        save=bool(request.save),
+        stop=bool(request.stop),
+        label=str(request.label or "")[:LABEL_LIMIT],
+        discard=bool(request.discard),
+        exit_code=int(code) if isinstance(code, int) and 0 <= code < 256 else 1,
+        rank=rank,
+    )
+
+
+def _check_verdict(fields: object) -> None:
+    verdict = _check_fields("verdict", fields, _VERDICT)
+    for request in verdict["requests"]:
+        read_request(request)
+    if not all(type(name) is str for name in verdict["wishes"]):
+        raise ValueError("verdict: a wish has no name")
 
 
 def _check(message: object, known: dict[str, dict[str, type]]) -> Message:
@@ -48,17 +145,21 @@ def _check(message: object, known: dict[str, dict[str, type]]) -> Message:
     says = message.get("say")
     fields = known.get(says) if isinstance(says, str) else None
     if fields is None:
-        raise ValueError(f"unknown message {says!r}")
-    if set(message) != {"say", *fields}:
-        raise ValueError(f"{says}: wrong keys {sorted(map(str, message))}")
-    for name, kind in fields.items():
-        if type(message[name]) is not kind and not (kind is float and type(message[name]) is int):
-            raise ValueError(f"{says}: {name} is no {kind.__name__}")
-        if kind is int and not 0 <= message[name] < 1 << 62:
-            raise ValueError(f"{says}: {name} is out of range")
-    verdict = message.get("verdict")
-    if verdict and (
-        set(verdict) != set(_VERDICT) or any(type(verdict[name]) is not kind for name, kind in _VERDICT.items())
-    ):
-        raise ValueError(f"{says}: not a verdict")
+        raise ValueError(f"unknown message {says!r}"[:200])
+    _check_fields(str(says), {name: value for name, value in message.items() if name != "say"}, fields)
     return message
+
+
+def _check_fields(what: str, fields: object, wanted: Mapping[str, type]) -> dict[str, Any]:
+    """Exactly these keys, of exactly these types; numbers are neither negative nor larger than any count."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{what}: not a table")
+    if set(fields) != set(wanted):
+        raise ValueError(f"{what}: wrong keys {sorted(map(str, fields))}"[:200])
+    for name, kind in wanted.items():
+        value = fields[name]
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{what}: {name} is no {kind.__name__}")
+        if type(value) is int and not 0 <= value < LARGEST_NUMBER:
+            raise ValueError(f"{what}: {name} is out of range")
+    return fields

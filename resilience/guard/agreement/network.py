@@ -6,10 +6,8 @@ import os
 import time
 
 from resilience.errors import AgreementLost
-from resilience.guard.agreement import frames
 from resilience.guard.agreement.control import Control
 from resilience.guard.agreement.coordinator import Coordinator
-from resilience.guard.agreement.rejoin import member_after_resume
 from resilience.guard.agreement.wire import Address as Address
 from resilience.guard.decision import OBEYED, Decision, Request
 
@@ -125,23 +123,12 @@ class NetworkAgreement:
             self._control.member.restore()
 
     def resumed(self) -> None:
-        """The counters were set anew, here and on every other rank.
-
-        Before the first step what was promised still holds: it bounds the steps to come. After it the ranks have
-        formed anew; a verdict for the steps of before means nothing now, so this is a new life, with the old wishes.
-        """
-        control, gate = self._control, self._gate
+        """The counters were set anew, here and on every other rank: promises, verdicts and wishes hold as before."""
         with self._changed:
-            if self._has_stepped:
-                self._has_stepped = False
-                control.member, wishes = member_after_resume(control.member, frames.random_word())
-                control.outcome = None
-                control.outbox.clear()
-                control.outbox.extend([*control.member.join(), *wishes])
-            control.member.restore()
-            gate.limit = min(gate.limit, gate.count + 1)  # the first step tells that it is done
+            self._control.member.restore()
+            self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step tells that it is done
             self._changed.notify_all()
-        control.wake()
+        self._control.wake()
 
     def outlast(self, wait_s: float) -> None:
         """Rank 0 stays until every rank has obeyed the last verdict, at most `wait_s` seconds, and hears how it went.
@@ -164,7 +151,7 @@ class NetworkAgreement:
             return
         with self._changed:
             self._finish(OBEYED, 0.0)
-            control.outbox.append({"say": "leave"})
+            control.outbox.extend(control.member.leave())
             self._leaving_since = time.monotonic()
         control.wake()
         with self._changed:

@@ -1,0 +1,43 @@
+"""What the agreement tells its host: news of decisions, and of what keeps them from being made. Pure."""
+
+from __future__ import annotations
+
+from resilience.guard.decision import OBEYED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilience.guard.decision import Decision, Request
+
+
+class Heard:
+    """What the agreement wants its host to know.
+
+    Attributes:
+        kind: `committed`, `outcome` (all ranks have obeyed), `aborted`, `absent`, `skew`, `restarted`, `twins`.
+        text: a sentence for people.
+        decision: what was decided, for `committed` and `outcome`.
+        requests: what it answers.
+        outcome: `saved`, `failed` or `obeyed`: the worst of all ranks.
+        seconds: the longest save of all ranks.
+    """
+
+    __slots__ = ("decision", "kind", "outcome", "requests", "seconds", "text")
+
+    def __init__(
+        self,
+        kind: str,
+        text: str,
+        *,
+        decision: Decision | None = None,
+        requests: Sequence[Request] = (),
+        outcome: str = OBEYED,
+        seconds: float = 0.0,
+    ) -> None:
+        self.kind = kind
+        self.text = text
+        self.decision = decision
+        self.requests = tuple(requests)
+        self.outcome = outcome
+        self.seconds = seconds

@@ -1,0 +1,60 @@
+"""What a new coordinator concludes from what ranks tell of a coordinator before it. Pure.
+
+If anybody has heard a commit it holds for all, because somebody may have obeyed it already. If nobody has, nobody has
+acted, and everybody may be set free. Therefore it must have heard every rank.
+"""
+
+from __future__ import annotations
+
+from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED, read_request
+from resilience.guard.agreement.selection import effect
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from resilience.guard.agreement.messages import Message
+
+
+class Recovered:
+    """What is known of the last round of the coordinator before.
+
+    Attributes:
+        round: its number.
+        verdict: what was decided, or None if nothing that anybody has heard of.
+        holding: the ranks that have not told yet how they obeyed it.
+        waiting: the ranks that have promised and heard nothing since, each with the round of its promise.
+        answers: for each of these, which of its wishes the verdict answers.
+        answered: all wishes that the verdict answers.
+    """
+
+    def __init__(self, number: int, verdict: dict[str, Any] | None) -> None:
+        self.round = number
+        self.verdict = verdict
+        self.holding: list[int] = []
+        self.waiting: list[tuple[int, int]] = []
+        self.answers: dict[int, list[str]] = {}
+        self.answered: list[str] = []
+
+
+def recover(joins: Mapping[int, Message]) -> Recovered:
+    """Given the JOINs, by rank, of all ranks that know of earlier rounds, return how the last of these stands."""
+    number = max(join["round"] for join in joins.values())
+    last = {rank: join for rank, join in joins.items() if join["round"] == number}
+    verdict = next((join["verdict"] for join in last.values() if join["verdict"]), None)
+    found = Recovered(number, {**verdict, "wishes": []} if verdict is not None else None)
+    found.waiting = [(rank, join["round"]) for rank, join in joins.items() if join["state"] == PROMISED]
+    if verdict is None:
+        return found
+    effects = {effect(read_request(fields)) for fields in verdict["requests"]}
+    for rank, join in last.items():
+        found.answered += join["verdict"].get("wishes", [])
+        if join["state"] in (PROMISED, COMMITTED, OBEYING):
+            found.holding.append(rank)
+        if join["state"] == PROMISED:
+            # Its commit was lost, and with it the word which of its wishes were answered.
+            own = [name for name, fields in join["wishes"].items() if effect(read_request(fields)) in effects]
+            found.answers[rank] = own
+            found.answered += own
+    return found
