@@ -93,7 +93,7 @@ def test_texts_have_units_and_signals_have_many_spellings(name: str, given: Any,
 @pytest.mark.parametrize("name", PERCENTS)
 @pytest.mark.parametrize("value", [0.95, 1, 1.0, 0.01, "0.5%", "1%"])
 def test_a_percentage_of_one_or_less_is_refused_and_the_unit_is_explained(name: str, value: float | str) -> None:
-    error = refusal(**{name: value})
+    error = refusal(None, **{name: cast(Any, value)})
     assert error.message.startswith(f"{name} = ") and "%, which every machine exceeds" in error.message
     assert error.hint.startswith(f"percentages go to 100: {name} = ") and error.hint.endswith("is probably meant")
 
@@ -108,7 +108,7 @@ def test_a_fraction_in_the_environment_is_refused_with_what_is_probably_meant(na
 @pytest.mark.parametrize("name", PERCENTS)
 @pytest.mark.parametrize("value", [0, -5, 100.5, math.nan, math.inf])
 def test_a_percentage_out_of_range_is_refused_with_the_range_and_the_unit(name: str, value: float) -> None:
-    error = refusal(**{name: value})
+    error = refusal(None, **{name: cast(Any, value)})
     assert f"{name} = {value!r} is out of range" in error.message.replace(".0", "") + error.message
     assert error.hint == "it may be from 1 to 100 %"
 
@@ -117,14 +117,12 @@ def test_a_percentage_out_of_range_is_refused_with_the_range_and_the_unit(name: 
 def test_numbers_that_are_none_and_numbers_beyond_the_range_are_refused(name: str) -> None:
     low, high = _RANGES[name]
     for value in (math.nan, math.inf, -math.inf, low - 1, high * 2 + 1, 10**400):
-        error = refusal(**{name: value})
+        error = refusal(None, **{name: cast(Any, value)})
         assert error.message.startswith(f"{name} = ")
         assert "out of range" in error.message or "is not possible" in error.message
         assert error.hint.startswith("it may be ")
     for text in ("nan", "inf", "-1"):
-        assert refusal({variable(name): text}).message.startswith(
-            f"{variable(name)} = '{text}'"
-        )  # and not the argument
+        assert refusal({variable(name): text}).message.startswith(f"{variable(name)} = ")  # named as it was written
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_numbers_that_are_none_and_numbers_beyond_the_range_are_refused(name: st
 )  # fmt: skip
 @pytest.mark.parametrize("value", [None, {"a": 1}, object(), 1j, b"x"])
 def test_values_of_another_kind_are_refused_with_the_kind_and_the_unit(name: str, hint: str, value: Any) -> None:
-    error = refusal(**{name: value})
+    error = refusal(None, **{name: cast(Any, value)})
     assert error.message.startswith(f"{name} = ") and error.message.endswith(" is not possible")
     assert error.hint == hint
 
@@ -222,7 +220,8 @@ def test_settings_survive_being_written_as_variables_and_read_back(name: str) ->
 
 def test_reading_settings_loads_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom resilience.guard.settings import read_settings\nread_settings({'RESIL_GUARD__POLL_S': '10m'})\n"
+        "import sys\nfrom resilience.guard.settings import read_settings\n"
+        "read_settings({'RESIL_GUARD__POLL_S': '10m'})\n"
         "print(*sorted({'difflib', 'subprocess', 'socket', 'json', 'logging', 'pathlib'} & set(sys.modules)))"
     )
     done = subprocess.run(
