@@ -1,15 +1,24 @@
-"""Signals to the process: a handler that sets a flag, and nothing else."""
+"""Signals to the process: a handler that sets a flag, and nothing else.
+
+In a forked child, a loader's worker, the handler is not ours any more: TERM, INT and HUP do there what they did before
+the guard, and USR1 and USR2 nothing, because some schedulers signal the whole tree of a job. A spawned child begins
+anew and knows of no guard: USR1 ends it, unless it sets a handler itself.
+"""
 
 from __future__ import annotations
 
-import collections
+import os
 import signal
+import sys
 import threading
+import time
 
+from resilience.guard import signal_actions
 from resilience.guard.decision import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any
 
@@ -18,50 +27,286 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
+AGAIN_S = 1.0
+"""SLURM tells a task of srun twice that it ends, in the same second (proctrack/cgroup: slurmstepd and srun both send
+TERM), and launchers pass on what their processes got already. A second TERM counts only after this."""
+
+OTHERS = "The batch shell's stop file, the clock and the switches still do"
+
+_MEANING = {
+    "USR1": "the job's time is nearly over",
+    "USR2": "the job's time is nearly over",
+    "TERM": "the job is being ended (time limit, cancel, preemption or requeue)",
+    "HUP": "the terminal or the launcher is gone",
+    "INT": "somebody wants it to stop (once more, and it ends at once)",
+}
+
+_installed: Signals | None = None
+
 
 class Signals:
-    """The handlers of this process."""
+    """The handlers of this process.
+
+    The handler counts, and makes the next step ask. It takes no lock, does no I/O, and calls the Python handler that
+    was there before. The second INT takes effect at once, and so does a second TERM, unless a save is running: half a
+    checkpoint helps nobody, and SIGKILL follows in any case.
+
+    What was ignored when the guard came stays ignored: nohup means it.
+    """
 
     name = "signal"
 
     def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder, gate: Gate) -> None:
+        self._place = place
         self._settings = settings
         self._recorder = recorder
         self._gate = gate
-        self._seen: collections.deque[int] = collections.deque()
+        self._handler = self._handle  # one object, by which it is known again
+        self._pid = os.getpid()
         self._before: dict[int, Any] = {}
+        self._chained: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._foreign: dict[int, bytes] = {}  # what somebody had set below Python
+        self._below = signal_actions.Below()
+        self._came: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._first: dict[int, float] = {}
+        self._is_inside: dict[int, bool] = {}
+        self._asked: set[int] = set()
+        self._judged: dict[int, Any] = {}  # who stands in our place, looked at already
+        self._told: set[tuple[int, str]] = set()
+        self._is_open = False
+
+    # ---- handlers come and go, in the main thread --------------------------------------------------------------
 
     def install(self) -> None:
-        """Set the handlers."""
-        if threading.current_thread() is not threading.main_thread():
+        """Set the handlers, and say where that is not possible or comes late."""
+        global _installed
+        if not self._settings.signals:
             return
+        if threading.current_thread() is not threading.main_thread():
+            names = ", ".join(f"SIG{name}" for name in self._settings.signals)
+            self._recorder.warn(
+                f"the guard is started in a thread other than the main one, where Python sets no signal handlers: "
+                f"{names} do not reach it. {OTHERS}. Start it in the main thread: `with guard:`, or guard.start()"
+            )
+            return
+        if self._gate.count == 1 and self._place.job_id != "0":
+            self._recorder.warn(
+                "the guard was started by its first step: a signal that comes before that ends the process. Start it "
+                "before the model is built: `with guard:`, or guard.start()"
+            )
+        self._is_open = True
+        _installed = self
         for name in self._settings.signals:
-            number = getattr(signal, f"SIG{name}")
-            self._before[number] = signal.signal(number, self._handle)
+            number = getattr(signal, f"SIG{name}", None)
+            if number is not None:
+                self._install_one(int(number), f"SIG{name}")
+        self._report_blocked()
+
+    def _install_one(self, number: int, name: str) -> None:
+        before = signal.getsignal(number)
+        is_known = before not in (signal.SIG_DFL, None) or not signal_actions.is_caught(number)
+        action = signal_actions.read_action(number) if "ctypes" in sys.modules or not is_known else None
+        address = signal_actions.DEFAULT if action is None else signal_actions.address_of(action)
+        if before is signal.SIG_IGN or address == signal_actions.IGNORED:
+            if number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+                self._recorder.warn(f"{name} is ignored in this process by whoever started it: the guard leaves it so")
+            return
+        self._came[number] = self._seen[number] = 0
+        self._first[number] = 0.0
+        self._is_inside[number] = False
+        self._before[number] = before
+        function = _function_of(before)
+        if function is not None:
+            self._chained[number] = function
+        elif action is not None and address != signal_actions.DEFAULT and before is not signal.default_int_handler:
+            self._foreign[number] = action
+            owner = signal_actions.library_of(address) or "a library"
+            self._recorder.warn(
+                f"{name} was handled by {owner} before the guard came; the guard takes its place, and gives it back at "
+                f"its end. To leave it: RESIL_GUARD__SIGNALS without {name.removeprefix('SIG')}"
+            )
+        try:
+            signal.signal(number, self._handler)
+        except (ValueError, OSError) as error:  # a subinterpreter
+            del self._before[number]
+            self._recorder.warn(f"cannot handle {name}: {error}. {OTHERS}")
+            return
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            signal.siginterrupt(number, False)  # SA_RESTART: C libraries forget to try again after EINTR
+        if action is not None:
+            self._below.remember(number)
 
     def restore(self) -> None:
-        """Give back what was there before."""
-        if threading.current_thread() is not threading.main_thread():
+        """Give back what was there before, unless somebody else has replaced it. From then on the handler is deaf."""
+        global _installed
+        if os.getpid() != self._pid:
             return
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        self._is_open = False
+        if _installed is self:
+            _installed = None
+        if threading.current_thread() is not threading.main_thread():
+            return  # the handler is still there, and does what was done before it
+        for number in self._before:
+            if signal.getsignal(number) is self._handler and not self._below.owner(number):
+                self._give_back(number)
+
+    def reinstall(self) -> list[str]:
+        """Take back the signals that others took; their Python handlers are called after ours. Main thread only.
+
+        Return the names of those taken back.
+        """
+        taken = []
+        for number in self._before:
+            current = signal.getsignal(number)
+            if current is self._handler and not self._below.owner(number):
+                continue
+            function = _function_of(current)
+            if function is not None and current is not self._handler:
+                self._chained[number] = function
+            signal.signal(number, self._handler)
+            self._told = {told for told in self._told if told[0] != number}
+            taken.append(signal.Signals(number).name)
+        return taken
+
+    def forget(self) -> None:
+        """In a forked child: nothing here is for the guard."""
+        for number in self._before:
+            if signal.getsignal(number) is self._handler:
+                if number in (signal.SIGUSR1, signal.SIGUSR2):
+                    signal.signal(number, _do_nothing)  # not SIG_IGN: programs that it starts would inherit that
+                else:
+                    self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
+        before = self._before[number]
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        if number in self._foreign:
+            signal_actions.write_action(number, self._foreign[number])
+
+    # ---- what has come -----------------------------------------------------------------------------------------
 
     def take(self) -> list[Request]:
-        """What came since the last call, as requests."""
+        """What came since the last call, as requests. Each signal asks once."""
         taken = []
-        while self._seen:
-            taken.append(Request(self.name, f"{signal.Signals(self._seen.popleft()).name} came"))
+        while request := self._next():
+            taken.append(request)
         return taken
 
     def poll(self) -> Request | None:
-        """The same from the watching thread, for a training that does not step."""
-        taken = self.take()
-        return taken[0] if taken else None
+        """One of them, from the watching thread, for a training that does not step; and look after the handlers."""
+        self._report_replaced()
+        return self._next()
+
+    def _next(self) -> Request | None:
+        for number in self._came:
+            if self._came[number] != self._seen[number]:
+                self._seen[number] = self._came[number]
+                if number not in self._asked:
+                    self._asked.add(number)
+                    name = signal.Signals(number).name
+                    return Request(self.name, f"{name} came: {_MEANING[name.removeprefix('SIG')]}")
+        return None
 
     def done(self, outcome: str) -> None:
-        """Nothing follows."""
+        """The next one may ask again."""
+        self._asked.clear()
+
+    # ---- in the handler ----------------------------------------------------------------------------------------
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._seen.append(number)
-        self._gate.urgent = True
-        self._gate.limit = self._gate.poll_limit = 0
+        if not self._is_open or os.getpid() != self._pid:
+            self._handle_for_others(number, frame)
+            return
+        self._came[number] += 1
+        gate = self._gate
+        gate.urgent = True
+        gate.limit = gate.poll_limit = 0
+        if number in (signal.SIGINT, signal.SIGTERM) and self._is_second(number):
+            self._act_as_before(number, frame)
+        else:
+            self._call_chained(number, frame)
+
+    def _call_chained(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler that we stand before. It may have kept ours, and call it in turn."""
+        if number in self._chained and not self._is_inside[number]:
+            self._is_inside[number] = True
+            try:
+                self._chained[number](number, frame)
+            finally:
+                self._is_inside[number] = False
+
+    def _is_second(self, number: int) -> bool:
+        now, first = time.monotonic(), self._first[number]
+        if first == 0.0:
+            self._first[number] = now
+            return False
+        if number == signal.SIGINT:
+            return True
+        return now - first >= AGAIN_S and not getattr(self._gate, "_saving_depth", 0)
+
+    def _act_as_before(self, number: int, frame: FrameType | None) -> None:
+        """Do what would have happened without the guard."""
+        self._give_back(number)
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+        else:
+            os.kill(os.getpid(), number)
+
+    def _handle_for_others(self, number: int, frame: FrameType | None) -> None:
+        """In a child that was forked past Python's hooks, and after the end of the guard."""
+        if os.getpid() != self._pid and number in (signal.SIGUSR1, signal.SIGUSR2):
+            return
+        if signal.getsignal(number) is self._handler:
+            self._act_as_before(number, frame)
+        else:  # somebody took our place and calls us
+            self._call_chained(number, frame)
+
+    # ---- whether they are still there ---------------------------------------------------------------------------
+
+    def _report_replaced(self) -> None:
+        if not self._is_open:
+            return
+        self._below.remember(*self._before)  # the first time, a moment after they were set
+        for number in list(self._before):
+            current = signal.getsignal(number)
+            if current is self._handler:
+                owner = self._below.owner(number)
+            elif current is self._judged.get(number):
+                continue
+            else:
+                self._judged[number] = current
+                kept = signal_actions.calls(current, self._handler)
+                owner = "" if kept else signal_actions.describe_handler(current)
+            if owner and (number, owner) not in self._told:
+                self._told.add((number, owner))
+                name = signal.Signals(number).name
+                self._recorder.warn(
+                    f"the guard's handler of {name} was replaced by {owner}: {name} does not reach the guard any more. "
+                    f"{OTHERS}. Start the guard after whatever set that handler, or choose another signal "
+                    "(RESIL_GUARD__SIGNALS)"
+                )
+
+    def _report_blocked(self) -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(self._before)
+        for number in sorted(blocked):
+            name = signal.Signals(number).name
+            self._recorder.warn(f"{name} is blocked in the main thread: it may never reach the guard. {OTHERS}")
+
+
+def _after_fork() -> None:
+    if _installed is not None:
+        _installed.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """A worker's handler."""
+
+
+def _function_of(handler: Any) -> Callable[[int, FrameType | None], Any] | None:
+    """The handler, if it is a function of somebody's, and not one of the three that Python begins with."""
+    return handler if callable(handler) and handler is not signal.default_int_handler else None
