@@ -1,0 +1,369 @@
+"""The process beside the ranks shows what is true, hurts nobody, and is gone when they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.mirror_line import socket_name
+from resilience.guard.place import Place
+from tests.guard.disks import fill, small_disk
+from tests.guard.guards import make_run, wait_until
+from tests.guard.ranks import REPOSITORY, Node, a_node
+from tests.system.hung import hung_folder
+from tests.system.people import NOBODY, needs_root
+
+HOLD_THE_GIL = "ctypes.PyDLL(None).sleep(1000)"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with a_node(make_run(tmp_path / "demo")) as node:
+        yield node
+
+
+def shows(node: Node, rank: int, **fields: object) -> bool:
+    told = node.beats().get("rank", {}).get(str(rank), {})
+    return all(told.get(name) == value for name, value in fields.items())
+
+
+def test_the_ranks_of_a_node_share_one_process_which_shows_them_all(node: Node) -> None:
+    ranks = [node.start(rank, world=3) for rank in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.do(f"slot.words[0] = {100 - number}")
+        rank.do(f"slot.set_phase('phase {number}')")
+    wait_until(lambda: all(shows(node, number, step=100 - number, phase=f"phase {number}") for number in range(3)))
+    told = node.beats()
+    assert (told["attempt"], told["host"], told["step"]) == (3, "n1", 98)
+    assert [told["rank"][str(number)]["pid"] for number in range(3)] == [rank.process.pid for rank in ranks]
+    assert len(node.mirrors()) == 1
+
+
+def test_ranks_may_come_in_any_order(node: Node) -> None:
+    second = node.start(1)
+    assert node.mirrors() == []
+    node.start(0)
+    second.do("slot.words[0] = 7")
+    wait_until(lambda: shows(node, 1, step=7) and shows(node, 0, step=0))
+
+
+def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: Node) -> None:
+    temporary = set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*"))
+    ranks = [node.start(rank) for rank in range(2)]
+    ranks[0].do("slot.words[0] = 41")
+    ranks[1].do("slot.words[0] = 42")
+    wait_until(lambda: shows(node, 1, step=42))
+    ranks[0].do("slot.words[0] = 43")
+    ranks[1].do("slot.words[0] = 43")
+    for rank in ranks:
+        rank.process.kill()
+    killed = time.monotonic()
+    for rank in ranks:
+        rank.process.wait()
+    wait_until(lambda: not node.mirrors(), 2.0)
+    assert time.monotonic() - killed < 2.0
+    assert shows(node, 0, step=43, gone=True) and shows(node, 1, step=43, gone=True)
+    assert [path.name for path in node.run.rglob("*") if path.is_file()] == ["12.n1"]
+    assert set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*")) <= temporary
+
+
+def test_a_rank_whose_process_is_gone_is_marked_and_the_others_go_on(node: Node) -> None:
+    ranks = [node.start(rank) for rank in range(2)]
+    wait_until(lambda: shows(node, 1, step=0))
+    ranks[1].kill()
+    wait_until(lambda: shows(node, 1, gone=True))
+    ranks[0].do("slot.words[0] = 9")
+    wait_until(lambda: shows(node, 0, step=9))
+    assert "gone" not in node.beats()["rank"]["0"]
+
+
+def test_a_rank_that_left_is_not_called_gone(node: Node) -> None:
+    ranks = [node.start(rank) for rank in range(2)]
+    wait_until(lambda: shows(node, 1, step=0))
+    ranks[1].leave()
+    wait_until(lambda: shows(node, 1, left=True))
+    ranks[0].leave()
+    wait_until(lambda: not node.mirrors())
+    assert shows(node, 0, left=True)
+    assert all("gone" not in told for told in node.beats()["rank"].values())
+
+
+@pytest.mark.parametrize("hang", [HOLD_THE_GIL, "time.sleep(1000)"], ids=["the GIL is held", "the main thread sleeps"])
+def test_a_hang_shows_as_time_that_goes_on_while_the_step_stands_still(node: Node, hang: str) -> None:
+    rank = node.start(0)
+    rank.do("slot.words[0] = 5")
+    wait_until(lambda: shows(node, 0, step=5))
+    rank.begin(hang)
+    advanced = node.beats()["rank"]["0"]["advanced"]
+    wait_until(lambda: node.beats()["time"] > advanced + 1.0)
+    assert node.beats()["rank"]["0"]["advanced"] == advanced
+
+
+def test_a_stopped_rank_shows_as_a_hang_too(node: Node) -> None:
+    rank = node.start(0)
+    rank.do("slot.words[0] = 5")
+    wait_until(lambda: shows(node, 0, step=5))
+    rank.process.send_signal(signal.SIGSTOP)
+    advanced = node.beats()["rank"]["0"]["advanced"]
+    wait_until(lambda: node.beats()["time"] > advanced + 1.0)
+    assert shows(node, 0, step=5, advanced=advanced)
+    rank.process.send_signal(signal.SIGCONT)
+
+
+def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(node: Node) -> None:
+    storm = (
+        "import signal\nstart = mirror_line.start_process\n"
+        "def start_in_a_storm(*args):\n"
+        "    pid = start(*args)\n"
+        "    for _ in range(300):\n"
+        "        for name in ('USR1', 'USR2', 'HUP', 'INT', 'TERM'):\n"
+        "            os.kill(pid, getattr(signal, 'SIG' + name))\n"
+        "        time.sleep(0.001)\n"
+        "    return pid\n"
+        "mirror_line.start_process = start_in_a_storm"
+    )
+    rank = node.start(0, first=storm)
+    rank.do("slot.words[0] = 3")
+    wait_until(lambda: shows(node, 0, step=3))
+    assert rank.ask("mirror._line._starts") == 1
+    assert rank.said() == []
+
+
+def test_it_holds_open_nothing_of_the_training(node: Node, tmp_path: Path) -> None:
+    path = str(tmp_path / "pipe")
+    rank = node.start(0, first=f"os.mkfifo({path!r}); os.set_inheritable(os.open({path!r}, os.O_RDWR), True)")
+    wait_until(lambda: shows(node, 0, step=0))
+    [pid] = node.mirrors()
+    opened = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    assert opened.count("/dev/null") == 3
+    assert {name.partition(":")[0] for name in opened} <= {"/dev/null", "socket", "anon_inode", "/memfd"}
+    assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
+    assert rank.process.poll() is None
+
+
+def test_a_reader_of_the_trainings_output_does_not_wait_for_it(node: Node) -> None:
+    first = node.start(0)
+    node.start(1)
+    wait_until(lambda: shows(node, 1, step=0))
+    first.process.kill()
+    assert first.process.stdout is not None
+    assert first.process.stdout.read() == ""  # `| tee` ends
+    assert len(node.mirrors()) == 1
+
+
+def test_the_batch_shell_can_find_it_by_its_environment(node: Node) -> None:
+    node.start(0)
+    wait_until(lambda: shows(node, 0, step=0))
+    [pid] = node.mirrors()
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert {b"RESIL_ATTEMPT=3", b"SLURM_JOB_ID=12", f"RESIL_RUN_DIR={node.run}".encode()} <= set(words)
+
+
+def test_it_is_small_and_quiet(node: Node) -> None:
+    for rank in range(4):
+        node.start(rank, world=4, beat_s=1.0)
+    wait_until(lambda: len(node.beats().get("rank", {})) == 4)
+    [pid] = node.mirrors()
+
+    def cpu_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before, began = cpu_s(), time.monotonic()
+    time.sleep(3.0)
+    assert (cpu_s() - before) / (time.monotonic() - began) < 0.02
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert int(status.partition("VmHWM:")[2].split()[0]) <= 15 * 1024
+
+
+def test_a_mirror_that_was_killed_is_started_again(node: Node) -> None:
+    ranks = [node.start(rank) for rank in range(2)]
+    wait_until(lambda: shows(node, 1, step=0))
+    [pid] = node.mirrors()
+    os.kill(pid, signal.SIGKILL)
+    for rank in ranks:
+        rank.do("slot.words[0] = 8")
+    wait_until(lambda: shows(node, 0, step=8) and shows(node, 1, step=8))
+    assert len(node.mirrors()) == 1 and node.mirrors() != [pid]
+    assert ranks[0].said() == []
+
+
+def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> None:
+    rank = node.start(0, first="os.register_at_fork(after_in_child=lambda: None)")
+    wait_until(lambda: shows(node, 0, step=0))
+    worker = rank.ask("[os.getpid(), os.fork()][1] or time.sleep(30) or os._exit(0)")
+    rank.process.kill()
+    rank.process.wait()
+    try:
+        wait_until(lambda: not node.mirrors(), 2.0)
+        assert shows(node, 0, gone=True)
+        os.kill(worker, 0)  # it still lives, and holds a copy of the rank's socket
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_forked_child_that_forgets_does_not_say_good_bye_for_its_parent(node: Node) -> None:
+    rank = node.start(0)
+    wait_until(lambda: shows(node, 0, step=0))
+    rank.do("pid = os.fork(); pid or (mirror.forget(), slot.words.__setitem__(0, 99), os._exit(0)); os.waitpid(pid, 0)")
+    rank.do("slot.words[0] = 4")
+    wait_until(lambda: shows(node, 0, step=4))
+    assert "left" not in node.beats()["rank"]["0"]
+
+
+def test_what_is_out_of_the_routine_on_another_rank_is_written_for_it(node: Node) -> None:
+    node.start(0)
+    second = node.start(1)
+    second.do("recorder.event('start'); recorder.event('phase', phase='train'); recorder.event('save')")
+    second.do("recorder.event('request', trigger='host_memory', why='95 %'); recorder.warn('odd')")
+    second.do("recorder.event('error', error=float('nan'))")
+    wait_until(lambda: len(node.journal(1)) == 3)
+    assert [line["event"] for line in node.journal(1)] == ["request", "warning", "error"]
+    assert node.journal(1)[2]["error"] == "nan"
+    assert all(line["rank"] == 1 for line in node.journal(1))
+
+
+def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believed(node: Node) -> None:
+    node.start(0)
+    second = node.start(1)
+    locate = "(lambda a: a and [a.host, a.port, a.token])(mirror.locate())"
+    assert second.ask(locate) is None
+    (node.run / "agreement").mkdir()
+    file = node.run / "agreement" / f"12-{node.run.parent.name}"
+    file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
+    file.chmod(0o644)
+    wait_until(lambda: second.ask("mirror._line._is_welcome"))
+    assert second.ask(locate) is None
+    file.chmod(0o600)
+    assert second.ask(locate) == ["10.0.0.1", 4711, "abc"]
+    file.write_text("{")
+    assert second.ask(locate) is None
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660)])
+def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
+    node.run.chmod(folder)
+    node.start(0)
+    wait_until(lambda: node.beats())
+    assert stat.S_IMODE((node.run / "beats" / "12.n1").stat().st_mode) == file
+
+
+def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
+        rank = node.start(0, first="from resilience.guard import mirror; mirror.Mirror._write_journal = lambda self: 0")
+        wait_until(lambda: node.beats())
+        ballast = fill(run)
+        wait_until(lambda: rank.said())
+        rank.do("slot.words[0] = 6")
+        time.sleep(0.5)  # several beats that fail
+        assert len(rank.said()) == 1 and "No space left" in rank.said()[0]
+        assert node.beats()["step"] == 0
+        assert not list((run / "beats").glob(".*"))
+        ballast.unlink()
+        wait_until(lambda: node.beats()["step"] == 6)
+
+
+def test_a_run_directory_that_goes_and_comes_back_is_not_made_anew_by_us(node: Node) -> None:
+    rank = node.start(0)
+    wait_until(lambda: node.beats())
+    away = node.run.with_name("away")
+    node.run.rename(away)
+    rank.do("slot.words[0] = 6")
+    rank.do("recorder.event('save', step=6)")
+    wait_until(lambda: rank.said())
+    assert not node.run.exists()
+    away.rename(node.run)
+    wait_until(lambda: node.beats().get("step") == 6 and node.journal(0))
+    assert "save" in [line["event"] for line in node.journal(0)]
+
+
+def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
+        first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
+        ranks = [node.start(rank, first=first) for rank in range(2)]
+        wait_until(lambda: ranks[1].ask("mirror._line.tend() or mirror._line._is_welcome"))
+        began = time.monotonic()
+        assert ranks[1].ask("mirror.locate()") is None
+        assert time.monotonic() - began < 2.0
+        assert len(node.mirrors()) == 1
+        for rank in ranks:
+            rank.process.kill()
+        wait_until(lambda: not node.mirrors(), 8.0)
+
+
+@needs_root
+def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo")
+    name = socket_name(Place(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
+                             meeting=f"12-{tmp_path.name}"))  # fmt: skip
+    squat = (
+        "import os, socket, sys, time\nos.setgid(65534); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        f"s.{{}}({name!r})\n{{}}"
+    )
+    assert NOBODY == 65534
+    squatter = subprocess.Popen(
+        [sys.executable, "-c", squat.format("bind", "s.listen(9); print(1, flush=True); time.sleep(100)")],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert squatter.stdout is not None
+    try:
+        squatter.stdout.readline()
+        with a_node(run) as node:
+            rank = node.start(0, first="mirror_line.CONNECT_S = 0.5")
+            wait_until(lambda: rank.said())
+            assert "belongs to user 65534" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
+            rank.do("slot.words[0] = 2")
+            wait_until(lambda: shows(node, 0, step=2))
+            assert node.mirrors() == []
+    finally:
+        squatter.kill()
+        squatter.wait()
+        squatter.stdout.close()
+    with a_node(run) as node:
+        node.start(0)
+        wait_until(lambda: node.mirrors())
+        talk = "print(s.recv(100))"
+        stranger = subprocess.run(
+            [sys.executable, "-c", squat.format("connect", talk)], capture_output=True, text=True, timeout=30
+        )
+        assert stranger.stdout == "b''\n" or "ConnectionReset" in stranger.stderr
+
+
+def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> None:
+    rank = node.start(0)
+    wait_until(lambda: shows(node, 0, step=0))
+    name = socket_name(Place(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
+                             meeting=f"12-{node.run.parent.name}"))  # fmt: skip
+    for packet in (b"{", b"[]", b"5", b"\xff" * 1000, b'{"hello": 3}', b'{"bye": 1}', b'{"journal": "x"}', b"[" * 5000):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+            sender.connect(name)
+            sender.send(packet)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender, open("/dev/null") as no_memory:
+        sender.connect(name)
+        socket.send_fds(sender, [b'{"hello": 1, "pid": 5}'], [no_memory.fileno()])
+    rank.do("slot.words[0] = 6")
+    wait_until(lambda: shows(node, 0, step=6))
+    assert list(node.beats()["rank"]) == ["0"]
+
+
+def test_it_ends_when_no_rank_ever_comes() -> None:
+    program = (
+        "import json, socket, sys; from resilience.guard import mirror_process as m\n"
+        "m.FIRST_GUEST_S = 0.2\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "s.bind(b'\\0resil-test-' + m.os.urandom(8).hex().encode())\n"
+        "s.listen(1); m.MirrorProcess(s, {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1'}).serve()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20, cwd=REPOSITORY)
