@@ -1,0 +1,174 @@
+"""Small files are read only where they are files, written whole, and removed only if they are still the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.small_files import LIMIT, kind_of, open_folder, read_own, read_regular, remove_same, write_whole
+from tests.system.people import acting_as, needs_root, open_the_way
+
+SOMEBODY = 65532
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[int]:
+    folder = open_folder(tmp_path)
+    yield folder
+    os.close(folder)
+
+
+def test_a_file_is_read_with_its_status(tmp_path: Path, opened: int) -> None:
+    (tmp_path / "kill").write_text("enough")
+    for found in (read_regular(tmp_path / "kill"), read_regular("kill", folder=opened)):
+        assert found is not None and (found[0], found[1].st_size) == (b"enough", 6)
+    assert read_regular("save", folder=opened) is None
+
+
+def test_no_more_is_read_than_anybody_has_to_say(tmp_path: Path) -> None:
+    (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT)
+    found = read_regular(tmp_path / "kill")
+    assert found is not None and len(found[0]) == LIMIT
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("kind", "word", "numbers"),
+    [
+        ("link", "a symbolic link", {errno.ELOOP}),
+        ("dangling link", "a symbolic link", {errno.ELOOP}),
+        ("fifo", "a FIFO", {errno.EINVAL}),
+        ("folder", "a folder", {errno.EINVAL}),
+        ("socket", "a socket", {errno.ENXIO}),
+    ],
+)
+def test_anything_else_is_an_error_at_once(
+    tmp_path: Path, kind: str, word: str, numbers: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kill"
+    (tmp_path / "other").touch()
+    if kind == "socket":
+        monkeypatch.chdir(tmp_path)  # a socket's path may not be long
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    else:
+        make: dict[str, Callable[[], None]] = {
+            "link": lambda: path.symlink_to("other"),
+            "dangling link": lambda: path.symlink_to("/nowhere"),
+            "fifo": lambda: os.mkfifo(path),
+            "folder": path.mkdir,
+        }
+        make[kind]()
+    with pytest.raises(OSError) as caught:
+        read_regular(path)
+    assert caught.value.errno in numbers
+    assert kind_of(path.lstat()) == word
+
+
+def test_devices_have_a_word_too_and_files_have_none(tmp_path: Path) -> None:
+    assert kind_of(Path("/dev/null").stat()) == "a device"
+    (tmp_path / "kill").touch()
+    assert kind_of((tmp_path / "kill").stat()) == ""
+
+
+@needs_root
+def test_a_folder_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) -> None:
+    open_the_way(tmp_path / "x")
+    tmp_path.chmod(0o711)
+    (tmp_path / "kill").write_text("enough")
+    with acting_as(SOMEBODY):
+        folder = open_folder(tmp_path)
+        found = read_regular("kill", folder=folder)
+        os.close(folder)
+        assert found is not None and found[0] == b"enough"
+
+
+@needs_root
+@pytest.mark.parametrize(("uid", "mode", "is_read"), [(0, 0o600, True), (0, 0o640, False), (SOMEBODY, 0o600, False)])
+def test_only_a_private_file_of_ours_counts_as_own(tmp_path: Path, uid: int, mode: int, is_read: bool) -> None:
+    path = tmp_path / "address"
+    path.write_text("secret")
+    path.chmod(mode)
+    os.chown(path, uid, 0)
+    assert (read_own(path) == "secret") is is_read
+
+
+def test_a_whole_file_has_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "beat", "one", mode=0o644)
+        write_whole(str(tmp_path / "beat"), "two", mode=0o644)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "beat").read_text() == "two"
+    assert stat.S_IMODE((tmp_path / "beat").stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["beat"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "beat").mkdir()
+    with pytest.raises(OSError):
+        write_whole(tmp_path / "beat", "one", mode=0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["beat"]
+
+
+def test_the_same_file_is_removed(tmp_path: Path, opened: int) -> None:
+    (tmp_path / "save").touch()
+    info = (tmp_path / "save").stat()
+    assert remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_another_file_is_put_back(
+    tmp_path: Path, opened: int, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "old").touch()
+    info = (tmp_path / "old").stat()
+    (tmp_path / "save").write_text("new")
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert (tmp_path / "save").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "save"]
+
+
+def test_a_folder_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
+    (tmp_path / "save").mkdir()
+    assert not remove_same("save", 1, 1, folder=opened)
+    assert (tmp_path / "save").is_dir()
+
+
+def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: int) -> None:
+    """One writes switches as fast as he can, the other reads and removes them: the last is read in any case."""
+    last, seen = 3000, -1
+
+    def throw() -> None:
+        for number in range(last + 1):
+            write_whole(tmp_path / "save", str(number), mode=0o600)
+
+    thrower = threading.Thread(target=throw)
+    thrower.start()
+    while True:
+        is_over = not thrower.is_alive()
+        found = read_regular("save", folder=opened)
+        if found is not None:
+            assert int(found[0]) >= seen
+            seen = int(found[0])
+            remove_same("save", found[1].st_ino, found[1].st_mtime_ns, folder=opened)
+        elif is_over:
+            break
+    assert seen == last
+    assert list(tmp_path.iterdir()) == []

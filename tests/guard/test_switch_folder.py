@@ -1,0 +1,396 @@
+"""Whatever lies in the folder of the switches, or becomes of it, the guard is neither fooled nor stopped by it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import shutil
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.guard.place import Place
+from resilience.guard.recorder import Recorder
+from resilience.guard.settings import GuardSettings
+from resilience.guard.switch_folder import QUIET_S, SwitchFolder, called
+from resilience.model import layout
+from tests.guard.guards import make_guard, make_run, train, wait_until
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+
+STRANGER_GID = 65533
+ME = 65532
+
+
+class Looker:
+    """A switch folder, what it said, and a clock set by hand."""
+
+    def __init__(self, run: Path, **settings: Any) -> None:
+        self.said: list[str] = []
+        self.seconds = 0.0
+        place = Place(run="demo", run_dir=str(run), job_id="12", attempt=3)
+        self.recorder = Recorder(place, self.said.append)
+        self.folder = SwitchFolder(place, GuardSettings(**settings), self.recorder, monotonic=lambda: self.seconds)
+
+    def sees(self, kind: str = layout.KILL_SWITCH) -> bool:
+        return self.folder.look(kind) is not None
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+@pytest.fixture
+def kill(run: Path) -> Path:
+    return run / layout.SWITCHES / layout.KILL_SWITCH
+
+
+def test_no_switch_is_nothing_to_talk_about(run: Path) -> None:
+    looker = Looker(run)
+    assert not looker.sees()
+    assert looker.said == []
+
+
+def test_a_bare_touch_is_a_switch_of_its_owner(run: Path, kill: Path) -> None:
+    kill.touch()
+    found = Looker(run).folder.look(layout.KILL_SWITCH)
+    assert found is not None
+    assert (found.switch.who, found.switch.why, found.path) == (kill.owner(), "", str(kill))
+
+
+def test_the_stop_file_of_another_job_is_never_looked_at(run: Path) -> None:
+    (run / layout.SWITCHES / "stop.99").touch()
+    looker = Looker(run)
+    assert not looker.sees("stop.12")
+    assert looker.said == []
+
+
+# ---- what is no switch
+
+
+def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "link":
+        target = path.parent.parent / "elsewhere"
+        target.touch()
+        path.symlink_to(target)
+    elif kind == "dangling link":
+        path.symlink_to("/nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        try:
+            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("making a device needs root (sudo make test)")
+    else:
+        monkeypatch.chdir(path.parent)  # a socket's path may not be long
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("owners", ["", "owner", "group", "any"])
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("link", "a symbolic link"),
+        ("dangling link", "a symbolic link"),
+        ("fifo", "a FIFO"),
+        ("folder", "a folder"),
+        ("socket", "a socket"),
+        ("device", "a device"),
+    ],
+)
+def test_what_is_no_regular_file_is_named_once_and_not_obeyed(
+    run: Path, kill: Path, kind: str, word: str, owners: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(kind, kill, monkeypatch)
+    looker = Looker(run, switch_owners=owners)
+    assert not any(looker.sees() for _ in range(20))
+    assert looker.said == [f"warning: the kill switch {kill} is not obeyed: it is {word}, not a regular file"]
+
+
+def test_what_is_not_obeyed_is_named_again_when_it_changes(
+    run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looker = Looker(run)
+    for kind in ("fifo", "folder", "fifo"):
+        put(kind, kill, monkeypatch)
+        looker.sees()
+        looker.sees()
+        kill.rmdir() if kill.is_dir() else kill.unlink()
+        looker.sees()
+    assert [sentence.split(" it is ")[1].split(",")[0] for sentence in looker.said] == ["a FIFO", "a folder", "a FIFO"]
+    kill.touch()
+    assert looker.sees()
+
+
+def test_a_look_does_not_wake_the_writer_of_a_fifo(run: Path, kill: Path) -> None:
+    os.mkfifo(kill)
+    looker = Looker(run)
+    is_over = threading.Event()
+    woken = []
+
+    def write() -> None:
+        while not is_over.is_set():
+            try:
+                os.close(os.open(kill, os.O_WRONLY | os.O_NONBLOCK))
+                woken.append(True)
+            except OSError as error:
+                assert error.errno == errno.ENXIO  # nobody reads
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(2000):
+        looker.sees()
+    is_over.set()
+    writer.join()
+    assert woken == []
+
+
+def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(run: Path, kill: Path) -> None:
+    kill.write_text('run = "llama"\nwhy = "loss is NaN"\n')
+    looker = Looker(run)
+    assert not looker.sees() and not looker.sees()
+    (said,) = looker.said
+    assert "it is meant for run llama, not for demo" in said
+    kill.write_text('run = "demo"\nwhy = "loss is NaN"\n')
+    assert looker.sees()
+
+
+# ---- whose switches
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owners", "gid", "is_obeyed"),
+    [
+        ("owner", 0, False),
+        ("group", 0, True),
+        ("group", STRANGER_GID, False),
+        ("any", STRANGER_GID, True),
+    ],
+)
+def test_a_strangers_switch_is_judged_by_the_policy(
+    run: Path, kill: Path, owners: str, gid: int, is_obeyed: bool
+) -> None:
+    kill.touch()
+    os.chown(kill, NOBODY, gid)
+    looker = Looker(run, switch_owners=owners)
+    assert [looker.sees() for _ in range(3)] == [is_obeyed] * 3
+    assert is_obeyed or (len(looker.said) == 1 and f"policy `{owners}`" in looker.said[0])
+
+
+@needs_root
+@pytest.mark.parametrize(("mode", "is_obeyed"), [(0o700, False), (0o755, False), (0o2770, True), (0o1777, True)])
+def test_who_may_write_the_folder_may_throw_its_switches(run: Path, kill: Path, mode: int, is_obeyed: bool) -> None:
+    kill.touch()
+    os.chown(kill, NOBODY, 0)
+    kill.parent.chmod(mode)
+    assert Looker(run).sees() is is_obeyed
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("recorded", "is_obeyed"),
+    [
+        ('[run]\ngroup = "lab"\n', True),
+        ('[run]\nswitch_owners = "any"\n', True),
+        ('[run]\nswitch_owners = "owner"\ngroup = "lab"\n', False),
+        ("[run]\n", False),
+        ("run = 3\n", True),  # means nothing: the folder's permissions count
+        ('[run]\nswitch_owners = "everybody"\n', True),
+        ("[run\n", True),
+    ],
+)
+def test_batch_shell_and_training_obey_the_same_people(run: Path, kill: Path, recorded: str, is_obeyed: bool) -> None:
+    """What the run was submitted with is what its batch shell goes by."""
+    kill.touch()
+    os.chown(kill, NOBODY, 0)
+    kill.parent.chmod(0o2770)
+    (run / layout.RUN_FILE).write_text(recorded)
+    assert Looker(run).sees() is is_obeyed
+    assert not Looker(run, switch_owners="owner").sees()
+
+
+@needs_root
+def test_the_owner_and_root_are_always_obeyed(run: Path, kill: Path) -> None:
+    os.chown(run, NOBODY, STRANGER_GID)
+    for uid in (NOBODY, 0):
+        kill.touch()
+        os.chown(kill, uid, 0)
+        assert Looker(run, switch_owners="owner").sees()
+
+
+@needs_root
+def test_a_switch_that_a_colleagues_umask_closed_to_us_is_obeyed_nevertheless(run: Path, kill: Path) -> None:
+    open_the_way(kill)
+    for folder in (run, kill.parent):
+        os.chown(folder, ME, ME)
+        folder.chmod(0o2770)
+    kill.touch(mode=0o600)
+    os.chown(kill, NOBODY, ME)
+    with acting_as(ME):
+        assert Looker(run, switch_owners="group").sees()
+        assert not Looker(run, switch_owners="owner").sees()
+
+
+@needs_root
+def test_our_own_stop_file_is_obeyed_in_a_colleagues_run(run: Path) -> None:
+    open_the_way(run / "x")
+    os.chown(run, NOBODY, STRANGER_GID)
+    stop = run / layout.SWITCHES / "stop.12"
+    stop.touch()
+    stop.chmod(0o644)
+    os.chown(stop, ME, ME)
+    looker = Looker(run, switch_owners="owner")
+    with acting_as(ME):
+        assert looker.folder.look("stop.12", ours_too=True) is not None
+        assert looker.folder.look("stop.12") is None
+
+
+# ---- a folder that is not well
+
+
+def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path, kill: Path) -> None:
+    looker = Looker(run)
+    away = run.with_name("away")
+    run.rename(away)
+    assert not any(looker.sees(kind) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH) for _ in range(5))
+    (said,) = looker.said
+    assert f"cannot look for switches in {kill.parent}: No such file or directory. The training goes on" in said
+    away.rename(run)
+    kill.touch()
+    assert looker.sees()
+
+
+@needs_root
+def test_a_folder_without_permission_is_named_once_and_looked_at_again(run: Path, kill: Path) -> None:
+    open_the_way(kill)
+    run.chmod(0o755)
+    kill.touch()
+    kill.parent.chmod(0o700)
+    looker = Looker(run)
+    with acting_as(ME):
+        assert not any(looker.sees() for _ in range(5))
+        (said,) = looker.said
+        assert "Permission denied" in said
+    kill.parent.chmod(0o755)
+    with acting_as(ME):
+        assert looker.sees()
+
+
+def test_a_file_in_the_folders_place_is_named(run: Path) -> None:
+    shutil.rmtree(run / layout.SWITCHES)
+    (run / layout.SWITCHES).touch()
+    looker = Looker(run)
+    assert not looker.sees()
+    assert "Not a directory" in looker.said[0]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+def test_a_file_server_that_comes_and_goes_is_told_of_once_in_a_while(
+    run: Path, kill: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill.touch()
+    looker = Looker(run)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def a_bad_moment() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("resilience.guard.switch_folder.read_regular", fail)
+            assert not looker.sees()
+        assert looker.sees()
+
+    for _ in range(5):
+        a_bad_moment()
+    assert len(looker.said) == 1 and os.strerror(number) in looker.said[0]
+    looker.seconds = QUIET_S + 1
+    assert looker.sees()
+    a_bad_moment()
+    assert len(looker.said) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ELOOP, errno.ENXIO, errno.EINVAL])
+def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_next(
+    run: Path, kill: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill.touch()
+    looker = Looker(run)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("resilience.guard.switch_folder.read_regular", fail)
+        assert not looker.sees()
+    assert looker.said == []
+    assert looker.sees()
+
+
+@pytest.mark.timeout(20)
+def test_a_directory_service_that_does_not_answer_holds_no_switch_up(
+    run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill.touch()
+    is_over = threading.Event()
+
+    def wait(uid: int) -> None:
+        is_over.wait()
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", wait)
+    monkeypatch.setattr("resilience.guard.switch_folder.NAME_S", 0.05)
+    found = Looker(run).folder.look(layout.KILL_SWITCH)
+    is_over.set()
+    assert found is not None and found.switch.who == str(os.geteuid())
+
+
+def test_a_switch_is_obeyed_even_when_the_python_installation_is_gone(
+    run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill.write_text('why = "loss is NaN"')
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    looker = Looker(run)
+    found = looker.folder.look(layout.KILL_SWITCH)
+    assert found is not None and found.switch.why == ""
+
+
+def test_no_descriptor_is_left_open(run: Path, kill: Path) -> None:
+    looker = Looker(run)
+    kill.touch()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        looker.sees()
+        looker.sees(layout.SAVE_SWITCH)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_kinds_are_called_as_people_call_them() -> None:
+    assert [called("kill"), called("save"), called("stop.12")] == ["kill switch", "save switch", "stop file"]
+
+
+# ---- in a guard
+
+
+def test_a_training_goes_on_while_its_run_directory_is_away_and_obeys_it_afterwards(run: Path, kill: Path) -> None:
+    said: list[str] = []
+    away = run.with_name("away")
+    with make_guard(run, say=said.append) as guard:
+        guard.step()
+        run.rename(away)
+        wait_until(lambda: any("cannot look for switches" in sentence for sentence in said))
+        assert not any(guard.step() for _ in range(1000))
+        away.rename(run)
+        kill.write_text("enough")
+        assert train(guard).stop
+    assert len([sentence for sentence in said if "cannot look for switches" in sentence]) == 1
