@@ -1,0 +1,429 @@
+"""When the time limit stops a training: the decision as a table, the trigger on a timetable, and real guards."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.guard import TrainingGuard
+from resilience.guard.decision import OBEYED, Request
+from resilience.guard.end_time import NO_LIMIT, CannotAsk, EndTime
+from resilience.guard.pace import Pace
+from resilience.guard.place import Place
+from resilience.guard.recorder import Recorder
+from resilience.guard.settings import GuardSettings
+from resilience.guard.triggers.walltime import (
+    ASK,
+    CLOCK_HOLD_S,
+    GO_ON,
+    LEAD_LIMIT_S,
+    STOP,
+    JobClock,
+    Walltime,
+    decide,
+    lead_for,
+    steady_clock,
+)
+from tests.guard.guards import job_environ
+
+SETTINGS: dict[str, Any] = {"safety": 1.5, "margin_s": 10.0, "first_save_s": 60.0}
+TABLE: list[tuple[str, float | None, float | None, float | None, bool, float, str]] = [
+    # what, left, step, save, confirmed, asking for, action. A step of 20 and a save of 40 need 1.5 x 60 + 10 = 100.
+    ("nobody knows the end", None, 20.0, 40.0, True, 0, GO_ON),
+    ("there is no limit", math.inf, 20.0, 40.0, True, 0, GO_ON),
+    ("there is plenty of time", 5000.0, 20.0, 40.0, True, 0, GO_ON),
+    ("just enough", 100.0, 20.0, 40.0, True, 0, GO_ON),
+    ("a moment too late", 99.9, 20.0, 40.0, True, 0, STOP),
+    ("the end has passed", -50.0, 20.0, 40.0, True, 0, STOP),
+    ("soon, and nobody has asked", 129.0, 20.0, 40.0, False, 0, ASK),
+    ("not so soon, and nobody has asked", 131.0, 20.0, 40.0, False, 0, GO_ON),
+    ("too late, and nobody has asked", 99.0, 20.0, 40.0, False, 0, ASK),
+    ("too late, and no answer for 21 s", 99.0, 20.0, 40.0, False, 21, ASK),
+    ("too late, and no answer for 22 s", 99.0, 20.0, 40.0, False, 22, STOP),
+    ("soon, and no answer for 22 s", 129.0, 20.0, 40.0, False, 22, GO_ON),
+    ("no time for one step and save, and nobody has asked", 59.0, 20.0, 40.0, False, 0, ASK),
+    ("no time for one step and save, and no answer for 5 s", 59.0, 20.0, 40.0, False, 5, STOP),
+    ("no save is measured: 1.5 x 80 + 10", 130.0, 20.0, None, True, 0, GO_ON),
+    ("no save is measured, later", 129.0, 20.0, None, True, 0, STOP),
+    ("no step is measured: 1.5 x 40 + 10", 70.0, None, 40.0, True, 0, GO_ON),
+    ("no step is measured, later", 69.0, None, 40.0, True, 0, STOP),
+    ("nothing is measured: 1.5 x 60 + 10", 100.0, None, None, True, 0, GO_ON),
+    ("nothing is measured, later", 99.0, None, None, True, 0, STOP),
+]
+
+
+@pytest.mark.parametrize("case", TABLE, ids=[case[0] for case in TABLE])
+def test_the_training_stops_when_less_is_left_than_a_step_and_a_save_need(case: Any) -> None:
+    _, left_s, step_s, save_s, is_fresh, asking_s, action = case
+    verdict = decide(left_s, step_s, save_s, is_fresh=is_fresh, asking_s=asking_s, **SETTINGS)
+    assert verdict.action == action
+    assert bool(verdict.why) == (action == STOP)
+
+
+def test_the_reason_is_a_sentence_with_all_figures() -> None:
+    assert decide(95.0, 20.0, 40.0, **SETTINGS).why == (
+        "the job's time limit is in 1 min 35 s: a step takes up to 20 s, a save 40 s; 1.5 times that and 10 s more are "
+        "1 min 40 s"
+    )
+    assert decide(-3.0, 0.25, 40.0, **SETTINGS).why.startswith(
+        "the job's time limit was 3 s ago: a step takes up to 0.2 s, a save 40 s;"
+    )
+
+
+def test_a_guess_is_called_a_guess() -> None:
+    why = decide(95.0, 20.0, None, **SETTINGS).why
+    assert "a save is taken to last 1 min because none was measured yet (first_save_s)" in why
+    assert "no step is done yet" in decide(50.0, None, None, **SETTINGS).why
+
+
+@given(st.floats(-1e6, 1e6), st.none() | st.floats(0, 1e5), st.none() | st.floats(0, 1e5))
+def test_who_stops_with_less_time_stops_with_the_same_figures_whenever_less_is_left(
+    left_s: float, step_s: float | None, save_s: float | None
+) -> None:
+    if decide(left_s, step_s, save_s, **SETTINGS).action == STOP:
+        assert decide(left_s - 1, step_s, save_s, **SETTINGS).action == STOP
+    else:
+        assert decide(left_s + 1, step_s, save_s, **SETTINGS).action == GO_ON
+
+
+@pytest.mark.parametrize(
+    ("wanted_s", "lead_s"), [(10, 60), (200, 300), (240, 300), (250, 600), (615, 900), (1e6, 65535)]
+)
+def test_a_lead_is_a_round_number_that_sbatch_takes(wanted_s: float, lead_s: int) -> None:
+    assert lead_for(wanted_s) == lead_s <= LEAD_LIMIT_S
+    assert lead_s >= wanted_s or lead_s == LEAD_LIMIT_S
+
+
+# ---- on a timetable -----------------------------------------------------------------------------------------------
+
+NOON = 1_800_000_000.0
+
+
+class Asked(EndTime):
+    """The end of a job, with a scheduler that answers at once, or never, and counts."""
+
+    def __init__(self, end: float | None, answer: float | None = None, *, every_s: float = 120.0) -> None:
+        super().__init__(end, lambda: None, every_s)
+        self.answer = answer
+        self.asked: list[float] = []
+        self.is_silent = False
+
+    def ask(self, now: float) -> None:
+        self.asked.append(now)
+        self._begun_at = now
+        if not self.is_silent:
+            self.checked_at = now
+            if self.answer is not None:
+                self.end = self.answer
+
+    def _take_answer(self, now: float) -> None:
+        if self.is_silent and self._begun_at is not None and now - self._begun_at > 22:
+            self.checked_at = now
+
+
+class Job:
+    """A trigger in a job on a timetable: two clocks, a pace, and what was said."""
+
+    def __init__(self, end: EndTime, *, step_s: float = 20.0, save_s: float | None = 40.0, **more: Any) -> None:
+        self.end = end
+        self.now = 5000.0
+        self.clock_is_off_s = 0.0
+        self.said: list[str] = []
+        place = Place(lead_s=more.pop("lead_s", 0.0))
+        self.recorder = Recorder(place, self.said.append)
+        self.pace = FixedPace(step_s, save_s)
+        self.trigger = Walltime(
+            place, GuardSettings(**more), self.recorder, self.pace, environ={}, end_time=end,
+            wall=lambda: NOON + self.now - 5000.0 + self.clock_is_off_s, steady=lambda: self.now,
+        )  # fmt: skip
+
+    def run(self, seconds: int) -> Request | None:
+        """Look every second; return the first request."""
+        for _ in range(seconds):
+            self.now += 1
+            request = self.trigger.poll()
+            if request is not None:
+                return request
+        return None
+
+
+class FixedPace(Pace):
+    def __init__(self, step_s: float | None, save_s: float | None) -> None:
+        super().__init__()
+        self.step_s, self.save_s = step_s, save_s
+
+    @property
+    def slowest_step_s(self) -> float | None:
+        return self.step_s
+
+    @property
+    def slowest_save_s(self) -> float | None:
+        return self.save_s
+
+
+def left_when_asked(job: Job, request: Request | None) -> float:
+    assert request is not None and job.end.end is not None
+    assert (request.save, request.stop, request.discard, request.exit_code) == (True, True, False, 75)
+    return job.end.end - (NOON + job.now - 5000.0)
+
+
+def test_it_asks_for_a_save_and_a_stop_at_the_last_moment() -> None:
+    job = Job(Asked(NOON + 1000, every_s=0.0))
+    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+
+
+@pytest.mark.parametrize("end", [None, NO_LIMIT], ids=["unknown", "unlimited"])
+def test_without_a_known_limit_nothing_is_asked_for(end: float | None) -> None:
+    job = Job(Asked(end), lead_s=10)
+    assert job.run(5000) is None and not job.said
+
+
+def test_an_end_that_the_environment_does_not_tell_is_learned_by_asking() -> None:
+    job = Job(Asked(None, NOON + 500))
+    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    assert not job.said  # that is no change
+
+
+def test_a_limit_that_was_cut_is_noticed_in_time_and_told() -> None:
+    end = Asked(NOON + 36000, NOON + 36000)
+    job = Job(end)
+    assert job.run(300) is None
+    end.answer = NOON + 900
+    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    (said,) = job.said
+    assert said.startswith("the job's time limit was changed: it ends at 2027-") and said.endswith(
+        " (9 h 45 min earlier)"
+    )
+
+
+def test_a_limit_that_was_extended_is_noticed_before_anything_is_done() -> None:
+    end = Asked(NOON + 1000, NOON + 1000)
+    job = Job(end)
+    assert job.run(860) is None
+    end.answer = NOON + 8000  # between two questions
+    assert job.run(7000) is None
+    assert end.asked and job.said[-1].endswith(" (1 h 56 min later)")
+    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+
+
+def test_a_limit_that_was_taken_away_is_no_limit() -> None:
+    end = Asked(NOON + 1000, NOON + 1000)
+    job = Job(end)
+    job.run(200)
+    end.answer = NO_LIMIT
+    assert job.run(5000) is None
+    assert job.said == ["the job has no time limit any more"]
+    end.answer = NOON + 20000
+    assert job.run(130) is None and job.said[-1].endswith(" (it had none)")
+
+
+def test_the_scheduler_is_asked_seldom_as_long_as_there_is_time() -> None:
+    end = Asked(NOON + 36000, NOON + 36000)
+    assert Job(end).run(3600) is None
+    assert 29 <= len(end.asked) <= 31
+
+
+def test_a_scheduler_that_never_answers_does_not_keep_the_training_from_stopping_in_time() -> None:
+    end = Asked(NOON + 1000)
+    end.is_silent = True
+    job = Job(end)
+    assert 95 <= left_when_asked(job, job.run(1000)) < 100
+
+
+def test_a_job_that_wakes_up_too_late_asks_first_because_its_end_may_have_moved() -> None:
+    end = Asked(NOON + 1000, NOON + 1000)
+    job = Job(end)
+    job.run(100)
+    end.answer = NOON + 5000  # scontrol suspend, and resume an hour later: SLURM has moved the end
+    job.now += 3600
+    assert job.run(200) is None
+
+
+def test_it_asks_once_and_not_again_for_a_stop_that_was_obeyed_unless_the_limit_is_extended() -> None:
+    end = Asked(NOON + 1000, NOON + 1000)
+    job = Job(end)
+    assert job.run(1000) is not None
+    job.trigger.done(OBEYED)
+    assert job.run(300) is None
+    end.answer = NOON + 3000
+    assert 98 <= left_when_asked(job, job.run(3000)) < 100
+
+
+def test_a_clock_that_is_set_does_not_stop_the_training_at_once_and_the_scheduler_is_asked() -> None:
+    end = Asked(NOON + 7200, NOON + 7200)
+    job = Job(end)
+    job.run(100)
+    before = len(end.asked)
+    job.clock_is_off_s = 7000.0
+    assert job.run(int(CLOCK_HOLD_S) - 2) is None
+    assert len(end.asked) == before + 1
+    assert job.said == ["warning: the clock of this node was set by +7000 s; the end of the job is judged anew"]
+    job.clock_is_off_s = 0.0  # mended
+    assert job.run(5000) is None
+
+
+def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while() -> None:
+    clock_is_off, now = [0.0], [100.0]
+    clock = JobClock(lambda: NOON + now[0] + clock_is_off[0], lambda: now[0])
+    seen = []
+    for second in range(60):
+        now[0] += 1
+        if second == 10:
+            clock_is_off[0] = -3600.0
+        seen.append(clock.look()[1] - NOON - now[0])
+    assert seen[:10] == [0.0] * 10 and seen[10:39] == [0.0] * 29 and seen[-10:] == [-3600.0] * 10
+
+
+def test_a_clock_that_drifts_is_followed() -> None:
+    now, drift = [100.0], [0.0]
+    clock = JobClock(lambda: NOON + now[0] + drift[0], lambda: now[0])
+    for _ in range(1000):
+        now[0] += 1
+        drift[0] += 0.1
+        assert clock.look()[1] == pytest.approx(NOON + now[0] + drift[0]) and not clock.was_set
+
+
+def test_the_steady_clock_counts_the_time_in_which_the_machine_slept() -> None:
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system has no CLOCK_BOOTTIME")
+    assert steady_clock() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=5)
+
+
+# ---- what people hear ---------------------------------------------------------------------------------------------
+
+
+def test_a_lead_that_is_too_short_is_told_once_with_what_to_set() -> None:
+    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=400, lead_s=300)
+    job.run(100)
+    assert job.said == [
+        "warning: the signal comes 300 s before the end, but a step takes up to 10 s and a save 6 min 40 s, 1.5 times "
+        "that are 10 min 15 s: set signal_lead_s = 900 in [submit] of resil.toml. Until then the guard's clock alone "
+        "is in time"
+    ]
+
+
+def test_a_lead_that_is_long_enough_is_not_spoken_of_nor_is_one_that_nobody_can_judge() -> None:
+    long_enough = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=180, lead_s=300)
+    no_save_yet = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=None, lead_s=5)
+    no_lead = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=400)
+    for job in (long_enough, no_save_yet, no_lead):
+        job.run(100)
+        assert not job.said
+
+
+def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_matters() -> None:
+    job = Job(Asked(NOON + 2000, every_s=0.0), save_s=None)
+    assert job.run(1200) is None and not job.said
+    request = job.run(1000)
+    assert request is not None and "none was measured yet" in request.why
+    (said,) = job.said
+    assert said.startswith("warning: no save was measured yet, and the job ends in 12 min")
+    assert said.endswith("one is taken to last 1 min (first_save_s in [guard])")
+
+
+# ---- in a guard -------------------------------------------------------------------------------------------------
+
+
+def train(guard: TrainingGuard, *, most_s: float, save_s: float = 0.0) -> list[tuple[bool, bool, str]]:
+    """Do steps of 10 ms until told to stop; return the decisions that were not to go on."""
+    decisions = []
+    end = time.monotonic() + most_s
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        decision = guard.step()
+        if decision:
+            decisions.append((decision.save, decision.stop, decision.why))
+        if decision.save:
+            with guard.saving():
+                time.sleep(save_s)
+        if decision.stop:
+            break
+    return decisions
+
+
+OTHERS_OFF: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "signals": (), "poll_s": 0.1}
+
+
+def test_a_guard_stops_in_time_before_the_end_that_its_job_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "RESIL_JOB_ID", "RESIL_SCHEDULER"):
+        monkeypatch.delenv(name, raising=False)
+    end = time.time() + 6
+    environ = job_environ(RESIL_END_TIME=str(round(end)))
+    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1, "walltime_safety": 1.5}
+    with TrainingGuard.from_env(environ, say=lambda text: None, **options) as guard:
+        decisions = train(guard, most_s=20)
+    assert [(save, stop) for save, stop, _ in decisions] == [(True, True)]
+    assert "first_save_s" in decisions[0][2] and guard.exit_code == 75
+    assert 1.0 < end - time.time() < 5.0
+
+
+def test_a_guard_notices_that_the_embedded_scheduler_was_told_to_end_its_job_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now = time.time()
+    folder = tmp_path / "jobs" / "12"
+    folder.mkdir(parents=True)
+    record = {"raw": 12, "state": "RUNNING", "start": now - 100, "time_limit_s": 36000}
+
+    def write(**changes: Any) -> None:
+        (folder / "new").write_text(json.dumps(record | changes))
+        (folder / "new").rename(folder / "task.json")
+
+    write()
+    environ = job_environ(RESIL_END_TIME=str(round(now + 35900)))
+    for name, text in {**environ, "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": str(tmp_path)}.items():
+        monkeypatch.setenv(name, text)
+    said: list[str] = []
+    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1}
+    with TrainingGuard.from_env(os.environ, say=said.append, **options) as guard:
+        assert not train(guard, most_s=1.5)
+        write(time_limit_s=104)
+        (decision,) = train(guard, most_s=20)
+    assert decision[:2] == (True, True) and "the job's time limit is in " in decision[2]
+    assert any(text.startswith("the job's time limit was changed: it ends at ") for text in said)
+
+
+def test_a_guard_notices_that_slurm_was_told_to_end_its_job_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`scontrol update EndTime=`, as far as the guard sees it: another answer of squeue."""
+    answer = tmp_path / "answer"
+    answer.write_text(f"12 {time.time() + 36000:.0f}\n")
+    program = tmp_path / "squeue"
+    program.write_text(f'#!/bin/sh\ncat "{answer}"\n')
+    program.chmod(0o755)
+    environ = job_environ(RESIL_END_TIME=f"{time.time() + 36000:.0f}")
+    for name, text in {**environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("RESIL_SCHEDULER", raising=False)
+    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1, "walltime_ask_s": 0.5}
+    with TrainingGuard.from_env(os.environ, say=lambda text: None, **options) as guard:
+        assert not train(guard, most_s=1.5)
+        answer.write_text(f"12 {time.time() + 5:.0f}\n")
+        (decision,) = train(guard, most_s=20)
+    assert decision[:2] == (True, True)
+
+
+def test_a_vain_question_is_no_reason_to_stop_or_to_go_on() -> None:
+    def nobody() -> float | None:
+        raise CannotAsk
+
+    job = Job(EndTime(NOON + 1000, nobody, 120.0))
+    assert 97 <= left_when_asked(job, job.run(1000)) < 101
+
+
+def test_looking_costs_the_watching_thread_next_to_nothing() -> None:
+    """Asked every second for weeks: some 10 us."""
+    job = Job(Asked(NOON + 1e7, every_s=0.0))
+    began = time.perf_counter()
+    for _ in range(1000):
+        job.trigger.poll()
+    assert time.perf_counter() - began < 1.0
