@@ -1,8 +1,8 @@
 """The demo's training: a small neural character model of Python's own standard library, with real checkpoints.
 
 Run as a program, on the standard library alone; nothing imports it. It is what a user's `train.py` has to be: it
-resumes from its last checkpoint, saves from time to time, and looks at its switch files once per step. Every number it
-computes depends on the step alone, so that an interrupted run must end with exactly the loss of one that was not.
+resumes from its last checkpoint, saves from time to time, and asks the guard once per step. Every number it computes
+depends on the step alone, so that an interrupted run must end with exactly the loss of one that was not.
 
 The model is Bengio et al., "A Neural Probabilistic Language Model" (JMLR 2003), section 2, without its direct
 connections: the embeddings of the last characters, one tanh layer, a softmax over the next character; plain SGD.
@@ -16,19 +16,23 @@ import math
 import os
 import random
 import signal
-import socket
 import sys
 import sysconfig
 import time
 from operator import mul
 from pathlib import Path
-from typing import Any
+
+if __name__ == "__main__":  # what lies beside it is not meant
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+from resilience.guard import TrainingGuard
+from resilience.guard.memory_limits import MemoryLimits
 
 CONTEXT, EMBEDDING, HIDDEN, BATCH = 3, 6, 20, 16
 LEARNING_RATE = 0.06
 SOURCES = ("argparse.py", "difflib.py", "statistics.py", "textwrap.py")
 KEPT_CHECKPOINTS = 2
-STOPPED_ON_PURPOSE = 75
+LEAK_BYTES, MOST_LEAKED_BYTES, LEAK_ROOM_BYTES = 8 * 2**20, 2**30, 160 * 2**20
+"""The leak grows by this per step, never beyond that, and the guard is told to leave all but this room free."""
 
 Matrix = list[list[float]]
 Model = dict[str, Matrix]
@@ -103,21 +107,22 @@ def evaluate(model: Model, data: list[int]) -> float:
     return math.fsum(losses) / len(positions)
 
 
-def save(folder: Path, step: int, model: Model) -> float:
-    """Write a checkpoint that is whole or not there, drop old ones, and return how many seconds it took.
+def save(folder: Path, step: int, model: Model, label: str = "") -> None:
+    """Write a checkpoint that is whole or not there, and drop old ones; one with a label is kept for good.
 
     JSON keeps floats exactly: Python writes the shortest text that reads back to the same number.
     """
-    start = time.monotonic()
     temporary = folder / f".step-{step:06d}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump({"step": step, "model": model}, file)
         file.flush()
         os.fsync(file.fileno())
+    if label:
+        (folder / f"{label}.json").unlink(missing_ok=True)
+        (folder / f"{label}.json").hardlink_to(temporary)
     temporary.rename(folder / f"step-{step:06d}.json")
     for old in sorted(folder.glob("step-*.json"))[:-KEPT_CHECKPOINTS]:
         old.unlink()
-    return time.monotonic() - start
 
 
 def load(folder: Path) -> tuple[int, Model] | None:
@@ -128,47 +133,37 @@ def load(folder: Path) -> tuple[int, Model] | None:
     return None
 
 
-class Reporter:
-    """Tells the run directory how far the training is, where there is one."""
+def free_bytes() -> int:
+    """How much memory is left below the smallest limit, as the guard sees it."""
+    limits = MemoryLimits()
+    readings = limits.look(time.monotonic())
+    limits.close()
+    return min((reading.free_bytes for reading in readings), default=0)
 
-    def __init__(self) -> None:
-        run_dir = os.environ.get("RESIL_RUN_DIR", "")
-        self.job = os.environ.get("RESIL_JOB_ID") or os.environ.get("SLURM_JOB_ID", "0")
-        self.attempt = int(os.environ.get("RESIL_ATTEMPT", "0"))
-        self.run_dir = Path(run_dir) if run_dir else None
 
-    def event(self, name: str, **facts: Any) -> None:
-        """Add a line to the run's journal."""
-        if self.run_dir is None:
+class Fault:
+    """Fails as trainings fail: by an exception, by a SIGKILL out of nowhere, or by memory that is never given back."""
+
+    def __init__(self, kind: str, step: int) -> None:
+        self._kind, self._step = kind, step
+        self._leaked: list[bytes] = []
+
+    def limits(self) -> dict[str, int]:
+        """What the guard is told besides. A machine with much memory would leak for hours: it plays a small one."""
+        return {"host_memory_free_bytes": max(0, free_bytes() - LEAK_ROOM_BYTES)} if self._kind == "leak" else {}
+
+    def happen(self, step: int) -> None:
+        """Do it, if it is time."""
+        if not self._kind or step < self._step:
             return
-        record = {"event": name, "time": time.time(), "attempt": self.attempt, **facts}
-        with open(self.run_dir / "journal" / f"{self.job}.0.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def beat(self, step: int) -> None:
-        """Show the step that was reached."""
-        if self.run_dir is None:
-            return
-        path = self.run_dir / "beats" / f"{self.job}.{socket.gethostname()}"
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(f"step = {step}\nattempt = {self.attempt}\ntime = {time.time():.3f}\n", encoding="utf-8")
-        temporary.rename(path)
-
-    def must_stop(self) -> str:
-        """Why to stop now, or an empty text."""
-        if self.run_dir is None:
-            return ""
-        if (self.run_dir / "switches" / f"stop.{self.job}").exists():
-            return "the time is nearly over"
-        return "kill switch" if (self.run_dir / "switches" / "kill").is_file() else ""
-
-
-def inject(fault: str, step: int) -> None:
-    """Fail as trainings fail: by an exception, or by a SIGKILL out of nowhere."""
-    print(f"step {step}: injected {fault}", flush=True)
-    if fault == "crash":
-        raise RuntimeError(f"injected: CUDA error at step {step}")
-    os.kill(os.getpid(), signal.SIGKILL)
+        if not self._leaked:
+            print(f"step {step}: injected {self._kind}", flush=True)
+        if self._kind == "crash":
+            raise RuntimeError(f"injected: CUDA error at step {step}")
+        if self._kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if len(self._leaked) * LEAK_BYTES < MOST_LEAKED_BYTES:
+            self._leaked.append(b"1" * LEAK_BYTES)
 
 
 def main() -> int:
@@ -186,31 +181,32 @@ def main() -> int:
     data = [characters.index(character) for character in text]
     found = load(options.folder)
     step, model = found if found is not None else (0, new_model(len(characters)))
-    reporter = Reporter()
-    fault, fault_step = json.loads(options.faults).get(str(reporter.attempt), ["", -1])
-    reporter.event("resume", step=step)
-    print(f"starting at step {step} of {options.steps}", flush=True)
-    while step < options.steps:
-        began = time.monotonic()
-        loss = train_step(model, data, step)
-        step += 1
-        reporter.beat(step)
-        if step % 20 == 0:
-            print(f"step {step} loss {loss:.4f}", flush=True)
-        if step == fault_step:
-            inject(fault, step)
-        why = reporter.must_stop()
-        if step % options.save_every == 0 or step == options.steps or why:
-            reporter.event("save", step=step, seconds=save(options.folder, step, model))
-        if why:
-            print(f"stopping at step {step}: {why}; saved", flush=True)
-            return STOPPED_ON_PURPOSE
-        time.sleep(max(0.0, options.pace - (time.monotonic() - began)))
-    final = evaluate(model, data)
-    reporter.event("final", step=step, loss=final)
-    (options.folder / "final-loss").write_text(repr(final) + "\n", encoding="utf-8")
-    print(f"finished: final loss {final!r}", flush=True)
-    return 0
+    fault = Fault(*json.loads(options.faults).get(os.environ.get("RESIL_ATTEMPT", ""), ("", -1)))
+    with TrainingGuard.from_env(**fault.limits()) as guard:
+        if guard.should_stop_early():
+            return guard.exit_code
+        guard.resumed(step)
+        print(f"starting at step {step} of {options.steps}", flush=True)
+        while step < options.steps:
+            began = time.monotonic()
+            loss = train_step(model, data, step)
+            step += 1
+            if step % 20 == 0:
+                print(f"step {step} loss {loss:.4f}", flush=True)
+            decision = guard.step(loss=loss)
+            fault.happen(step)
+            if decision.save or step % options.save_every == 0 or step == options.steps:
+                with guard.saving():
+                    save(options.folder, step, model, decision.label)
+            if decision.stop:
+                return guard.exit_code
+            time.sleep(max(0.0, options.pace - (time.monotonic() - began)))
+        with guard.phase("eval"):
+            final = evaluate(model, data)
+        (options.folder / "final-loss").write_text(repr(final) + "\n", encoding="utf-8")
+        print(f"finished: final loss {final!r}", flush=True)
+        guard.finished()
+        return guard.exit_code
 
 
 if __name__ == "__main__":

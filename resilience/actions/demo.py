@@ -1,4 +1,4 @@
-"""`resil demo`: a real small training as ten jobs, hurt three ways, told live, compared with one left alone."""
+"""`resil demo`: a real small training as ten jobs, hurt and steered, told live, compared with one left alone."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resilience.actions import submit
-from resilience.actions.demo_story import DemoAttempt, tell_attempts
+from resilience.actions import steer, submit
+from resilience.actions.demo_story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
 from resilience.errors import ResilError, UsageError
 from resilience.model import layout
 from resilience.model.job import Job, JobId, JobUpdate
+from resilience.model.switch import Scope
 from resilience.quantities import quote_toml
 from resilience.settings.load import FILE_NAME, load
-from resilience.system.attempts import read_attempts
-from resilience.system.files import make_folder, read_lines, write_atomic
+from resilience.system.files import make_folder, write_atomic
 from resilience.system.process import DeadlineExceeded
 from resilience.system.run_directory import RunDirectory
 
@@ -29,9 +29,12 @@ RUN = "demo"
 JOBS = 10
 STEPS = 400
 SAVE_EVERY = 40
-FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 90), "2": ("hard kill", 190)}
-SHORTENED_ATTEMPT = 3
-"""The attempt whose walltime is cut while it runs."""
+FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 50), "2": ("kill", 110), "4": ("leak", 190)}
+"""What the training does to itself: by attempt, the kind and the step."""
+SHORTENED_ATTEMPT, STOPPED_ATTEMPT, SAVED_ATTEMPT = 3, 5, 6
+"""The attempts that are interfered with from outside: a cut walltime, a kill switch, a save switch."""
+AMID_STEPS = 10
+"""How many steps an attempt has done when somebody comes with a switch."""
 
 POLL_S = 0.1
 _TRAINING = Path(__file__).with_name("_demo_training.py")
@@ -50,6 +53,7 @@ class Pace:
         walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
         lead_s: how long before the limit the signal comes.
         time_limit: of every job.
+        look_s: how often the guard looks at its switches.
         deadline_s: after which the demo gives up.
     """
 
@@ -57,12 +61,13 @@ class Pace:
     walltime_s: float
     lead_s: int
     time_limit: str
+    look_s: float
     deadline_s: float
 
 
 PACES = {
-    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", deadline_s=90),
-    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", deadline_s=600),
+    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", look_s=0.1, deadline_s=90),
+    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", look_s=1.0, deadline_s=600),
 }
 
 
@@ -72,6 +77,7 @@ class DemoResult:
 
     Attributes:
         attempts: the ones that trained, in order.
+        turned_away: how many jobs started while the kill switch was thrown.
         burned: how many jobs started after the end, and how long they took together.
         loss: final loss of the interrupted run, exactly as written.
         reference: final loss of the uninterrupted run.
@@ -80,6 +86,7 @@ class DemoResult:
     """
 
     attempts: tuple[DemoAttempt, ...]
+    turned_away: int
     burned: int
     burned_s: float
     loss: float
@@ -103,6 +110,12 @@ class _Stage:
     pace: Pace
     array: JobId | None = None
     told: set[str] = field(default_factory=set)
+
+    def is_new(self, key: str) -> bool:
+        """Whether this was not told, or done, yet. Asked once, it is."""
+        before = len(self.told)
+        self.told.add(key)
+        return len(self.told) > before
 
 
 def run_demo(
@@ -141,10 +154,7 @@ def run_demo(
 
 def _set_up(project: Project, folder: Path, pace: Pace) -> _Stage:
     """A project of its own in the folder: resil.toml as a user would write it, and a spool of its own."""
-    faults = json.dumps(
-        {number: ["crash" if kind == "crash" else "kill", step] for number, (kind, step) in FAULTS.items()}
-    )
-    command = shlex.join([*_training(folder / "checkpoints", pace.step_s), "--faults", faults])
+    command = shlex.join([*_training(folder / "checkpoints", pace.step_s), "--faults", json.dumps(FAULTS)])
     settings = f"""\
 [run]
 name = "{RUN}"
@@ -155,6 +165,9 @@ array = "{JOBS}"
 signal_lead_s = {pace.lead_s}
 [attempt]
 beat_s = 1
+[guard]
+poll_s = {pace.look_s}
+beat_s = {pace.look_s}
 [sbatch]
 time = {quote_toml(pace.time_limit)}
 """
@@ -186,7 +199,7 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
         tell(clock.monotonic() - began, sentence)
 
     reference = _uninterrupted(stage)
-    say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt three times")
+    say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt")
     request = SubmitRequest(run=RUN, time=stage.pace.time_limit)
     result = submit.perform(stage.project, request, submit.prepare(stage.project, request))
     stage.array = result.ids[0]
@@ -199,11 +212,13 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
         raise DemoFailed(
             "all jobs are over and the training is not finished", hint=f"see the logs in {stage.directory.path}"
         )
-    burned = JOBS - len(attempts)
+    turned_away = turned_away_jobs(stage.directory)
+    burned = JOBS - len(attempts) - turned_away
     burned_s = _burned_s(stage)
     say(f"the other {burned} jobs saw that it is finished and ended in {burned_s:.1f} s together")
     return DemoResult(
         attempts=attempts,
+        turned_away=turned_away,
         burned=burned,
         burned_s=burned_s,
         loss=float(loss_file.read_text(encoding="utf-8")),
@@ -217,6 +232,7 @@ def _uninterrupted(stage: _Stage) -> float:
     """The loss of the same training when nothing happens to it."""
     folder = stage.folder / "uninterrupted"
     environ = {key: value for key, value in stage.project.world.environ.items() if not key.startswith("RESIL_")}
+    environ["RESIL_GUARD"] = "off"
     try:
         done = stage.project.world.runner.run(_training(folder, 0.0), timeout_s=stage.pace.deadline_s, env=environ)
     except DeadlineExceeded as error:
@@ -229,14 +245,9 @@ def _uninterrupted(stage: _Stage) -> float:
 def _events(stage: _Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
     """Yield what happens, as sentences, until every job is over."""
     clock = stage.project.world.clock
-    shortened = False
     while True:
         yield from _news(stage)
-        attempts = read_attempts(stage.directory)
-        if not shortened and attempts and attempts[-1].number == SHORTENED_ATTEMPT and attempts[-1].end is None:
-            shortened = _shorten(stage, attempts[-1].job_id)
-            if shortened:
-                yield f"attempt {SHORTENED_ATTEMPT}: its walltime is cut; {stage.pace.walltime_s:g} s are left"
+        yield from _interfere(stage)
         show(_progress(stage))
         if not _live(stage):
             yield from _news(stage)
@@ -249,20 +260,34 @@ def _events(stage: _Stage, show: Callable[[str], None], deadline: float) -> Iter
 def _news(stage: _Stage) -> Iterator[str]:
     for attempt in tell_attempts(stage.directory):
         for key, sentence in attempt.sentences():
-            if f"{attempt.number} {key}" not in stage.told:
-                stage.told.add(f"{attempt.number} {key}")
+            if stage.is_new(f"{attempt.number} {key}"):
                 yield sentence
 
 
-def _shorten(stage: _Stage, raw_id: int) -> bool:
-    """Leave the running job little time. The training must have begun, so that there is something to save."""
-    if not any(
-        r.get("event") == "resume" for r in read_lines(stage.directory.path / layout.JOURNAL / f"{raw_id}.0.jsonl")
-    ):
-        return False
-    end = stage.project.world.clock.now() + stage.pace.walltime_s
-    stage.project.scheduler().update(JobId(raw_id), JobUpdate(end_time=end))
-    return True
+def _interfere(stage: _Stage) -> Iterator[str]:
+    """Do to the running attempt what people and schedulers do, each once; yield what was done."""
+    (*_, attempt) = tell_attempts(stage.directory) or (None,)
+    if attempt is None:
+        return
+    runs = attempt.seconds is None
+    amid = runs and attempt.last_step >= attempt.first_step + AMID_STEPS
+    if runs and attempt.number == SHORTENED_ATTEMPT and stage.is_new("shortened"):
+        end = stage.project.world.clock.now() + stage.pace.walltime_s
+        stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
+        yield f"attempt {attempt.number}: its walltime is cut; {stage.pace.walltime_s:g} s are left"
+    elif runs and FAULTS.get(str(attempt.number), ("",))[0] == "leak" and stage.is_new("leak"):
+        yield f"attempt {attempt.number} will leak memory; its guard is told that little is left"
+    elif amid and attempt.number == STOPPED_ATTEMPT and stage.is_new("killed"):
+        steer.throw(
+            stage.project, stage.directory, layout.KILL_SWITCH, why="a colleague wants the GPUs", scope=Scope.JOB
+        )
+        yield 'resil kill --why "a colleague wants the GPUs"'
+    elif not runs and attempt.number == STOPPED_ATTEMPT and stage.is_new("cleared"):
+        steer.clear(stage.directory)
+        yield "resil clear: the run may go on"
+    elif amid and attempt.number == SAVED_ATTEMPT and stage.is_new("saved"):
+        steer.throw(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label="keep-this")
+        yield "resil save --label keep-this"
 
 
 def _live(stage: _Stage) -> tuple[Job, ...]:

@@ -37,7 +37,7 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a real small training crash, be killed, run out of time, resume each time and finish.
+    """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
 
     Ten jobs, one after another, need nothing but this installation and take less than a minute.
     """
@@ -129,6 +129,7 @@ def _print_result(result: DemoResult) -> None:
         "demo",
         {
             "attempts": [asdict(attempt) for attempt in result.attempts],
+            "turned_away": result.turned_away,
             "burned": result.burned,
             "burned_s": result.burned_s,
             "loss": result.loss,

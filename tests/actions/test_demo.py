@@ -48,22 +48,28 @@ class FakeRunner:
         return self.answer
 
 
-def test_a_short_demo_is_hurt_three_times_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "JOBS", 5)
-    monkeypatch.setattr(demo, "STEPS", 120)
-    monkeypatch.setattr(demo, "SAVE_EVERY", 10)
-    monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 15), "2": ("hard kill", 25)})
-    pace = Pace(step_s=0.03, walltime_s=2.0, lead_s=1, time_limit="5", deadline_s=60)
+def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STEPS", 300)
+    monkeypatch.setattr(demo, "SAVE_EVERY", 20)
+    monkeypatch.setattr(demo, "AMID_STEPS", 2)
+    monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
+    pace = Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
     monkeypatch.setitem(demo.PACES, "local", pace)
     told: list[str] = []
     project = a_project(tmp_path, RESIL_LOCAL_IDLE_S="0.2", RESIL_LOCAL_KILL_WAIT_S="1", RESIL_RUN__STATE_DIR="/nope",
-                        RESIL_SUBMIT__ARRAY="99", RESIL_RUN__COMMAND="false")  # fmt: skip
+                        RESIL_SUBMIT__ARRAY="99", RESIL_RUN__COMMAND="false", RESIL_GUARD__POLL_S="3000")  # fmt: skip
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
     assert [attempt.why for attempt in result.attempts] == [
-        "crashed", "killed by signal 9", "its time was nearly over: it saved and stopped", "finished"
+        "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
+        "kill switch: it saved and stopped", "finished",
     ], told  # fmt: skip
-    assert (result.burned, result.attempts[1].redone, result.attempts[2].redone) == (1, 5, 5)
+    assert [attempt.redone for attempt in result.attempts[3:]] == [0, 0, 0], "a stop on purpose loses nothing"
+    assert result.attempts[1].first_step == 20 and result.attempts[1].redone == 5
+    assert "a colleague wants the GPUs" in result.attempts[4].reasons[0]
+    assert [label for _, label in result.attempts[5].saved] == ["keep-this"]
+    assert (tmp_path / "demo" / "checkpoints" / "keep-this.json").exists()
+    assert len(result.attempts) + result.turned_away + result.burned == 10
     assert any("its walltime is cut" in sentence for sentence in told)
     stage = LocalScheduler(
         clock=SystemClock(), runner=ProcessRunner(), environ={"RESIL_LOCAL_SPOOL": str(tmp_path / "demo" / "spool")}
@@ -113,6 +119,6 @@ def test_the_two_paces_leave_room_for_the_signal_before_the_limit() -> None:
 
 def test_a_demo_is_exact_or_not() -> None:
     def result(loss: float) -> DemoResult:
-        return DemoResult((), 0, 0.0, loss, 0.1 + 0.2, 1.0, Path("/"))
+        return DemoResult((), 0, 0, 0.0, loss, 0.1 + 0.2, 1.0, Path("/"))
 
     assert result(0.1 + 0.2).is_exact and not result(0.3).is_exact

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.demo_story import tell_attempts
+from resilience.actions.demo_story import tell_attempts, turned_away_jobs
 from resilience.model import layout
 from resilience.system.run_directory import RunDirectory
 
@@ -20,8 +20,10 @@ def directory(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def attempt(directory: RunDirectory, number: int, *steps: int, end: str = "", code: int | None = None) -> None:
-    """An attempt that resumed at the first of the steps and saved at the others."""
+def attempt(
+    directory: RunDirectory, number: int, *steps: int, end: str = "", code: int | None = None, **decision: object
+) -> None:
+    """An attempt that resumed at the first of the steps and saved at the others; then the guard decided."""
     folder = directory.path / layout.ATTEMPTS
     name = f"{number:04d}"
     (folder / name).write_text(f'job_id = {number}\nlabel = "7_{number}"\nhost = "n1"\nstart = 10.0\n')
@@ -29,16 +31,16 @@ def attempt(directory: RunDirectory, number: int, *steps: int, end: str = "", co
         exit_code = "" if code is None else f"exit_code = {code}\n"
         (folder / f"{name}.end").write_text(f'end = "{end}"\ntime = 14.5\n{exit_code}')
     if steps:
-        records = [
-            {"event": "save" if i else "resume", "step": step, "attempt": number} for i, step in enumerate(steps)
-        ]
+        records: list[dict[str, object]] = [{"event": "start", "step": 0}]
+        records += [{"event": "save" if i else "resume", "step": step} for i, step in enumerate(steps)]
+        records += [{"event": "decision", "step": steps[-1], "label": "", **decision}] if decision else []
         journal = directory.path / layout.JOURNAL / f"{number}.0.jsonl"
-        journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+        journal.write_text("".join(json.dumps({**record, "attempt": number}) + "\n" for record in records))
 
 
 ENDS = [
     ("finished", 0, "finished"),
-    ("stopped", 75, "its time was nearly over: it saved and stopped"),
+    ("stopped", 75, "stopped on purpose"),
     ("exited", 1, "crashed"),
     ("exited", 0, "ended"),
     ("exited", 137, "killed by signal 9"),
@@ -56,9 +58,44 @@ def test_why_an_attempt_ended_is_said_in_words(directory: RunDirectory, end: str
     assert dict(told.sentences())["end"] == f"attempt 1 ended at step 40: {why}"
 
 
+DECIDED = [
+    (["kill"], True, "kill switch: it saved and stopped"),
+    (["walltime"], True, "time limit: it saved and stopped"),
+    (["stop"], True, "time limit: it saved and stopped"),
+    (["host_memory", "kill"], True, "memory: it saved and stopped"),
+    (["superseded"], False, "the guard: it stopped"),
+]
+
+
+@pytest.mark.parametrize(("triggers", "save", "why"), DECIDED)
+def test_what_the_guard_decided_is_why_it_ended(
+    directory: RunDirectory, triggers: list[str], save: bool, why: str
+) -> None:
+    decision = {"triggers": triggers, "save": save, "stop": True, "reasons": ["one", "two"]}
+    attempt(directory, 1, 0, 40, end="stopped", code=75, **decision)
+    (told,) = tell_attempts(directory)
+    assert (told.why, told.reasons) == (why, ("one", "two"))
+    assert dict(told.sentences())["end"] == f"attempt 1 ended at step 40: {why} (one; two)"
+
+
+def test_a_save_after_which_it_goes_on_is_told_with_its_label(directory: RunDirectory) -> None:
+    attempt(directory, 1, 0, 40, triggers=["save"], save=True, stop=False, label="best", reasons=["somebody wants it"])
+    (told,) = tell_attempts(directory)
+    assert (told.saved, told.why, told.reasons) == (((40, "best"),), "", ())
+    assert ("save 40", "attempt 1 saved at step 40 as 'best', and goes on") in told.sentences()
+
+
+def test_jobs_that_a_kill_switch_turned_away_are_counted_and_finished_ones_are_not(directory: RunDirectory) -> None:
+    ends = [("stopped", None), ("stopped", 3), ("finished", None), ("stopped", None)]
+    for number, (end, attempt_number) in enumerate(ends):
+        record = {"event": "attempt_end", "end": end, "attempt": attempt_number}
+        (directory.path / layout.JOURNAL / f"{number}.batch.jsonl").write_text(json.dumps(record) + "\n")
+    assert turned_away_jobs(directory) == 2
+
+
 def test_steps_that_were_lost_are_counted_from_the_last_heartbeat(directory: RunDirectory) -> None:
     attempt(directory, 1, 0, 40, end="exited", code=137)
-    (directory.path / "beats" / "1.n1").write_text("step = 55\nattempt = 1\n")
+    (directory.path / "beats" / "1.n1").write_text("step = 55\nattempt = 1\n[rank.1]\nstep = 54\n")
     (directory.path / "beats" / "1.n2").write_text("step = 99\nattempt = 9\n")
     (directory.path / "beats" / "1.n3").write_bytes(b"\xff = \n")
     attempt(directory, 2, 40)

@@ -19,65 +19,80 @@ SMALL = ["--steps", "6", "--save-every", "3"]
 def train(folder: Path, *words: str, run_dir: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM_"))}
     if run_dir is not None:
-        for name in ("journal", "beats", "switches"):
+        for name in ("journal", "beats", "switches", "attempts"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         environ |= {"RESIL_RUN_DIR": str(run_dir), "RESIL_JOB_ID": "7", "RESIL_ATTEMPT": "1"}
+        environ |= {"RESIL_GUARD__POLL_S": "0.05", "RESIL_GUARD__BEAT_S": "0.05"}
     argv = [sys.executable, training.__file__, str(folder), *SMALL, *words]
     return subprocess.run(argv, env={**environ, **variables}, capture_output=True, text=True, timeout=60)
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "journal" / "7.0.jsonl").read_text().splitlines()]
+def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run_dir / "journal" / "7.0.jsonl").read_text().splitlines()]
+    return [record for record in records if record["event"] == name]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The final loss of a training left alone."""
     folder = tmp_path_factory.mktemp("reference")
-    assert train(folder).returncode == 0
+    assert train(folder, RESIL_GUARD="off").returncode == 0
     return (folder / "final-loss").read_text()
 
 
-def test_a_crash_a_kill_and_a_stop_change_nothing_to_the_last_bit(tmp_path: Path, reference: str) -> None:
+def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path, reference: str) -> None:
     run_dir = tmp_path / "run"
     crashed = train(tmp_path, "--faults", '{"1": ["crash", 2]}', run_dir=run_dir)
     assert crashed.returncode == 1 and "injected: CUDA error at step 2" in crashed.stderr
     killed = train(tmp_path, "--faults", '{"2": ["kill", 4]}', run_dir=run_dir, RESIL_ATTEMPT="2")
     assert killed.returncode == -9
-    (run_dir / "switches" / "stop.7").touch()
-    stopped = train(tmp_path, run_dir=run_dir, RESIL_ATTEMPT="3")
-    assert stopped.returncode == training.STOPPED_ON_PURPOSE and "the time is nearly over; saved" in stopped.stdout
-    (run_dir / "switches" / "stop.7").unlink()
-    assert train(tmp_path, run_dir=run_dir, RESIL_ATTEMPT="4").returncode == 0
-    assert (tmp_path / "final-loss").read_text() == reference
-    assert [(event["attempt"], event["step"]) for event in events(run_dir) if event["event"] == "resume"] == [
-        (1, 0), (2, 0), (3, 3), (4, 4)
+    leaked = train(
+        tmp_path, "--faults", '{"3": ["leak", 4]}', "--steps", "400", "--pace", "0.02", run_dir=run_dir,
+        RESIL_ATTEMPT="3",
+    )  # fmt: skip
+    assert leaked.returncode == 75, leaked.stderr
+    (stop,) = events(run_dir, "decision")
+    assert (stop["triggers"], stop["save"], stop["stop"]) == (["host_memory"], True, True)
+    whole, alone = ["--steps", str(stop["step"] + 2)], tmp_path / "alone"
+    assert train(tmp_path, *whole, run_dir=run_dir, RESIL_ATTEMPT="4").returncode == 0
+    assert train(alone, *whole, RESIL_GUARD="off").returncode == 0
+    assert (tmp_path / "final-loss").read_text() == (alone / "final-loss").read_text() != reference
+    assert [(event["attempt"], event["step"]) for event in events(run_dir, "resume")] == [
+        (1, 0), (2, 0), (3, 3), (4, stop["step"])
     ]  # fmt: skip
-    assert (run_dir / "beats").joinpath(f"7.{os.uname().nodename}").read_text().startswith("step = 6\nattempt = 4\n")
+    assert (run_dir / "finished").exists()
 
 
-def test_a_kill_switch_stops_it_after_a_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("switch", ["kill", "stop.7"])
+def test_it_does_not_begin_where_it_shall_stop(tmp_path: Path, switch: str) -> None:
     run_dir = tmp_path / "run"
     (run_dir / "switches").mkdir(parents=True)
-    (run_dir / "switches" / "kill").touch()
-    done = train(tmp_path, run_dir=run_dir)
-    assert (done.returncode, "kill switch; saved" in done.stdout) == (75, True)
-    assert (tmp_path / "step-000001.json").exists()
+    (run_dir / "switches" / switch).touch()
+    assert train(tmp_path, run_dir=run_dir).returncode == 75
+    assert not list(tmp_path.glob("*.json"))
 
 
-def test_without_a_run_directory_it_is_a_plain_training(tmp_path: Path) -> None:
-    reporter = training.Reporter.__new__(training.Reporter)
-    reporter.run_dir = None
-    reporter.event("x")
-    reporter.beat(1)
-    assert reporter.must_stop() == ""
+def test_a_save_switch_makes_a_checkpoint_that_is_kept(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "switches").mkdir(parents=True)
+    (run_dir / "switches" / "save").write_text('label = "best"\n')
+    done = train(tmp_path, "--steps", "60", "--pace", "0.02", run_dir=run_dir)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "best.json").exists() and not (run_dir / "switches" / "save").exists()
+
+
+def test_as_a_program_it_needs_no_installation_and_takes_no_module_beside_it_for_another(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-S", training.__file__, str(tmp_path), *SMALL]
+    done = subprocess.run(argv, cwd=tmp_path, env={"RESIL_GUARD": "off"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_reads_back_exactly_and_old_ones_go(tmp_path: Path) -> None:
     model = training.new_model(5)
     for step in (1, 2, 3):
-        assert training.save(tmp_path, step, model) >= 0.0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002.json", "step-000003.json"]
+        training.save(tmp_path, step, model, label="first" if step == 1 else "")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["first.json", "step-000002.json", "step-000003.json"]
     assert training.load(tmp_path) == (3, model)
     assert training.load(tmp_path / "nothing") is None
 

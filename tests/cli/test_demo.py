@@ -15,8 +15,8 @@ from resilience.cli import demo
 from tests.cli.shell import Shell
 
 ATTEMPTS = (
-    DemoAttempt(1, "7_1", "n1", 0, 90, 0, "crashed", 2.5, 1),
-    DemoAttempt(2, "7_2", "n1", 80, 400, 10, "finished", 3.0, 0),
+    DemoAttempt(1, 8, "7_1", "n1", 0, 90, 0, (), "crashed", (), 2.5, 1),
+    DemoAttempt(2, 9, "7_2", "n1", 80, 400, 10, ((99, "best"),), "finished", (), 3.0, 0),
 )
 
 
@@ -27,7 +27,7 @@ def plays(monkeypatch: pytest.MonkeyPatch, loss: float = 1.5) -> dict[str, Any]:
     def run_demo(project: Any, *, tell: Callable[[float, str], None], **options: Any) -> DemoResult:
         asked.update(options, scheduler=project.scheduler_name())
         tell(1.0, "attempt 1 ended at step 90: crashed")
-        return DemoResult(ATTEMPTS, 8, 0.5, loss, 1.5, 20.0, Path("/kept"))
+        return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"))
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
     return asked
@@ -41,7 +41,7 @@ def test_the_table_tells_each_attempt_and_that_nothing_was_changed(
     assert said.code == 0 and asked["scheduler"] == "local"
     assert "   1.0 s  attempt 1 ended at step 90: crashed" in said.out
     assert "2        7_2  80-400  10      3 s     0     finished" in said.out
-    assert "2 attempts, 10 steps redone, 8 of 10 jobs not needed, 20 s in all" in said.out
+    assert "2 attempts, 10 steps redone, 7 of 10 jobs not needed, 20 s in all" in said.out
     assert "final loss 1.5; left alone 1.5: exactly the same" in said.out
 
 

@@ -335,6 +335,9 @@ def test_the_demo_on_a_real_cluster_ends_with_exactly_the_same_loss(desk: Desk) 
     assert said.returncode == 0, said.stderr
     told = json.loads(said.stdout)
     assert told["exact"] is True and told["loss"] == told["reference"]
-    assert [attempt["exit_code"] for attempt in told["attempts"]] == [1, 137, 75, 0]
-    assert told["burned"] == 6
+    assert [attempt["exit_code"] for attempt in told["attempts"]] == [1, 137, 75, 75, 75, 0]
+    assert [attempt["why"].partition(":")[0] for attempt in told["attempts"][2:]] == [
+        *("time limit", "memory", "kill switch", "finished"),
+    ]
+    assert told["turned_away"] + told["burned"] == 4
     assert list(desk.folder.glob("resil-demo-*")) == []
