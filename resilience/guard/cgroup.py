@@ -187,7 +187,7 @@ class CgroupMemory:
         """Raise OSError if it has no memory files: the root has none, and a leaf without the controller has none."""
         self.folder = folder
         self.with_swap = with_swap
-        self.whose = whose(folder.path)
+        self.whose = whose(folder.path) + (" (memory and swap together)" if with_swap else "")
         self.limit_bytes: int | None = None
         if folder.version == 2:
             names, usage = ["memory.max", "memory.high"], "memory.current"
@@ -236,8 +236,8 @@ def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[F
         inside = _search(point, pid)
         if inside is None:
             return [Folder(point, mount.root, version)] if _is_above(mount.root, path) else []
-    # Named as the mount names it: the path of a cgroup namespace would not fit together with `..`.
-    parts, outside = _parts(inside), _parts(mount.root)
+    # Named as the mount names it: /proc/self/cgroup may count from somewhere in the middle, and `..` is no name.
+    parts, outside = _parts(inside), [part for part in _parts(mount.root) if part != ".."]
     return [
         Folder(os.path.join(point, *parts[:length]), "/" + "/".join(outside + parts[:length]), version)
         for length in range(len(parts), -1, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 
 
@@ -23,8 +25,11 @@ class KeptFile:
         if self._descriptor >= 0:
             try:
                 return self._pread()
-            except OSError:
-                self.close()
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    self.close()
+                # Else it is not ours any more: somebody has closed all descriptors, and perhaps opened others since.
+                self._descriptor = -1
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         return self._pread()
 
@@ -32,7 +37,8 @@ class KeptFile:
         """Give the descriptor back; the next reading opens the file again."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def _pread(self) -> str:
         return os.pread(self._descriptor, self._size, 0).decode("utf-8", "surrogateescape")

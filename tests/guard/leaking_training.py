@@ -1,0 +1,77 @@
+"""A training for tests that meets its end by memory: `python leaking_training.py HOW CGROUP [FOLDER]`.
+
+It enters the cgroup first. HOW is `leak` (a data-loader process leaks), `cache` (a large file is written and read
+twice, as data sets are) or `shared` (/dev/shm fills). Prints one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from resilience.guard import TrainingGuard
+
+MIB = 2**20
+LEAK = "import time, sys\nheld = []\nfor _ in range(1000):\n    held.append(bytearray(2**20)); time.sleep(0.015)\n"
+
+
+def main(how: str, cgroup: str, folder: str) -> int:
+    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    highest, saves, end = 0, 0, time.monotonic() + (60 if how != "cache" else 3)
+    worker = subprocess.Popen([sys.executable, "-c", LEAK]) if how == "leak" else None
+    shared = Path("/dev/shm", f"resil-test-{os.getpid()}")
+    usage = Path(cgroup).parents[1] / "memory.usage_in_bytes"
+    guard = TrainingGuard.from_env(
+        {"RESIL_GUARD": os.environ.get("RESIL_GUARD", "on")},
+        host_memory_percent=80.0,
+        poll_s=0.05,
+        signals=(),
+        walltime=False,
+        gpu_memory="off",
+    )
+    decision = None
+    try:
+        with guard:
+            if how == "cache":
+                fill_the_cache(Path(folder, "data"), 300 * MIB)
+            while time.monotonic() < end and (worker is None or worker.poll() is None):
+                if how == "shared":
+                    with shared.open("ab") as file:
+                        file.write(bytes(MIB))
+                highest = max(highest, int(usage.read_text()))
+                time.sleep(0.01)
+                decision = guard.step()
+                if decision.save:
+                    with guard.saving():
+                        saves += 1
+                if decision.stop:
+                    break
+    finally:
+        shared.unlink(missing_ok=True)
+        if worker is not None:
+            worker.kill()
+            worker.wait()
+    why = decision.why if decision is not None else ""
+    print(json.dumps({"highest": highest, "saves": saves, "why": why, "exit_code": guard.exit_code}), flush=True)
+    return 0
+
+
+def fill_the_cache(path: Path, size: int) -> None:
+    """Write, and read twice: after the second time the pages are on the active list."""
+    with path.open("wb") as file:
+        for _ in range(size // MIB):
+            file.write(bytes(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+    for _ in range(2):
+        with path.open("rb") as file:
+            while file.read(MIB):
+                pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

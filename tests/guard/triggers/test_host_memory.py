@@ -1,0 +1,407 @@
+"""Stopped before the kernel kills, whichever limit is reached first; told early when the memory leaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.errors import GuardError
+from resilience.guard import Request, TrainingGuard
+from resilience.guard.memory_limits import FAMILY, NODE, Reading
+from resilience.guard.pace import Pace
+from resilience.guard.place import Place
+from resilience.guard.recorder import Recorder
+from resilience.guard.settings import GuardSettings, read_settings
+from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, describe, judge, plan, stop_level
+from tests.guard import leaking_training
+from tests.guard.guards import QUIET
+from tests.guard.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
+
+GIB = 2**30
+JOB = "the job's cgroup /slurm/uid_1000/job_12"
+START = 1_800_000_000.0
+
+
+def say(*readings: Reading, percent: float = 95.0, free_bytes: int = 0) -> str | None:
+    return judge(readings, percent=percent, free_bytes=free_bytes, host="n17")
+
+
+# ---- the level ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence_names_the_node_the_share_the_limit_and_whose_it_is() -> None:
+    assert say(Reading(JOB, 200 * MIB, int(192.4 * MIB))) == (
+        "the memory of n17 is at 96.2 % of the 200 MiB that the job's cgroup /slurm/uid_1000/job_12 allows"
+    )
+    assert say(Reading(NODE, 24 * GIB, 23 * GIB)) == "the memory of n17 is at 95.8 % of its 24.0 GiB"
+    text = say(Reading(FAMILY, 24 * GIB, 23 * GIB))
+    assert text == "the memory of n17 is at 95.8 % of its 24.0 GiB, held by this training alone"
+
+
+def test_below_the_percentage_nothing_is_said_and_at_it_something_is() -> None:
+    assert say(Reading(JOB, 1000, 949)) is None
+    assert say(Reading(JOB, 1000, 950)) is not None
+
+
+def test_each_limit_is_judged_by_its_own_use_and_the_fullest_is_named() -> None:
+    step, job = Reading("the step's cgroup /s", 100, 96), Reading(JOB, 1000, 990)
+    for readings in ((step, job), (job, step)):
+        assert "99.0 %" in str(say(*readings, Reading(NODE, 10000, 100)))
+    assert "96.0 %" in str(say(step, Reading(JOB, 1000, 300)))
+
+
+def test_bytes_left_are_a_limit_too() -> None:
+    assert say(Reading(NODE, 1000 * GIB, 900 * GIB), free_bytes=100 * GIB) is not None
+    assert say(Reading(NODE, 1000 * GIB, 900 * GIB - 1), free_bytes=100 * GIB) is None
+    assert say(Reading(JOB, 200 * GIB, 180 * GIB), free_bytes=30 * GIB) == (
+        f"the memory of n17 has 20.0 GiB left of the 200 GiB that {JOB} allows: "
+        "less than the 30.0 GiB that are to stay free"
+    )
+
+
+def test_shared_memory_is_named_where_it_is_much_of_it() -> None:
+    text = str(say(Reading(JOB, 200 * MIB, 195 * MIB, 120 * MIB)))
+    assert text.endswith("allows, 120 MiB of it in /dev/shm and other shared memory")
+    assert "/dev/shm" not in str(say(Reading(JOB, 200 * MIB, 195 * MIB, 10 * MIB)))
+
+
+def test_the_level_is_the_smaller_of_both() -> None:
+    assert stop_level(1000, 95.0, 0) == 950
+    assert stop_level(1000, 95.0, 100) == 900
+    assert stop_level(1000, 95.0, 10) == 950
+
+
+@pytest.mark.parametrize("text", ["0.95", "1", "0.5", "0.95%"])
+def test_a_percentage_of_1_or_less_is_refused_with_the_explanation(text: str) -> None:
+    """psutil counts to 100: a threshold of 0.95 would stop every training at its first step."""
+    for arguments, environ in (({"host_memory_percent": text}, {}), ({}, {"RESIL_GUARD__HOST_MEMORY_PERCENT": text})):
+        with pytest.raises(GuardError) as caught:
+            read_settings(environ, **arguments)
+        told = f"{caught.value} {caught.value.hint}"
+        assert "host_memory_percent" in told.lower()
+        assert "%" in told
+
+
+@pytest.mark.parametrize("value", [0.95, 1, 1.0, 0.01])
+def test_a_number_of_1_or_less_is_refused_as_well(value: float) -> None:
+    with pytest.raises(GuardError, match="every machine exceeds") as caught:
+        read_settings({}, host_memory_percent=value)
+    assert f"{value * 100:g} is probably meant" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("value", [0, -5, 100.5, float("nan"), "half", True, "101%"])
+def test_a_percentage_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(GuardError, match=r"(?i)host_memory_percent"):
+        read_settings({}, host_memory_percent=value)
+
+
+def test_percent_and_bytes_are_read_with_their_units() -> None:
+    settings = read_settings({"RESIL_GUARD__HOST_MEMORY_PERCENT": "92.5%"}, host_memory_free_bytes="20GiB")
+    assert (settings.host_memory_percent, settings.host_memory_free_bytes) == (92.5, 20 * GIB)
+    with pytest.raises(GuardError):
+        read_settings({}, host_memory_free_bytes=-1)
+
+
+# ---- the forecast ---------------------------------------------------------------------------------------------------
+
+
+def forecast(limit_in_s: float, stop_in_s: float | None = None) -> Forecast:
+    return Forecast(Reading(JOB, 200 * GIB, 100 * GIB), 1.0, limit_in_s, limit_in_s if stop_in_s is None else stop_in_s)
+
+
+@pytest.mark.parametrize(
+    ("limit_in_s", "end_in_s", "saved_now", "next_save_s", "then"),
+    [
+        (9000.0, None, True, 600.0, "wait"),  # no end known: the level alone stops
+        (60.0, None, True, 600.0, "wait"),
+        (9000.0, 5000.0, True, 60000.0, "wait"),  # the job is over before
+        (9000.0, 86400.0, True, 600.0, "wait"),  # another save fits in
+        (500.0, 86400.0, True, 600.0, "stop"),  # none fits in: this is the last checkpoint boundary
+        (500.0, 86400.0, False, 600.0, "wait"),  # between saves: the next one may still come
+        (500.0, 86400.0, True, None, "wait"),
+        (65.0, 86400.0, False, 600.0, "save"),  # 2 x 30 s + 10 s: hardly a save fits in
+        (65.0, 86400.0, True, 600.0, "stop"),  # just saved: not once more
+        (65.0, 60.0, False, 600.0, "wait"),
+    ],
+)
+def test_what_a_forecast_leads_to(
+    limit_in_s: float, end_in_s: float | None, saved_now: bool, next_save_s: float | None, then: str
+) -> None:
+    found = plan(forecast(limit_in_s), end_in_s=end_in_s, saved_now=saved_now, next_save_s=next_save_s, save_s=30.0)
+    assert found == then
+
+
+def test_the_forecast_reads_as_a_sentence() -> None:
+    one = Forecast(Reading(JOB, 200 * GIB, 100 * GIB), 100 * GIB / 12044, 12044.0, 11000.0)
+    assert describe(one, "n17") == (
+        f"the memory of n17 grows by 29.9 GiB per hour: the 200 GiB that {JOB} allows will be used up, "
+        "limit reached in about 3 h 20 min"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12044, "3 h 20 min"), (1861, "31 min"), (83, "1 min 20 s"), (3, "10 s"), (100_000, "1 d 3 h"), (7199, "2 h")],
+)
+def test_no_more_digits_than_a_forecast_has(seconds: float, text: str) -> None:
+    assert about(seconds) == text
+
+
+class Leak:
+    """A trigger on a pretended machine where time goes by hand, and what it told."""
+
+    def __init__(self, machine: Machine, *, end_in_s: float | None, **settings: Any) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.job = machine.slurm(2, used=100 * MIB, limits={"job_12": 1000 * MIB})
+        self.place = Place(host="n17", end_time=None if end_in_s is None else START + end_in_s)
+        self.pace = Pace()
+        self.trigger = HostMemory(
+            self.place,
+            GuardSettings(**settings),
+            Recorder(self.place, self.told.append),
+            self.pace,
+            root=str(machine.root),
+            clock=lambda: self.now,
+            wall_clock=lambda: START + self.now,
+        )
+
+    def run(self, seconds: int, mib_per_s: float, *, save_every_s: int = 0, save_s: float = 10.0) -> Request | None:
+        """Let time pass, second by second, until something is wanted."""
+        for _ in range(seconds):
+            self.now += 1.0
+            (self.job / "memory.current").write_text(f"{int((100 + self.now * mib_per_s) * MIB)}\n")
+            if save_every_s and self.now % save_every_s == 0:
+                self.pace.saved(save_s)
+                self.trigger.saved(int(self.now))
+            wanted = self.trigger.poll()
+            if wanted is not None:
+                return wanted
+        return None
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_leak_is_told_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=86400.0)
+    assert leak.run(2000, 0.3) is None
+    assert "limit reached in about" in leak.told[0]
+    assert leak.told[0].endswith("before the end of the job")
+    assert "the memory of n17 grows by 1.1 GiB per hour: the 1000 MiB that the job's cgroup" in leak.told[0]
+    assert 1 <= len(leak.told) <= 4
+
+
+def test_the_training_stops_right_after_the_last_save_that_fits_in(machine: Machine) -> None:
+    """900 MiB are left at 0.3 MiB/s: full after 3,000 s, stopped by level after 2,833 s; a save every 600 s."""
+    leak = Leak(machine, end_in_s=86400.0)
+    wanted = leak.run(3000, 0.3, save_every_s=600)
+    assert wanted is not None
+    assert (wanted.save, wanted.stop, leak.now) == (False, True, 2400.0)
+    assert "limit reached in about 10 min" in wanted.why
+    assert wanted.why.endswith("before another save; the last one was made just now")
+
+
+def test_a_job_that_ends_before_is_left_alone(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=2500.0)
+    assert leak.run(2500, 0.3, save_every_s=600) is None
+    assert leak.told == []
+
+
+def test_without_a_known_end_the_forecast_is_told_and_the_level_stops(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=None)
+    wanted = leak.run(3000, 0.3, save_every_s=600)
+    assert wanted is not None
+    assert "limit reached in about" in leak.told[0]
+    assert wanted.save
+    assert "is at 95.0 % of the 1000 MiB" in wanted.why
+
+
+def test_a_leak_too_fast_for_a_save_at_the_level_is_stopped_before_it(machine: Machine) -> None:
+    """At 5 MiB/s the last 5 % are full in 10 s, and a save takes 30 s: it must begin earlier."""
+    leak = Leak(machine, end_in_s=86400.0)
+    leak.pace.saved(30.0)
+    wanted = leak.run(180, 5.0)
+    assert wanted is not None
+    assert wanted.save
+    assert wanted.why.endswith("hardly enough for a save")
+    assert 30.0 + 5.0 < 180.0 - leak.now <= 2 * 30.0 + 10.0
+
+
+def test_a_forecast_that_is_switched_off_says_nothing(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=86400.0, host_memory_forecast=False)
+    wanted = leak.run(3000, 0.3, save_every_s=600)
+    assert leak.told == []
+    assert wanted is not None
+    assert "is at 95.0 %" in wanted.why
+
+
+def test_a_new_time_limit_is_heeded(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=2500.0)
+    assert leak.run(2000, 0.3, save_every_s=600) is None
+    leak.place.end_time = START + 86400.0
+    wanted = leak.run(1000, 0.3, save_every_s=600)
+    assert wanted is not None
+    assert (wanted.save, leak.now) == (False, 2400.0)
+
+
+def test_steady_memory_costs_no_word(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=86400.0)
+    assert leak.run(4000, 0.0, save_every_s=600) is None
+    assert leak.told == []
+
+
+# ---- the trigger ----------------------------------------------------------------------------------------------------
+
+
+def make_trigger(machine: Machine, **settings: Any) -> tuple[HostMemory, list[str]]:
+    told: list[str] = []
+    place = Place(host="n17")
+    recorder = Recorder(place, told.append)
+    return HostMemory(place, GuardSettings(**settings), recorder, Pace(), root=str(machine.root)), told
+
+
+@pytest.mark.parametrize(
+    ("version", "stat"),
+    [
+        (1, "total_inactive_file {0}\ntotal_active_file {0}\n"),
+        (2, "inactive_file {0}\nactive_file {0}\n"),
+    ],
+)
+def test_reclaimable_cache_does_not_stop_but_what_is_left_of_it_does(machine: Machine, version: int, stat: str) -> None:
+    job = machine.slurm(version, used=199 * MIB, limits={"job_12": 200 * MIB}, stat=stat.format(40 * MIB))
+    trigger, _ = make_trigger(machine)
+    assert trigger.poll() is None
+    (job / "memory.stat").write_text(stat.format(2 * MIB))
+    wanted = trigger.poll()
+    assert wanted is not None
+    assert "is at 97.5 % of the 200 MiB that the job's cgroup" in wanted.why
+    assert (wanted.save, wanted.stop) == (True, True)
+
+
+def test_the_node_itself_stops_when_it_is_fuller_than_the_job(machine: Machine) -> None:
+    machine.slurm(2, used=10 * MIB, limits={"job_12": 200 * MIB})
+    (machine.root / "proc/meminfo").write_text(MEMINFO.format(available=200_000))
+    wanted = make_trigger(machine)[0].poll()
+    assert wanted is not None
+    assert wanted.why == "the memory of n17 is at 99.2 % of its 23.5 GiB"
+
+
+def test_a_machine_that_tells_nothing_is_said_once_and_stops_nobody(machine: Machine) -> None:
+    trigger, told = make_trigger(machine)
+    assert [trigger.poll() for _ in range(5)] == [None] * 5
+    assert told == ["warning: could not look at the memory of n17: it is not watched"]
+
+
+def test_it_is_asked_by_one_rank_of_each_node() -> None:
+    assert HostMemory.ranks == "node"
+
+
+def test_a_poll_is_cheap_here_and_now() -> None:
+    place = Place()
+    trigger = HostMemory(place, GuardSettings(), Recorder(place), Pace())
+    took = []
+    for _ in range(300):
+        start = time.perf_counter()
+        trigger.poll()
+        took.append(time.perf_counter() - start)
+    trigger.close()
+    assert sorted(took)[150] < 0.001, "about 15 us"
+
+
+def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
+    """The way from `saving()` to the stop, with a trigger that is told of saves and asked every hour only."""
+
+    class AfterSave:
+        name = "after_save"
+        has_saved = 0
+
+        def poll(self) -> Request | None:
+            return Request(self.name, "it is saved", save=False) if self.has_saved else None
+
+        def saved(self, step: int) -> None:
+            self.has_saved = step
+
+        def done(self, outcome: str) -> None:
+            pass
+
+    trigger = AfterSave()
+    with TrainingGuard.from_env({}, triggers=[trigger], **{**QUIET, "poll_s": 1.0}) as guard:
+        for _ in range(5):
+            assert not guard.step()
+        start = time.monotonic()
+        with guard.saving():
+            pass
+        while not (decision := guard.step()):
+            assert time.monotonic() < start + 20
+            time.sleep(0.001)
+        assert time.monotonic() - start < 0.9
+    assert (decision.save, decision.stop, trigger.has_saved) == (False, True, 5)
+
+
+# ---- real cgroups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real() -> Iterator[RealCgroup]:
+    cgroup = make_real_cgroup(200 * MIB)
+    yield cgroup
+    remove_real_cgroup(cgroup)
+
+
+def run_training(how: str, real: RealCgroup, folder: Path, **environ: str) -> tuple[dict[str, Any], str]:
+    """Run it in the job's task, and return what it printed; nothing if the kernel killed it."""
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, leaking_training.__file__, how, str(real.task), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": root, **environ},
+    )
+    return (json.loads(done.stdout) if done.returncode == 0 else {}), done.stderr
+
+
+def test_a_leaking_data_loader_is_stopped_before_the_kernel_kills_it(real: RealCgroup, tmp_path: Path) -> None:
+    """The limit is the job's, the training is in the task's cgroup, which says no limit; the leak is in a child."""
+    told, errors = run_training("leak", real, tmp_path)
+    assert told, errors
+    assert (told["exit_code"], told["saves"]) == (75, 1)
+    assert (
+        f"of the 200 MiB that the job's cgroup {str(real.job).removeprefix('/sys/fs/cgroup/memory')} allows"
+        in told["why"]
+    )
+    percent = float(told["why"].partition("is at ")[2].partition(" %")[0])
+    assert 80.0 <= percent < 97.0
+    assert real.kills() == 0
+
+
+def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) -> None:
+    """The other side: the same leak is a real one."""
+    run_training("leak", real, tmp_path, RESIL_GUARD="off")
+    assert real.kills() >= 1
+
+
+def test_a_file_read_twice_fills_the_cgroup_and_stops_nobody(real: RealCgroup, tmp_path: Path) -> None:
+    told, errors = run_training("cache", real, tmp_path)
+    assert told, errors
+    assert told["highest"] > 0.9 * 200 * MIB, "the file cache did not fill the cgroup: the test shows nothing"
+    assert (told["why"], told["exit_code"]) == ("", 0)
+
+
+def test_filling_dev_shm_counts_against_the_jobs_limit_and_is_named(real: RealCgroup, tmp_path: Path) -> None:
+    told, errors = run_training("shared", real, tmp_path)
+    assert told, errors
+    assert "of it in /dev/shm and other shared memory" in told["why"]
+    assert real.kills() == 0
