@@ -15,7 +15,8 @@ import threading
 import time
 
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.coordinator import Coordinator, Heard
+from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.hub import Hub
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.uplink import Uplink
@@ -45,7 +46,6 @@ class Control:
         coordinator: rank 0's; None on the others.
         uplink: a member's connection to rank 0; None on rank 0.
         outbox: what the member says and nobody has heard yet, oldest first.
-        outcome: how the last decision went, to be told again after a reconnection.
         starts_told: ranks that were told what to do before the first step.
         closing: set to end the thread.
     """
@@ -66,7 +66,6 @@ class Control:
         self.coordinator = coordinator
         self.uplink: Uplink | None = None
         self.outbox: collections.deque[Message] = collections.deque()
-        self.outcome: Message | None = None
         self.starts_told: set[int] = set()
         self.closing = False
         self._listen = listen
@@ -253,11 +252,9 @@ class Control:
     # ---- locked -----------------------------------------------------------------------------------------------
 
     def _joining(self) -> list[Message]:
-        """What is said first on a new connection: wishes are said again by `join`, the last outcome before it."""
-        left = [said for said in self.outbox if said["say"] == "leave"]
+        """What is said first on a new connection: everything that was to be said is said again by `join`."""
         self.outbox.clear()
-        outcome = [self.outcome] if self.outcome is not None else []
-        return [*outcome, *self.member.join(), *left]
+        return self.member.join()
 
     def _flush_outbox(self) -> None:
         self._deliver([])

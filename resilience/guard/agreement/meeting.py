@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilience.guard.agreement.coordinator import Heard
+    from resilience.guard.agreement.heard import Heard
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder

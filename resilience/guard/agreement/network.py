@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from resilience.guard.agreement.coordinator import Heard
+    from resilience.guard.agreement.heard import Heard
     from resilience.guard.gate import Gate
 
 LOST_S = 30.0
@@ -185,11 +185,7 @@ class NetworkAgreement:
     # ---- with the lock ----------------------------------------------------------------------------------------
 
     def _finish(self, outcome: str, seconds: float) -> None:
-        control = self._control
-        said = control.member.finish(outcome, seconds)
-        if said:
-            control.outcome = said[0]
-            control.outbox.extend(said)
+        self._control.outbox.extend(self._control.member.finish(outcome, seconds))
 
     def _may_go(self) -> bool:
         control = self._control
