@@ -1,0 +1,81 @@
+"""What the guard makes of a real squeue's answer about the end of a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from resilience.guard.end_time import NO_LIMIT, EndTime, ask_slurm, find_end_time
+from resilience.guard.place import Place
+from tests.slurm.cluster import Cluster
+from tests.slurm.processes import until
+
+SLEEP = "#!/bin/bash\nsleep 600\n"
+
+
+def ask(cluster: Cluster, job_id: str, **variables: str) -> float | None:
+    return ask_slurm(job_id, cluster.environment() | variables)
+
+
+def test_the_end_is_that_of_the_limit_whatever_the_environment_would_make_squeue_show(cluster: Cluster) -> None:
+    job_id = cluster.sbatch(SLEEP, "-t", "10")
+    cluster.wait_for(job_id, "RUNNING")
+    end = ask(cluster, job_id, SQUEUE_FORMAT="%j", SQUEUE_STATES="PD", SLURM_TIME_FORMAT="relative", TZ="Asia/Kolkata")
+    assert end is not None and end == pytest.approx(time.time() + 600, abs=10)
+
+
+def test_a_limit_that_was_changed_is_seen_to_the_second(cluster: Cluster) -> None:
+    job_id = cluster.sbatch(SLEEP, "-t", "10")
+    cluster.wait_for(job_id, "RUNNING")
+    environ = cluster.environment() | {"SLURM_JOB_ID": job_id}
+    end = find_end_time(Place(job_id=job_id, end_time=time.time() + 600), environ, 1.0)
+    wanted = int(time.time()) + 95
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "EndTime=now+95"], cluster.users[0], check=True)
+    until(lambda: refreshed(end).end == pytest.approx(wanted, abs=5), "the shorter limit to be seen", 20)
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "TimeLimit=60"], check=True)  # root may lengthen
+    until(lambda: (refreshed(end).end or 0) > time.time() + 3000, "the longer limit to be seen", 20)
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "TimeLimit=UNLIMITED"], check=True)
+    until(lambda: refreshed(end).end == NO_LIMIT, "the limit to be gone", 20)
+
+
+def refreshed(end: EndTime) -> EndTime:
+    end.refresh(time.monotonic())
+    return end
+
+
+def test_a_job_without_a_limit_has_no_end(cluster: Cluster) -> None:
+    job_id = cluster.sbatch(SLEEP, "-t", "UNLIMITED")
+    cluster.wait_for(job_id, "RUNNING")
+    assert ask(cluster, job_id) == NO_LIMIT
+
+
+def test_a_job_that_waits_and_one_that_nobody_knows_have_no_end_that_is_known(cluster: Cluster) -> None:
+    held = cluster.sbatch(SLEEP, "-t", "10", "--hold")
+    assert ask(cluster, held) is None
+    assert ask(cluster, "999999") is None
+
+
+def test_each_task_of_an_array_has_its_own_end_the_one_with_the_array_s_number_too(cluster: Cluster) -> None:
+    array = cluster.sbatch(SLEEP, "-t", "10", "--array=1-2")
+    cluster.wait_for(array, "RUNNING")
+    raw = {row.split()[0] for row in cluster.squeue("%A %T", "-j", array)}
+    assert len(raw) == 2 and array in raw
+    for job_id in raw:
+        end = ask(cluster, job_id)
+        assert end is not None and end == pytest.approx(time.time() + 600, abs=20)
+
+
+@pytest.fixture
+def frozen(cluster: Cluster) -> Iterator[Cluster]:
+    cluster.stop_controller()
+    yield cluster
+    cluster.continue_controller()
+    cluster.wait_served()
+
+
+def test_a_controller_that_hangs_gives_no_answer_and_costs_no_more_than_the_deadline(frozen: Cluster) -> None:
+    began = time.monotonic()
+    assert ask_slurm("1", frozen.environment(), deadline_s=1.0) is None
+    assert time.monotonic() - began < 5
