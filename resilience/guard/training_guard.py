@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -250,7 +251,13 @@ class TrainingGuard(Gate):
         global _active
         if self._state != NEW:
             return
+        from resilience.guard.recorder import say_on_stderr
+
         if self._pid != os.getpid():
+            (self._say or say_on_stderr)(
+                "warning: this guard was made in another process and does nothing here: make it in the process that "
+                "trains, after the fork"
+            )
             self._become_inert()
             return
         if _active is not None and _active is not self:
@@ -259,7 +266,6 @@ class TrainingGuard(Gate):
                 hint="use one guard; in a notebook close the old one first: resilience.guard.active().close()",
             )
         from resilience.guard.parts import Parts
-        from resilience.guard.recorder import say_on_stderr
 
         self.open()
         try:
@@ -274,12 +280,14 @@ class TrainingGuard(Gate):
         _active = self
         self._state = RUNNING
         self.limit = self.count + 1  # the first step asks: it tells which thread trains
+        atexit.register(self.close)  # for a training that has no `with` block
 
     def close(self) -> None:
         """The training loop is over: tell the other ranks, restore signal handlers, end the threads."""
         global _active
         if _active is self:
             _active = None
+        atexit.unregister(self.close)
         if self._state == RUNNING and self._parts is not None and self._pid == os.getpid():
             self._settle(OBEYED)
             self._parts.close(self.decided, self.exit_code)
@@ -296,6 +304,7 @@ class TrainingGuard(Gate):
     ) -> None:
         if error is not None and self._parts is not None and self._state == RUNNING:
             self._parts.left_by(error)
+            self._settle(FAILED)  # a save that was asked for and not made
         self.close()
 
     def __reduce__(self) -> Any:

@@ -332,6 +332,47 @@ def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
         assert not guard.step()
 
 
+def test_a_guard_made_before_a_fork_says_that_it_does_nothing_in_the_child(tmp_path: Path) -> None:
+    guard, told = make_guard(say=lambda text: (tmp_path / "said").write_text(text) and None), tmp_path / "said"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if guard.step() is CONTINUE and guard.count == 1 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert "made in another process" in told.read_text()
+
+
+def test_a_training_that_raises_before_the_save_it_was_asked_for_leaves_the_switch_armed(run: Path) -> None:
+    (run / "switches" / "save").touch()
+    with pytest.raises(ZeroDivisionError), make_guard(run, say=lambda text: None) as guard:
+        train(guard, until=lambda decision: decision.save)
+        raise ZeroDivisionError
+    assert (run / "switches" / "save").exists()
+
+
+def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) -> None:
+    program = (
+        "import sys\nfrom resilience.guard import TrainingGuard\n"
+        "guard = TrainingGuard.from_env(poll_s=0.02)\n"
+        "for batch in guard.steps(range(10**9), save=lambda: None): pass\n"
+        "sys.exit(guard.exit_code)\n"
+    )
+    (run / "switches" / "save").touch()
+    environ = {**job_environ(run), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environ, stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: not (run / "switches" / "save").exists())
+        (run / "switches" / "kill").touch()
+        assert process.wait(30) == 75
+    finally:
+        process.kill()
+        process.communicate()
+    assert '"event":"end"' in (run / "journal" / "12.0.jsonl").read_text()
+
+
 class FailingAgreement:
     """An agreement with a fault of its own."""
 
