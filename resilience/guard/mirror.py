@@ -241,7 +241,9 @@ class Mirror:
 
     def _locate(self) -> Address | None:
         line = self._line
-        if line is not None and not line.given_up:
+        if line is None or self._is_over:
+            return None
+        if not line.given_up:
             return line.address()
         from pathlib import Path
 

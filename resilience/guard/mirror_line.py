@@ -231,6 +231,8 @@ class MirrorLine:
                 message = json.loads(packet)
             except (ValueError, RecursionError):
                 continue
+            if not isinstance(message, dict):
+                continue
             if "welcome" in message:
                 self._is_welcome = True
             if "warn" in message:

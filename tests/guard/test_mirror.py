@@ -1,0 +1,341 @@
+"""Heartbeat, journal and `finished` from the training's own process, whatever becomes of the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.guard import mirror as mirror_module
+from resilience.guard.beat import BeatSlot
+from resilience.guard.mirror import Mirror, finished_text, start_mirror
+from resilience.guard.place import Place
+from resilience.guard.recorder import MOST_EVENTS, Recorder
+from resilience.guard.settings import GuardSettings
+from tests.guard.disks import fill, make_read_only, small_disk
+from tests.guard.guards import make_run, wait_until
+from tests.guard.ranks import REPOSITORY, a_node
+from tests.system.hung import hung_folder, release
+
+
+class Alone:
+    """One process with its mirror, and what was said."""
+
+    def __init__(self, run: Path | str, **settings: Any) -> None:
+        self.said: list[str] = []
+        self.place = Place(run_dir=str(run), job_id="12", attempt=3, host="n1", local_rank=0, nodes=1)
+        self.recorder = Recorder(self.place, self.said.append)
+        self.slot = BeatSlot()
+        self.mirror = start_mirror(self.place, GuardSettings(**{"beat_s": 0.05, **settings}), self.slot, self.recorder)
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = Path(self.place.run_dir) / "journal" / "12.0.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.lines()]
+
+    def beat(self) -> dict[str, Any]:
+        return tomllib.loads((Path(self.place.run_dir) / "beats" / "12.n1").read_text())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Alone]:
+    one = Alone(make_run(tmp_path / "demo"))
+    yield one
+    one.mirror.stop(5.0)
+
+
+def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) -> None:
+    alone.slot.words[0] = 41200
+    alone.slot.set_phase("eval")
+    alone.recorder.event("start", step=0)
+    alone.mirror.work()
+    told = alone.beat()
+    assert (told["attempt"], told["host"], told["step"]) == (3, "n1", 41200)
+    assert told["rank"]["0"] == {
+        "pid": os.getpid(), "step": 41200, "advanced": told["rank"]["0"]["advanced"], "phase": "eval",
+    }  # fmt: skip
+    assert abs(told["time"] - time.time()) < 60
+    assert alone.events() == ["start"]
+    assert alone.mirror.locate is None
+
+
+def test_the_beat_is_written_by_time_and_not_at_every_look(tmp_path: Path) -> None:
+    one = Alone(make_run(tmp_path / "demo"), beat_s=1000.0)
+    one.mirror.work()
+    one.slot.words[0] = 5
+    one.mirror.work()
+    assert one.beat()["step"] == 0
+    one.mirror.stop(5.0)
+    assert one.beat()["step"] == 5  # the last words
+
+
+def test_off_means_no_beat_but_still_a_journal(tmp_path: Path) -> None:
+    one = Alone(make_run(tmp_path / "demo"), mirror="off")
+    one.recorder.event("start")
+    one.mirror.work()
+    one.mirror.stop(5.0)
+    assert not list((tmp_path / "demo" / "beats").iterdir())
+    assert one.events() == ["start"]
+
+
+def test_without_a_run_directory_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
+    one = Alone("")
+    one.recorder.event("start")
+    for action in (one.mirror.work, one.mirror.write_finished, one.mirror.look_after):
+        action()
+    one.mirror.stop(5.0)
+    assert one.said == []
+
+
+def test_a_run_directory_made_by_hand_gets_the_folders_it_lacks(tmp_path: Path) -> None:
+    one = Alone(tmp_path)
+    one.recorder.event("start")
+    one.mirror.stop(5.0)
+    assert one.beat()["step"] == 0 and one.events() == ["start"]
+
+
+def test_a_full_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "demo") as run:
+        one = Alone(make_run(run))
+        one.recorder.event("start")
+        one.mirror.work()
+        ballast = fill(run)
+        for step in range(200):
+            one.recorder.event("save", step=step, text="x" * 100)
+            one.slot.words[0] = step
+            one.mirror.work()
+        assert len(one.said) == 1 and "No space left" in one.said[0] and "the training goes on" in one.said[0]
+        assert len(one.lines()) < 40  # what fitted into the last block
+        ballast.unlink()
+        one.mirror.work()
+        assert [line["step"] for line in one.lines() if line["event"] == "save"] == list(range(200))
+        one.mirror.stop(5.0)
+        assert one.beat()["step"] == 199
+
+
+def test_a_read_only_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "demo") as run:
+        one = Alone(make_run(run))
+        make_read_only(run, True)
+        for _ in range(5):
+            one.recorder.event("save")
+            one.mirror.work()
+        assert len(one.said) == 1 and "Read-only file system" in one.said[0]
+        make_read_only(run, False)
+        one.mirror.stop(5.0)
+        assert one.events() == ["save", "warning", "save", "save", "save", "save"]
+
+
+def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone: Alone, tmp_path: Path) -> None:
+    run = tmp_path / "demo"
+    alone.mirror.work()
+    shutil.rmtree(run)
+    for step in range(3):
+        alone.recorder.event("save", step=step)
+        alone.mirror.work()
+    assert not run.exists()
+    assert len(alone.said) == 1 and "No such file" in alone.said[0]
+    make_run(run)
+    alone.mirror.work()
+    assert [line.get("step") for line in alone.lines() if line["event"] == "save"] == [0, 1, 2]
+
+
+def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: Alone, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "demo")
+    for _ in range(3):
+        for number in range(MOST_EVENTS):
+            alone.recorder.event("phase", number=number)
+        alone.mirror.work()
+    make_run(tmp_path / "demo")
+    alone.mirror.work()
+    alone.mirror.work()
+    told = alone.lines()
+    assert len(told) == MOST_EVENTS + 1
+    assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MOST_EVENTS + 1  # the one warning was among them
+
+
+def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    monkeypatch.setattr(mirror_module, "FINISHED_S", 0.3)
+    with hung_folder(tmp_path / "hung") as run:
+        one = Alone(run)
+        one.recorder.event("start")
+        began = time.monotonic()
+        one.mirror.flush(0.2)
+        one.mirror.write_finished()
+        one.mirror.work()  # another thread hangs in it: this one is not drawn in
+        one.mirror.stop(0.2)
+        assert time.monotonic() - began < 5.0
+        assert "could not be marked as finished" in one.said[0] and "no answer in 0.3 s" in one.said[0]
+        release(run)
+
+
+def test_a_look_that_does_not_come_back_is_told_once(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_module, "SILENT_S", 0.0)
+    alone.mirror.look_after()
+    assert alone.said == []  # it has not begun to look
+    alone.mirror.work()
+    alone.mirror._worked_at -= 1000.0
+    alone.mirror.look_after()
+    alone.mirror.look_after()
+    assert len(alone.said) == 1 and "has not answered" in alone.said[0]
+
+
+def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(tmp_path: Path) -> None:
+    with a_node(make_run(tmp_path / "demo")) as node:
+        rank = node.start(0, world=1, mirror="thread")
+        wait_until(lambda: node.beats())
+        rank.begin("ctypes.PyDLL(None).sleep(1000)")
+        time.sleep(0.5)
+        before = node.beats()["time"]
+        time.sleep(0.5)
+        assert node.beats()["time"] == before
+        assert node.mirrors() == []
+
+
+def test_a_process_beside_one_rank_can_be_had(tmp_path: Path) -> None:
+    with a_node(make_run(tmp_path / "demo")) as node:
+        node.start(0, world=1, mirror="process")
+        wait_until(lambda: node.beats())
+        assert len(node.mirrors()) == 1
+
+
+def test_ranks_without_a_run_directory_start_no_process() -> None:
+    place = Place(world=4, local_rank=0)
+    made = start_mirror(place, GuardSettings(), BeatSlot(), Recorder(place))
+    assert made.locate is None
+    made.stop(1.0)
+
+
+# ---- finished -------------------------------------------------------------------------------------------------
+
+
+def test_finished_is_written_as_the_batch_shell_writes_it(alone: Alone, tmp_path: Path) -> None:
+    alone.mirror.write_finished()
+    path = tmp_path / "demo" / "finished"
+    told = tomllib.loads(path.read_text())
+    assert told == {"attempt": 3, "time": told["time"], "job": "12"}
+    assert abs(told["time"] - time.time()) < 60
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert alone.said == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "label"),
+    [
+        ({}, "1235"),
+        ({"SLURM_ARRAY_JOB_ID": "1233", "SLURM_ARRAY_TASK_ID": "2"}, "1233_2"),
+        ({"SLURM_ARRAY_JOB_ID": "1233"}, "1235"),
+        ({"SLURM_ARRAY_JOB_ID": '1"\n', "SLURM_ARRAY_TASK_ID": "2"}, "1235"),
+    ],
+)
+def test_finished_names_the_job_as_people_do(environ: dict[str, str], label: str) -> None:
+    place = Place(job_id="1235", attempt=3)
+    assert finished_text(place, environ, 1795171582.9) == f'attempt = 3\ntime = 1795171582\njob = "{label}"\n'
+
+
+def test_finished_that_could_not_be_written_is_named_and_tried_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "demo") as run:
+        one = Alone(make_run(run))
+        make_read_only(run, True)
+        one.mirror.write_finished()
+        assert "could not be marked as finished" in one.said[0] and "Read-only" in one.said[0]
+        make_read_only(run, False)
+        one.mirror.stop(5.0)
+        assert (run / "finished").exists()
+
+
+def test_finished_is_on_the_disk_before_the_training_goes_on(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    alone.mirror.write_finished()
+    assert synced == [".finished.tmp", "demo"]
+
+
+# ---- the whole guard ------------------------------------------------------------------------------------------
+
+_TRAINING = """
+import sys, time
+from resilience.guard import TrainingGuard
+with TrainingGuard.from_env(poll_s=0.05, beat_s=0.1, host_memory=False, gpu_memory="off", walltime=False,
+                            skew_steps=0) as guard:
+    early = guard.should_stop_early()
+    for step in range(100000):
+        decision = guard.step()
+        if decision.save:
+            with guard.saving():
+                pass
+        if decision.stop:
+            break
+        time.sleep(0.005)
+    else:
+        sys.exit(9)
+sys.exit(guard.exit_code)
+"""
+
+
+def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace (apt-get install strace)")
+    run = make_run(tmp_path / "demo")
+    log = tmp_path / "strace.log"
+    environ = os.environ | {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3",
+        "RESIL_JOB_ID": "12", "PYTHONDONTWRITEBYTECODE": "1", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    environ.pop("SLURM_JOB_ID", None)
+    ranks, said = [], [tmp_path / "stderr.0", tmp_path / "stderr.1"]
+    for rank, wrap in enumerate([[], ["strace", "-f", "-o", str(log)]]):
+        with open(said[rank], "w") as stderr:
+            command = [*wrap, sys.executable, "-c", _TRAINING]
+            mine = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, env=mine, cwd=REPOSITORY, stderr=stderr))
+    try:
+        wait_until(lambda: (run / "beats" / "12.n1").exists(), 60.0)
+        wait_until(lambda: tomllib.loads((run / "beats" / "12.n1").read_text()).get("rank", {}).get("1"), 60.0)
+        (run / "switches" / "kill").write_text('who = "bob"\n')
+        for process in ranks:
+            process.wait(60)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [75, 75], [path.read_text() for path in said]
+    calls = log.read_text().splitlines()
+    assert any("connect(" in line and "resil-mirror" in line for line in calls)
+    assert [line for line in calls if f'"{run}' in line and "execve(" not in line] == []
+    told = tomllib.loads((run / "beats" / "12.n1").read_text())
+    assert told["rank"]["0"]["step"] == told["rank"]["1"]["step"] > 0
+    assert {"start", "decision", "save_begin", "save", "end"} <= {
+        json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()
+    }
+
+
+def test_a_mirror_never_raises_into_the_thread_that_tends_it(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Mirror) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Mirror, "_write_journal", fails)
+    alone.mirror.work()
+    assert "Stale file handle" in alone.said[0]
