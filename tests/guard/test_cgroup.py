@@ -176,6 +176,20 @@ def test_a_tree_bound_over_the_tree_is_walked_from_the_bind(machine: Machine) ->
     assert found[0].folder == str(machine.root / "sys/fs/cgroup/memory/slurm_n1/job_1")
 
 
+def test_a_recorded_task_of_srun_finds_its_job_under_the_bind(machine: Machine) -> None:
+    machine.proc(*[(RECORDED / f"slurm_22.05_v1_{name}.txt").read_text() for name in ("cgroup", "mountinfo")])
+    job = "/sys/fs/cgroup/memory/slurm_n1/uid_1001/job_2"
+    machine.cgroup(job, version=1, used=MIB, limit=200 * MIB)
+    machine.cgroup(f"{job}/step_0/task_0", version=1, used=MIB, limit=None)
+    found = find_folders(str(machine.root))
+    assert [folder.folder.removeprefix(str(machine.root)) for folder in found[:3]] == [
+        f"{job}/step_0/task_0",
+        f"{job}/step_0",
+        job,
+    ]
+    assert CgroupMemory(found[2]).whose == "the job's cgroup /slurm/lab/slurm_n1/uid_1001/job_2"
+
+
 def test_in_a_container_the_mounts_root_is_its_own_cgroup(machine: Machine) -> None:
     machine.proc("0::/\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup", version=2, used=MIB, limit=64 * MIB)
