@@ -28,6 +28,7 @@ from resilience.guard.end_time import (
     read_local_end,
 )
 from resilience.guard.place import Place
+from resilience.schedulers._local.records import Task, to_json
 from tests.system.hung import hung_folder
 
 END = 1_795_000_000.0
@@ -217,6 +218,16 @@ RECORDS = [
 def test_the_record_of_the_embedded_scheduler_tells_the_end(tmp_path: Path, record: Any, end: float | None) -> None:
     write_task(tmp_path, json.dumps(record))
     assert read_local_end(str(tmp_path), "12") == end
+
+
+@pytest.mark.parametrize(("limit_s", "end"), [(60, END), (None, NO_LIMIT)])
+def test_the_record_is_read_as_the_embedded_scheduler_writes_it(
+    tmp_path: Path, limit_s: int | None, end: float | None
+) -> None:
+    write_task(tmp_path, to_json(Task(raw=12, start=END - 60, time_limit_s=limit_s)))
+    assert read_local_end(str(tmp_path), "12") == end
+    write_task(tmp_path, to_json(Task(raw=12, time_limit_s=limit_s)))  # it waits
+    assert read_local_end(str(tmp_path), "12") is None
 
 
 def test_a_record_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ CLOCK_HOLD_S = 30.0
 """How long a clock that was set is not believed: until the scheduler was asked, or the clock is set back."""
 GUESS_WARNING_S = 600.0
 """So long before the last moment people hear that the length of a save is a guess."""
+STALE_S = 600.0
+"""No training starts so long after its job's end; OverTimeLimit, where there is one, is a few minutes."""
 LEAD_LIMIT_S = 65535
 """sbatch(1), --signal: sig_time must be between 0 and 65535."""
 
@@ -127,6 +129,7 @@ class Walltime:
         self._pace = pace
         self._lead_s = place.lead_s
         self._end = end_time or find_end_time(place, environ, settings.walltime_ask_s)
+        self._forget_stale_end(wall())
         self._told_end = self._end.end
         self._asking_since: float | None = None
         self._clock = JobClock(wall, steady or steady_clock)
@@ -140,8 +143,10 @@ class Walltime:
         self._tell_change(time_now)
         end = self._end.end
         if self._clock.was_set:
+            self._recorder.event("clock_set", seconds=round(self._clock.was_set, 3))
             self._recorder.warn(
-                f"the clock of this node was set by {self._clock.was_set:+.0f} s; the end of the job is judged anew"
+                f"the clock of this node was set by {self._clock.was_set:+.0f} s; the end of the job is judged anew",
+                key="clock",
             )
             self._end.ask(now)
         if end is None or end == NO_LIMIT:
@@ -159,6 +164,16 @@ class Walltime:
     def done(self, outcome: str) -> None:
         """The stop was obeyed: there is nothing more to ask for, unless the limit is extended."""
         self._obeyed_for = self._asked_for
+
+    def _forget_stale_end(self, time_now: float) -> None:
+        """A variable that outlived its job, in a shell or a container, says nothing about this training."""
+        end = self._end.end
+        if end is not None and end < time_now - STALE_S:
+            self._end.end = None
+            self._recorder.warn(
+                f"the environment says that the job ended {format_duration(round(time_now - end))} ago (RESIL_END_TIME "
+                "or SLURM_JOB_END_TIME): that is passed over"
+            )
 
     def _decide(self, now: float, left_s: float, step_s: float | None, save_s: float | None) -> Verdict:
         settings, checked_at = self._settings, self._end.checked_at

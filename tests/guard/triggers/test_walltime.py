@@ -270,6 +270,31 @@ def test_a_clock_that_is_set_does_not_stop_the_training_at_once_and_the_schedule
     assert job.run(5000) is None
 
 
+def test_a_clock_that_is_set_again_and_again_is_told_once_and_in_the_journal_each_time() -> None:
+    job = Job(Asked(NOON + 1e6, every_s=0.0))
+    for _ in range(5):
+        job.clock_is_off_s += 100
+        job.run(60)
+    assert len(job.said) == 1
+    assert [event["seconds"] for event in job.recorder.events if event["event"] == "clock_set"] == [100.0] * 5
+
+
+def test_an_end_that_had_passed_long_before_the_start_is_of_another_job() -> None:
+    job = Job(Asked(NOON - 3600, every_s=0.0))
+    assert job.run(100) is None
+    assert job.said == [
+        "warning: the environment says that the job ended 1 h ago (RESIL_END_TIME or SLURM_JOB_END_TIME): that is "
+        "passed over"
+    ]
+    just_over = Job(Asked(NOON - 20, every_s=0.0))
+    assert just_over.run(2) is not None
+
+
+def test_an_end_of_another_job_is_replaced_by_what_the_scheduler_says() -> None:
+    job = Job(Asked(NOON - 3600, NOON + 500))
+    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+
+
 def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while() -> None:
     clock_is_off, now = [0.0], [100.0]
     clock = JobClock(lambda: NOON + now[0] + clock_is_off[0], lambda: now[0])
