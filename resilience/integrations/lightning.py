@@ -1,0 +1,148 @@
+"""A callback for Lightning's Trainer: it saves and stops at the same optimizer step on every rank.
+
+callback = ResilCallback("checkpoints")
+trainer = Trainer(callbacks=[callback], ...)
+trainer.fit(model, ckpt_path=newest_checkpoint("checkpoints"))  # of resilience.integrations.checkpoint_files
+sys.exit(callback.exit_code)
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from resilience.guard import TrainingGuard
+from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, remove_older
+
+
+class ResilCallback(Callback):
+    """Asks the guard after each optimizer step, so that no checkpoint falls between accumulated gradients.
+
+    Checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, and moved into place whole: Lightning's
+    own writing goes by the temporary folder, commonly another file system. The newest `keep` without a label stay.
+
+    Attributes:
+        guard: the guard, from the start of `fit` on.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        cut_validation: bool = True,
+        guard: TrainingGuard | None = None,
+        **settings: Any,
+    ) -> None:
+        """Save into `folder`, with a guard made of `settings` unless one is given.
+
+        With `cut_validation` a validation is left when a stop is coming; its metrics are then of the batches so far.
+        """
+        self.guard, self._own = guard, guard is None
+        self._folder, self._keep, self._cut = Path(folder), keep, cut_validation
+        self._settings = settings
+        self._handlers: dict[str, Any] = {}
+        self._done = 0
+        self._limit_val: Any = None
+
+    @property
+    def exit_code(self) -> int:
+        """What the process should exit with after `fit`."""
+        return self.guard.exit_code if self.guard is not None else 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the guard before Lightning sets its signal handlers."""
+        if stage != "fit":
+            return
+        if self._own:
+            self.guard = TrainingGuard.from_env(_environment(trainer), **self._settings)
+        assert self.guard is not None
+        self.guard.start()
+        for name in self.guard.settings.signals:
+            self._handlers[name] = signal.getsignal(getattr(signal, f"SIG{name}"))
+        cluster = getattr(trainer.strategy, "cluster_environment", None)
+        if getattr(cluster, "auto_requeue", False):
+            rank_zero_warn(
+                "resil: Lightning would requeue this job itself, and save in a signal handler. The guard takes its "
+                "signals; better: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Train nothing when a kill switch is thrown already."""
+        if self.guard is not None and self.guard.should_stop_early():
+            self._stop(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on counting where the checkpoint left off, and take the signals back: Lightning would not save."""
+        assert self.guard is not None
+        if threading.current_thread() is threading.main_thread():
+            for name, handler in self._handlers.items():
+                signal.signal(getattr(signal, f"SIG{name}"), handler)
+        self._done = trainer.global_step
+        self.guard.resumed(trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Ask the guard; batches whose gradients are still being accumulated are no steps."""
+        guard = self.guard
+        assert guard is not None
+        if trainer.global_step == self._done:
+            guard.poll()
+            return
+        self._done = trainer.global_step
+        decision = guard.step()
+        if decision.save:
+            with guard.saving():
+                self._save(trainer, decision.label)
+        if decision.stop:
+            self._stop(trainer)
+
+    def on_validation_batch_end(self, trainer: Trainer, *arguments: Any, **keywords: Any) -> None:
+        """Ask during validation: when a stop is coming, leave it, so that the next step can save."""
+        if self.guard is not None and self.guard.poll().stop and self._cut and not trainer.sanity_checking:
+            rank_zero_info("resil: validation is cut short, a stop is coming; its metrics are of the batches so far")
+            raise StopIteration  # ends the evaluation loop as the end of its data does
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The training failed: this is no stop on purpose."""
+        if self._own and self.guard is not None:
+            self.guard.__exit__(type(exception), exception, exception.__traceback__)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The training is over."""
+        if stage == "fit" and self.guard is not None:
+            if self._limit_val is not None:
+                trainer.limit_val_batches, self._limit_val = self._limit_val, None
+            if self._own:
+                self.guard.close()
+            if self.guard.decided is not None and multiprocessing.parent_process() is not None:
+                raise SystemExit(self.guard.exit_code)  # ddp_spawn: our parent knows nothing of this callback
+
+    def _save(self, trainer: Trainer, label: str) -> None:
+        path = checkpoint_path(self._folder, trainer.global_step, label)
+        part = path.with_suffix(".part")
+        trainer.save_checkpoint(part)  # all ranks; a barrier is its end
+        if trainer.is_global_zero:
+            move_into_place(part, path)
+            remove_older(self._folder, self._keep)
+
+    def _stop(self, trainer: Trainer) -> None:
+        trainer.should_stop = True
+        trainer.fit_loop.min_epochs = 0  # these two would make Lightning go on
+        trainer.fit_loop.epoch_loop.min_steps = None
+        self._limit_val, trainer.limit_val_batches = trainer.limit_val_batches, 0  # it would validate before it stops
+
+
+def _environment(trainer: Trainer) -> dict[str, str]:
+    """Lightning starts its processes without RANK; LOCAL_WORLD_SIZE tells when all are on one node."""
+    ranks = {"RANK": trainer.global_rank, "WORLD_SIZE": trainer.world_size, "LOCAL_RANK": trainer.local_rank}
+    local = trainer.world_size // max(1, trainer.num_nodes)
+    return {**os.environ, **{name: str(value) for name, value in ranks.items()}, "LOCAL_WORLD_SIZE": str(local)}

@@ -1,0 +1,142 @@
+"""A callback for the Trainer of Hugging Face transformers: it saves and stops at the same step on every rank.
+
+callback = ResilCallback()
+if callback.should_stop_early(): sys.exit(callback.exit_code)
+trainer = Trainer(..., callbacks=[callback])
+trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+sys.exit(callback.exit_code)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from resilience.guard import TrainingGuard
+
+_log = logging.get_logger(__name__)
+
+
+class ResilCallback(TrainerCallback):
+    """Asks the guard after each optimizer step. The checkpoints are the Trainer's own, `checkpoint-<step>`.
+
+    A labelled save is kept besides as `<label>-<step>`, by hard links, where no `save_total_limit` removes it. The
+    loss is watched as often as the Trainer logs it, because then it is a number already.
+
+    Attributes:
+        guard: the guard.
+    """
+
+    def __init__(self, guard: TrainingGuard | None = None, **settings: Any) -> None:
+        """Use `guard`, or make one with these settings of it. To be called where the Trainer is made."""
+        self.guard = guard if guard is not None else TrainingGuard.from_env(**settings)
+        self._own = guard is None
+        self._saving: contextlib.AbstractContextManager[Any] | None = None
+        self._label = ""
+        self._loss: float | None = None
+        self._saved = -1
+
+    @property
+    def exit_code(self) -> int:
+        """What the process should exit with after `train`."""
+        return self.guard.exit_code
+
+    def should_stop_early(self) -> bool:
+        """Whether there is no sense in training: ask before `train`, which cannot be left before its first step."""
+        return self.guard.should_stop_early()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Go on counting where the checkpoint left off."""
+        self.guard.start()
+        self.guard.resumed(state.global_step)
+        if getattr(args, "enable_jit_checkpoint", False):
+            _log.warning("resil: enable_jit_checkpoint has a handler of SIGTERM of its own, for each rank alone: off")
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Gradients are being accumulated: no step, but we live."""
+        self.guard.poll()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask the guard. The Trainer saves when this hook has returned, after an evaluation that is due as well."""
+        loss, self._loss = self._loss, None
+        decision = self.guard.step(loss)
+        if decision.save:
+            control.should_save, self._label = True, decision.label
+        if decision.stop or self.guard.decided is not None:
+            control.should_training_stop, control.should_evaluate = True, False
+        if control.should_save and not control.should_evaluate:
+            self._begin_save()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After an evaluation, the save that is due begins."""
+        if control.should_save:
+            self._begin_save()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """When we are about to stop, what ends an epoch is left out."""
+        if self.guard.decided is not None:
+            control.should_evaluate = False
+            control.should_save = control.should_save and self._saved != state.global_step
+        if control.should_save and not control.should_evaluate:
+            self._begin_save()
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Within an evaluation, which the Trainer cannot leave: we live."""
+        self.guard.poll()
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        """The loss, a number already, is watched at the next step."""
+        loss = (logs or {}).get("loss")
+        self._loss = float(loss) if loss is not None else None
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The save has succeeded: one that fails raises, and never comes here."""
+        self._saved = state.global_step
+        label, self._label = self._label, ""
+        if label and args.should_save:
+            saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+            _keep(saved, saved.with_name(f"{label.replace('/', '_')}-{state.global_step}"))
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.__exit__(None, None, None)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The training is over."""
+        if self._own:
+            self.guard.close()
+
+    def _begin_save(self) -> None:
+        if self._saving is None:
+            self._saving = self.guard.saving()
+            self._saving.__enter__()
+
+
+def _keep(saved: Path, kept: Path) -> None:
+    """A copy that takes no room, where the file system has hard links."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    if saved.is_dir() and not kept.exists():
+        shutil.copytree(saved, kept, copy_function=link)

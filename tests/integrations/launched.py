@@ -1,0 +1,129 @@
+"""Trainings under a real launcher: start one, wait for its ranks, read their diaries."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.model import layout
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
+
+
+def needs(*libraries: str) -> pytest.MarkDecorator:
+    """Skip, with the reason, where a library of the integration is not installed."""
+    missing = [library for library in libraries if importlib.util.find_spec(library) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed (pip install)")
+
+
+class Launched:
+    """One training folder with its run directory, and what was launched there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        for name in layout.FOLDERS:
+            (self.run_dir / name).mkdir(parents=True, exist_ok=True)
+        self.attempt = 0
+        self.process: subprocess.Popen[str] | None = None
+        self.output = folder / "output"
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """That of a job's launch: this folder's run, and nothing of the job in which the tests may run."""
+        known = ("RESIL_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(known)}
+        clean |= {"RESIL_RUN_DIR": str(self.run_dir), "RESIL_RUN": "it", "RESIL_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
+        clean |= {"RESIL_ATTEMPT": str(self.attempt), "RESIL_GUARD__POLL_S": "0.1", "PYTHONPATH": str(REPOSITORY)}
+        return clean | {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"} | variables
+
+    def launch(self, command: list[str], **variables: str) -> None:
+        """Start the next attempt."""
+        self.attempt += 1
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                command, env=self.environment(**variables), stdout=output, stderr=output, cwd=self.folder, text=True
+            )
+
+    def wait(self, within_s: float = 60) -> int:
+        """Wait for the launcher's end and return its exit code."""
+        assert self.process is not None
+        return self.process.wait(within_s)
+
+    def finish(self) -> None:
+        """Leave nothing behind: the launcher ends its workers when it is told to."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                for rank in range(8):
+                    for entry in self.diary(rank)[-1:]:
+                        os.kill(entry["pid"], signal.SIGKILL)
+
+    def throw(self, switch: str, text: str = "") -> None:
+        """Throw a switch."""
+        (self.run_dir / layout.SWITCHES / switch).write_text(text)
+
+    def clear(self, switch: str) -> None:
+        """Take a switch away."""
+        (self.run_dir / layout.SWITCHES / switch).unlink()
+
+    def diary(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank wrote, of all attempts; a line that is being written is left out."""
+        try:
+            lines = (self.folder / f"rank{rank}.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def last(self, rank: int, event: str) -> dict[str, Any]:
+        """The last entry of a kind."""
+        found = [entry for entry in self.diary(rank) if entry["event"] == event]
+        assert found, f"rank {rank} never wrote {event}: {self.output.read_text()[-4000:]}"
+        return found[-1]
+
+    def count(self, rank: int, event: str) -> int:
+        """How many entries of a kind a rank has written."""
+        return sum(entry["event"] == event for entry in self.diary(rank))
+
+    def guard_events(self, rank: int = 0) -> list[dict[str, Any]]:
+        """The guard's journal."""
+        text = (self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def end(self, rank: int = 0) -> dict[str, Any]:
+        """The guard's own last word."""
+        ends = [entry for entry in self.guard_events(rank) if entry["event"] == "end"]
+        assert ends
+        return ends[-1]
+
+    def until(self, what: Callable[[], Any], within_s: float = 60) -> None:
+        """Wait for a condition; fail, with the output, when it does not come or the launcher ends first."""
+        deadline = time.monotonic() + within_s
+        while not what():
+            ended = self.process is not None and self.process.poll() is not None
+            if ended and what():
+                return
+            late = time.monotonic() > deadline
+            assert not (late or ended), f"did not happen: {self.output.read_text()[-4000:]}"
+            time.sleep(0.05)
+
+    def until_step(self, step: int, world: int) -> None:
+        """Wait until every rank of this attempt has come this far."""
+        self.until(
+            lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(world))
+        )

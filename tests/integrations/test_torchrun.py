@@ -1,0 +1,115 @@
+"""DistributedDataParallel over gloo under the real torchrun: one step for all, nothing lost, the code that is meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Shell, shell  # noqa: F401  (a fixture)
+from tests.integrations.launched import HERE, TORCHRUN, Launched, needs
+
+pytestmark = needs("torch")
+TRAINING = str(HERE / "torch_training.py")
+FOREVER = "1000000"
+
+
+def command(world: int, folder: Path, steps: str = FOREVER) -> list[str]:
+    return [*TORCHRUN, f"--nproc-per-node={world}", TRAINING, str(folder), steps]
+
+
+def stopped_at(launched: Launched, world: int) -> int:
+    """The step at which every rank stopped: one for all."""
+    steps = {launched.last(rank, "stop")["step"] for rank in range(world)}
+    assert len(steps) == 1, steps
+    return int(steps.pop())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_none_and_repeats_none(
+    launched: Launched, world: int
+) -> None:
+    launched.launch(command(world, launched.folder))
+    launched.until_step(21, world)
+    launched.throw("kill", 'who = "bob"\nwhy = "a test"\n')
+    assert launched.wait() == 1  # torchrun's own code whenever a worker's is not 0
+    stop = stopped_at(launched, world)
+    assert launched.last(0, "saved")["step"] == stop
+    assert {launched.last(rank, "left")["exit_code"] for rank in range(world)} == {75}
+    end = launched.end()
+    assert (end["step"], end["exit_code"], end["stopped"]) == (stop, 75, True)
+
+    launched.launch(command(world, launched.folder))  # while the switch lies there
+    assert launched.wait() == 1
+    assert launched.diary(0)[-1]["event"] == "not_started"  # the others may be ended by torchrun while they ask
+    assert all(launched.count(rank, "start") == 1 for rank in range(world))
+
+    launched.clear("kill")
+    launched.launch(command(world, launched.folder, str(stop + 40)))
+    assert launched.wait() == 0
+    for rank in range(world):
+        assert launched.last(rank, "start")["step"] == stop
+        assert launched.last(rank, "left") | {"step": stop + 40, "exit_code": 0} == launched.last(rank, "left")
+
+
+def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> None:
+    launched.launch(command(2, launched.folder))
+    launched.until_step(21, 2)
+    os.kill(launched.last(1, "start")["pid"], signal.SIGUSR1)
+    assert launched.wait() == 1
+    assert launched.last(0, "saved")["step"] == stopped_at(launched, 2)
+    assert "SIGUSR1" in launched.last(0, "stop")["why"]
+
+
+def test_sigterm_to_torchrun_which_passes_it_on_saves_and_stops(launched: Launched) -> None:
+    launched.launch(command(2, launched.folder))
+    launched.until_step(21, 2)
+    assert launched.process is not None
+    launched.process.terminate()  # its workers have 30 s from now on
+    assert launched.wait() != 0
+    assert launched.last(0, "saved")["step"] == stopped_at(launched, 2)
+    assert "SIGTERM" in launched.last(0, "stop")["why"]
+
+
+def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(launched: Launched) -> None:
+    launched.launch(command(2, launched.folder), SAVE_S="3")
+    launched.until_step(21, 2)
+    launched.throw("kill")
+    launched.wait()
+    assert launched.last(1, "left")["time"] >= launched.last(0, "saved")["time"] > launched.last(1, "stop")["time"] + 2
+    assert launched.end()["stopped"]
+
+
+def test_the_batch_shell_believes_the_training_and_not_torchruns_1(
+    shell: Shell,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "training"
+    folder.mkdir()
+    launch = " ".join([*TORCHRUN[1:], "--nproc-per-node=2", TRAINING, str(folder), FOREVER])
+    settings = f'[run]\nname = "gpt"\ncommand = "{sys.executable} {launch}"\n[attempt]\nbeat_s = 1\n'
+    shell.settings(settings)
+    assert shell.resil("submit", RESIL_GUARD__POLL_S="0.1", PYTHONWARNINGS="ignore").returncode == 0
+    diary = folder / "rank1.jsonl"
+    shell.until(lambda: diary.exists() and '"step"' in diary.read_text(), within_s=100)
+    assert shell.resil("kill", "gpt", "--why", "a test").returncode == 0
+    end = shell.state_dir / "gpt" / "attempts" / "0001.end"
+    shell.until(end.exists, within_s=100)
+    assert 'end = "stopped"' in end.read_text()
+    assert "exit_code = 75" in end.read_text()
+    assert not (shell.state_dir / "gpt" / "finished").exists()
+
+
+def test_the_batch_shell_calls_a_crash_under_torchrun_a_crash(shell: Shell, tmp_path: Path) -> None:  # noqa: F811
+    crash = tmp_path / "crash.py"
+    crash.write_text("import os, sys; sys.exit(75 if os.environ['RANK'] == '0' and not os.environ['RESIL_RUN'] else 3)")
+    launch = " ".join([*TORCHRUN[1:], "--nproc-per-node=2", str(crash)])
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "{sys.executable} {launch}"\n[attempt]\nbeat_s = 1\n')
+    assert shell.resil("submit", PYTHONWARNINGS="ignore").returncode == 0
+    end = shell.state_dir / "gpt" / "attempts" / "0001.end"
+    shell.until(end.exists, within_s=100)
+    assert 'end = "exited"' in end.read_text()
+    assert "exit_code = 1" in end.read_text()
