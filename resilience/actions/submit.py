@@ -25,6 +25,7 @@ from resilience.errors import (
 from resilience.model import layout
 from resilience.model.job import JobId
 from resilience.model.submission import Submission, check_run_name
+from resilience.model.switch import describe_age
 from resilience.rendering.lint import LintFinding, Severity, lint
 from resilience.settings.show import to_toml
 from resilience.system.files import write_atomic
@@ -197,16 +198,9 @@ def _check_run(
     others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
     settled = [found for client in clients for found in settle_open_intents(project, directory, client, progress)]
+    _look_at_kill_switch(project, request, directory, progress)
     if request.force:
         return
-    policy = policy_of(directory, owner_policy(project.loaded.settings.run))
-    kill = read_switch(directory, layout.KILL_SWITCH, policy)
-    if kill is not None and kill.honoured:
-        why = f" ({kill.why})" if kill.why else ""
-        raise UsageError(
-            f"run {request.run} has a kill switch, thrown by {kill.who}{why}: its jobs would end at once",
-            hint=f"take it back: resil clear {request.run}; or queue all the same: --force",
-        )
     if directory.is_finished():
         raise UsageError(
             f"run {request.run} is finished: its jobs would end at once",
@@ -218,6 +212,33 @@ def _check_run(
         if settled and not alive:
             progress("it is over already; queueing anew")
         refuse_if_alive(request.run, alive)
+
+
+def _look_at_kill_switch(
+    project: Project, request: SubmitRequest, directory: RunDirectory, progress: Callable[[str], None]
+) -> None:
+    """Name a kill switch that lies there, with its age: it may be forgotten. Raise UsageError unless forced."""
+    try:
+        policy = policy_of(directory, owner_policy(project.loaded.settings.run))
+        kill = read_switch(directory, layout.KILL_SWITCH, policy)
+    except StateDirectoryError:
+        if not request.force:
+            raise
+        return
+    if kill is None:
+        return
+    if not kill.honoured:
+        progress(f"run {request.run} has a kill switch that is not obeyed: {kill.refusal}")
+        return
+    ago = describe_age(project.world.clock.now() - kill.when)
+    why = f" ({kill.why})" if kill.why else ""
+    thrown = f"run {request.run} has a kill switch, thrown by {kill.who}{ago}{why}"
+    if not request.force:
+        raise UsageError(
+            f"{thrown}: its jobs would end at once",
+            hint=f"take it back: resil clear {request.run}; or queue all the same: --force",
+        )
+    progress(f"{thrown}: its jobs end at once until it is taken back: resil clear {request.run}")
 
 
 def _behind(submission: Submission, previous: JobId | None) -> Submission:

@@ -177,7 +177,8 @@ def merge(requests: Iterable[Request], step: int) -> Decision:
     """Given all requests of the moment, return the one decision for all ranks at `step`.
 
     Whoever wants a save gets one unless one request forbids it. An error wins over a stop on purpose, because it needs
-    a person. The first label wins; labels are rare.
+    a person. The first label wins; labels are rare. Who wanted a save and nothing else, and does not get it, is not
+    among the triggers: it hears of no success, and a save switch stays for the attempt that comes after.
     """
     asked = sorted(requests, key=lambda request: (request.rank, request.trigger, request.why))
     reasons: list[str] = []
@@ -185,14 +186,16 @@ def merge(requests: Iterable[Request], step: int) -> Decision:
         if request.why not in reasons:
             reasons.append(request.why)
     stops = [request.exit_code for request in asked if request.stop]
+    discard = any(request.discard for request in asked)
+    served = [request for request in asked if request.stop or not discard]
     return Decision(
-        save=any(request.save for request in asked) and not any(request.discard for request in asked),
+        save=any(request.save for request in asked) and not discard,
         stop=bool(stops),
         label=next((request.label for request in asked if request.label), ""),
         reasons=reasons,
         step=step,
         exit_code=_heaviest(stops),
-        triggers=list(dict.fromkeys(request.trigger for request in asked)),
+        triggers=list(dict.fromkeys(request.trigger for request in served)),
     )
 
 

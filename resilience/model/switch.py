@@ -125,6 +125,15 @@ def refuse_owner(policy: OwnerPolicy, who: str, group: str) -> str:
     return f"it belongs to {who}{besides}; this run obeys policy `{policy.value}`"
 
 
+def describe_age(seconds: float) -> str:
+    """Given an age, return ` 3 days ago`; nothing when it lies in the future, because clocks differ."""
+    for unit_s, unit in ((86400, "day"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= unit_s:
+            count = int(seconds // unit_s)
+            return f" {count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
+    return ""
+
+
 def _moment(text: str, otherwise: float) -> float:
     """ISO time with an offset, in seconds since the epoch; anything else gives way."""
     if not text:

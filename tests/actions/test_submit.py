@@ -27,7 +27,9 @@ from resilience.model import layout
 from resilience.model.job import Job, JobId
 from resilience.model.job_state import JobState
 from resilience.model.submission import Submission, make_comment
+from resilience.model.switch import Switch
 from resilience.system.submissions import Intent, Outcome, read_intents, record_intent, record_result
+from resilience.system.switches import throw_switch
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -371,6 +373,26 @@ def test_a_killed_or_finished_run_is_refused_with_the_way_back(
     assert hint in caught.value.hint
     assert fake.submissions == []
     assert go(project, force=True).ids
+
+
+def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Project) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    throw_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
+    with pytest.raises(UsageError, match=f"thrown by {ME} 3 days ago \\(loss is NaN\\)"):
+        go(project)
+    said: list[str] = []
+    assert go(project, said, force=True).ids
+    assert any("thrown by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
+
+
+def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: Project) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    (directory.path / "switches" / "kill").symlink_to("/nowhere")
+    said: list[str] = []
+    assert go(project, said).ids
+    assert any("kill switch that is not obeyed" in line and "symbolic link" in line for line in said)
 
 
 @needs_root

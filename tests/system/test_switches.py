@@ -159,6 +159,13 @@ def test_the_name_inside_does_not_hide_who_wrote_it(run: RunDirectory) -> None:
 # ---- what may not be obeyed
 
 
+def test_a_switch_copied_from_another_run_is_named_and_not_obeyed(run: RunDirectory) -> None:
+    place(run).write_text('run = "gpt"')
+    assert "it is meant for run gpt, not for llama" in thrown(run).refusal
+    place(run).write_text('run = "llama"')
+    assert thrown(run).honoured
+
+
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder", "socket"])
 @pytest.mark.parametrize("policy", OwnerPolicy)

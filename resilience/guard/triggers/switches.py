@@ -10,6 +10,7 @@ from resilience.guard.decision import FAILED, Request
 from resilience.guard.small_files import read_regular
 from resilience.guard.switch_folder import called
 from resilience.model import layout
+from resilience.model.switch import describe_age
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,12 +214,3 @@ def describe(switch: Switch) -> str:
         sentence += f" as {switch.label}"
     why = switch.why.rstrip(". ")
     return f"{sentence}: {why}" if why else sentence
-
-
-def describe_age(seconds: float) -> str:
-    """Given an age, return ` 3 days ago`; nothing when it lies in the future, because clocks differ."""
-    for unit_s, unit in ((86400, "day"), (3600, "h"), (60, "min"), (1, "s")):
-        if seconds >= unit_s:
-            count = int(seconds // unit_s)
-            return f" {count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
-    return ""

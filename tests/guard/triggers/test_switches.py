@@ -16,7 +16,7 @@ from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
 from resilience.guard.triggers import built_in_triggers
-from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe, describe_age
+from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe
 from resilience.guard.watch import asked_here
 from resilience.model.switch import Scope, Switch
 from resilience.system.run_directory import RunDirectory
@@ -115,17 +115,6 @@ def test_a_kill_switch_that_is_thrown_during_the_training_is_not_stale(bench: Be
 @pytest.mark.parametrize("when", [0.0, -(10**10), 4e10, float(2**62)])
 def test_a_file_of_any_time_can_be_told_of(when: float) -> None:
     assert describe(Switch("kill", "bob", when, "enough")).startswith("the kill switch was thrown by bob")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-100, ""), (0.5, ""), (59, " 59 s ago"), (61, " 1 min ago"), (7200, " 2 h ago"), (86400, " 1 day ago"),
-        (30 * 86400, " 30 days ago"),
-    ],
-)  # fmt: skip
-def test_ages_are_told_roughly(seconds: float, text: str) -> None:
-    assert describe_age(seconds) == text
 
 
 # ---- save
@@ -319,6 +308,18 @@ def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(tmp_path: Path
             raise OSError("the disk is full")
         wait_until(lambda: any("the switch stays, and is tried again in 60 s" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(100))
+    assert (run / "switches" / "save").exists()
+
+
+def test_a_superseded_training_leaves_the_save_switch_to_its_successor(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo")
+    (run / "switches" / "save").touch()
+    (run / "attempts" / "0004").write_text("number = 4\njob_id = 12\n")
+    with make_guard(run) as guard:
+        guard.start()
+        wait_until(lambda: len(guard._parts.agreement._wishes) == 2)  # type: ignore[union-attr]
+        decision = train(guard)
+        assert (decision.stop, decision.save) == (True, False)
     assert (run / "switches" / "save").exists()
 
 
