@@ -14,7 +14,8 @@ High losses are kept out of the window as long as they last. Once they are over 
 window must be high before that is normal. When they last for a whole window, the loss has a new level: the window is
 filled with them, people are told, and what comes is judged by that.
 
-The threshold is computed anew every quarter of a window, so that a step costs a comparison: the window is sorted then.
+The threshold is computed after a quarter of a window, and then every half, so that a step costs a comparison: the
+window is sorted then. That it is a little old matters little: a loss that falls is judged too mildly for a while.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Loss:
         self._watches_spikes = settings.loss_spike != "off"
         size = settings.loss_window
         self._values: collections.deque[float] = collections.deque(maxlen=size)
-        self._every = max(LEAST_VALUES, size // 4)
-        self._until_judged = self._every
+        self._every = max(LEAST_VALUES, size // 2)
+        self._until_judged = max(LEAST_VALUES, size // 4)
         self._limit = math.inf  # what is not below this is odd; infinite until the window tells enough
         self._median = self._mad = 0.0
         self._high: list[float] = []  # the high ones in a row up to now, kept out of the window
@@ -227,7 +228,10 @@ def threshold(values: Iterable[float], mads: float) -> tuple[float, float, float
     ordered = sorted(values)
     middle = len(ordered) // 2
     median = ordered[middle]
-    mad = sorted([abs(value - median) for value in ordered])[middle]
+    # Two ascending runs, which sorted() only has to merge.
+    mad = sorted(
+        [median - value for value in ordered[middle::-1]] + [value - median for value in ordered[middle + 1 :]]
+    )[middle]
     return median, mad, median + mads * max(mad, LEAST_MAD_SHARE * abs(median), LEAST_MAD)
 
 
