@@ -21,6 +21,7 @@ import sysconfig
 import time
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # what lies beside it is not meant
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -148,7 +149,7 @@ class Fault:
         self._kind, self._step = kind, step
         self._leaked: list[bytes] = []
 
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> dict[str, Any]:
         """What the guard is told besides. A machine with much memory would leak for hours: it plays a small one."""
         return {"host_memory_free_bytes": max(0, free_bytes() - LEAK_ROOM_BYTES)} if self._kind == "leak" else {}
 

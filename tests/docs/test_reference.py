@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import fields
@@ -23,6 +25,7 @@ from resilience.actions.status import RunStatus
 from resilience.actions.submit import SubmitResult
 from resilience.cli.main import app
 from resilience.model.attempt import Attempt
+from resilience.model.layout import FOLDERS
 from resilience.model.switch import Switch
 from resilience.plugins import Family
 from resilience.system.clock import SystemClock
@@ -275,17 +278,23 @@ def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [source] = page("docs/tutorial/first-night.md").blocks("python")
-    program = compile(source.replace("= 3000, 0.1", "= 120, 0.0"), "train.py", "exec")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RESIL_RUN_DIR", str(tmp_path))
-    monkeypatch.setenv("RESIL_JOB_ID", "7")
-    (tmp_path / "switches").mkdir()
-    (tmp_path / "switches" / "stop.7").touch()
-    for told in ("saved at step 1, stopping", "saved at step 2, stopping"):
-        with pytest.raises(SystemExit) as ended:
-            exec(program, {})
-        assert ended.value.code == 75
-        assert told in capsys.readouterr().out
+    for name, value in {"RUN_DIR": str(tmp_path), "JOB_ID": "7", "GUARD__POLL_S": "0.02"}.items():
+        monkeypatch.setenv(f"RESIL_{name}", value)
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir()
+    threading.Timer(0.3, (tmp_path / "switches" / "stop.7").touch).start()
+    assert run_program(source.replace("= 3000, 0.1", "= 3000, 0.01")) == 75
+    assert "save and stop, because" in capsys.readouterr().err
+    step = json.loads((tmp_path / "checkpoint.json").read_text())["step"]
     (tmp_path / "switches" / "stop.7").unlink()
-    exec(program, {})
-    assert "resuming at step 2" in capsys.readouterr().out
+    assert run_program(source.replace("= 3000, 0.1", f"= {step + 60}, 0.0")) == 0
+    assert f"resuming at step {step}" in capsys.readouterr().out
+    assert (tmp_path / "finished").exists()
+
+
+def run_program(source: str) -> object:
+    """Run a program that ends by sys.exit in this process; return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(source, "train.py", "exec"), {})
+    return ended.value.code
