@@ -71,6 +71,7 @@ class SwitchFolder:
         self._refused: dict[str, tuple[Identity, str]] = {}
         self._troubled: set[str] = set()
         self._told: set[str] = set()
+        self._names: dict[tuple[str, int], str] = {}
         self._last_trouble = 0.0
 
     def look(self, kind: str, *, ours_too: bool = False) -> FoundSwitch | None:
@@ -121,7 +122,7 @@ class SwitchFolder:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EINVAL):
                 return None  # no regular file any more; the next look names it
             raise
-        who = _name_of_user(info.st_uid)
+        who = self._name_of_user(info.st_uid)
         refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, folder)
         try:
             switch = parse_switch(kind, content, who=who, written=info.st_mtime, run=self.run, refusal=refusal)
@@ -140,7 +141,7 @@ class SwitchFolder:
         policy = self._policy(folder)
         if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
             return ""
-        return refuse_owner(policy, who, _name_of_group(info.st_gid))
+        return refuse_owner(policy, who, self._name_of_group(info.st_gid))
 
     def _policy(self, folder: int) -> OwnerPolicy:
         """Whose switches are obeyed: as set, else as the run was submitted, so that its batch shell and its training
@@ -161,6 +162,22 @@ class SwitchFolder:
         except (OSError, ValueError, RecursionError, ImportError):
             pass
         return policy_of_mode(os.fstat(folder).st_mode)
+
+    def _name_of_user(self, uid: int) -> str:
+        import pwd
+
+        return self._name("user", uid, lambda: pwd.getpwuid(uid).pw_name)
+
+    def _name_of_group(self, gid: int) -> str:
+        import grp
+
+        return self._name("group", gid, lambda: grp.getgrgid(gid).gr_name)
+
+    def _name(self, kind: str, number: int, ask: Callable[[], str]) -> str:
+        """Asked once: a thread stays behind where there is no answer."""
+        if (kind, number) not in self._names:
+            self._names[kind, number] = _in_time(ask, str(number))
+        return self._names[kind, number]
 
     # ---- what is told, once ------------------------------------------------------------------------------------
 
@@ -200,18 +217,6 @@ def _identity(info: os.stat_result) -> Identity:
 def called(kind: str) -> str:
     """What a switch file is called: `kill switch`, `stop file`."""
     return "stop file" if kind.startswith(layout.STOP_PREFIX) else f"{kind} switch"
-
-
-def _name_of_user(uid: int) -> str:
-    import pwd
-
-    return _in_time(lambda: pwd.getpwuid(uid).pw_name, str(uid))
-
-
-def _name_of_group(gid: int) -> str:
-    import grp
-
-    return _in_time(lambda: grp.getgrgid(gid).gr_name, str(gid))
 
 
 def _in_time(ask: Callable[[], str], otherwise: str) -> str:

@@ -185,6 +185,21 @@ def test_everything_is_given_back(heard: Heard) -> None:
     assert {name: signal.getsignal(getattr(signal, f"SIG{name}")) for name in names} == before
 
 
+def test_a_signal_to_another_thread_reaches_the_training_all_the_same(heard: Heard) -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    with signals(heard, "USR1") as watched:
+        thread.start()
+        assert thread.ident is not None
+        signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        end = time.monotonic() + 10
+        while not (taken := watched.take()) and time.monotonic() < end:
+            time.sleep(0.001)
+        is_over.set()
+        thread.join()
+    assert len(taken) == 1
+
+
 def test_what_was_ignored_stays_ignored(heard: Heard) -> None:
     """nohup and the shells' background jobs mean it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -610,6 +625,29 @@ def test_without_ctypes_proc_tells_that_nobody_handles_it(heard: Heard, monkeypa
 
 
 # ---- forked children
+
+
+def test_a_forked_worker_dies_of_term_in_the_middle_of_a_call_into_c() -> None:
+    with training(
+        """
+import ctypes
+sleep = ctypes.PyDLL(None).sleep  # holds the interpreter's lock: no Python handler can run
+with guarded() as guard:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, b"x")
+        end = time.monotonic() + 30
+        while time.monotonic() < end: sleep(30)
+        os._exit(7)
+    os.read(ours, 1)
+    os.kill(child, signal.SIGTERM)
+    began = time.monotonic()
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic() - began, flush=True)
+"""
+    ) as run:
+        _, code, seconds = run.until("child").split()
+        assert int(code) == -signal.SIGTERM and float(seconds) < 10
 
 
 @pytest.mark.parametrize(
