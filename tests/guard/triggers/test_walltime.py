@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,9 @@ from resilience.guard.triggers.walltime import (
     lead_for,
     steady_clock,
 )
+from resilience.model.job import ExitCode, JobUpdate
 from tests.guard.guards import job_environ
+from tests.schedulers.spooled import Lab, lab
 
 SETTINGS: dict[str, Any] = {"safety": 1.5, "margin_s": 10.0, "first_save_s": 60.0}
 TABLE: list[tuple[str, float | None, float | None, float | None, bool, float, str]] = [
@@ -414,6 +418,43 @@ def test_a_guard_notices_that_the_embedded_scheduler_was_told_to_end_its_job_ear
         (decision,) = train(guard, most_s=20)
     assert decision[:2] == (True, True) and "the job's time limit is in " in decision[2]
     assert any(text.startswith("the job's time limit was changed: it ends at ") for text in said)
+
+
+TRAINING = """
+import sys, time
+from resilience.guard import TrainingGuard
+with TrainingGuard.from_env(host_memory=False, gpu_memory="off", walltime_margin_s=1, first_save_s=1) as guard:
+    while True:
+        time.sleep(0.05)
+        decision = guard.step()
+        if guard.count == 10:
+            print("trains", flush=True)
+        if decision.save:
+            with guard.saving():
+                print("saves", flush=True)
+        if decision.stop:
+            break
+sys.exit(guard.exit_code)
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Lab]:
+    with lab(tmp_path) as opened:
+        yield opened
+
+
+def test_a_job_of_the_real_embedded_scheduler_saves_when_its_limit_is_cut(local: Lab) -> None:
+    (local.work / "train.py").write_text(TRAINING)
+    command = f"exec {sys.executable} {local.work}/train.py 2>&1"
+    local.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
+    job_id = local.submit(command, time="600")
+    local.says(job_id, "trains")
+    local.scheduler.update(job_id, JobUpdate(end_time=time.time() + 8))
+    (job,) = local.ended(job_id, timeout_s=60)
+    output = local.output(job)
+    assert job.exit_code == ExitCode(75, 0), output
+    assert "saves" in output and "the job's time limit was changed: it ends at " in output
 
 
 def test_a_guard_notices_that_slurm_was_told_to_end_its_job_early(
