@@ -52,6 +52,7 @@ class Coordinator:
         self._promises: dict[int, tuple[int, int]] | None = None  # while a round collects
         self._verdict: dict[str, Any] | None = None  # while a round is committed and not over
         self._answers: dict[int, list[str]] = {}  # which wishes of which rank the verdict answers
+        self._decided: dict[str, tuple[int, Request]] = {}  # the same, in case that the verdict becomes void
         self._awaited: set[int] = set()  # who has not obeyed it yet
         self._outcomes: list[tuple[str, float]] = []
         self._stopped: Decision | None = None
@@ -81,6 +82,8 @@ class Coordinator:
                 self._obeyed(rank, message["outcome"], message["seconds"])
         elif says == "leave":
             self._leave(rank, message["steps"])
+        elif says == "resume":
+            return self._resume(rank, message["round"], now)
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
@@ -171,6 +174,26 @@ class Coordinator:
             self._promises.pop(rank, None)
         self._not_obeyed(rank)
 
+    def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
+        """A rank goes on from another step: what it promised, and what was decided with that promise, is void."""
+        said: list[tuple[int, Message]] = []
+        if number == self.round and self._promises is not None:
+            said = self._abort(now, f"rank {rank} goes on from another step")
+            self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S
+        elif number == self.round and self._verdict is not None:
+            self._wishes |= self._decided
+            for name in self._decided:
+                self._answered.pop(name, None)
+            self._verdict = None
+            self._awaited = set()
+            self.heard.append(Heard("void", f"rank {rank} goes on from another step: what was decided is asked anew"))
+            said = self._to_all({"say": "abort", "round": number})
+        # Who resumes hears it last: then it has been said to all others.
+        said.sort(key=lambda letter: letter[0] == rank)
+        if not said:
+            said.append((rank, {"say": "abort", "round": number}))
+        return said + self.proceed(now)
+
     def _leave(self, rank: int, steps: int) -> None:
         self._left[rank] = steps
         self._gone.discard(rank)
@@ -186,7 +209,7 @@ class Coordinator:
         for name in found.answered:
             self._remember(name)
         if found.verdict is not None:
-            self._answers = found.answers
+            self._answers, self._decided = found.answers, {}
             decision = _decision(found.verdict)
             if found.holding:
                 self._verdict = found.verdict
@@ -270,6 +293,7 @@ class Coordinator:
             "wishes": [],
         }
         self._answers = {}
+        self._decided = dict(self._wishes)
         for name, (rank, _) in list(self._wishes.items()):
             self._answers.setdefault(rank, []).append(name)
             self._remember(name)

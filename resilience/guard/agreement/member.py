@@ -34,6 +34,7 @@ class Member:
         wishes: what this rank wishes and no verdict has answered, by id.
         start: what all ranks do before the first step, once it is known.
         stopped: the decision to stop that was given to the training; every later step gives it again.
+        is_voiding: whether a round that this rank has given up may still be obeyed by others.
     """
 
     def __init__(self, gate: Gate, rank: int, life: str) -> None:
@@ -47,9 +48,12 @@ class Member:
         self.wishes: dict[str, Request] = {}
         self.start: Decision | None = None
         self.stopped: Decision | None = None
+        self.is_voiding = False
         self._looked = (0, 0)
         self._done: Message | None = None  # how the last obeyed round went: its message may be lost on the way
         self._has_left = False
+        self._resumed = 0
+        self._answered: dict[str, Request] = {}
         self._wished = 0
 
     # ---- control thread ---------------------------------------------------------------------------------------
@@ -63,6 +67,8 @@ class Member:
         said = [joining]
         if self._done is not None:
             said.append(self._done)
+        if self._resumed:
+            said.append({"say": "resume", "round": self._resumed})
         if self._has_left:
             said += self.leave()
         return said
@@ -76,7 +82,7 @@ class Member:
         self._wished += 1
         name = f"{self.life}.{self._wished}"
         self.wishes[name] = request
-        return [{"say": "wish", "id": name, "request": request.as_dict()}]
+        return [_wish(name, request)]
 
     def receive(self, message: Message) -> list[Message]:
         """Given what the coordinator says, do it and return what to answer."""
@@ -87,9 +93,8 @@ class Member:
             return self._prepare(message["round"])
         elif says == "commit":
             self._commit(message["round"], message["verdict"])
-        elif says == "abort" and self.state == PROMISED and self.round == message["round"]:
-            self.state = FREE
-            self.restore()
+        elif says == "abort" and self.round == message["round"]:
+            return self._give_up()
         return []
 
     def may_promise(self, number: int) -> bool:
@@ -129,6 +134,25 @@ class Member:
         self._done = {"say": "done", "round": self.round, "outcome": outcome, "seconds": max(0.0, float(seconds))}
         self.restore()
         return [self._done]
+
+    def resume(self) -> list[Message]:
+        """The ranks have formed anew and go on from a step that all know, and this rank tells so.
+
+        A promise or a verdict is of the steps before, which ranks may have left at different counts, and which a rank
+        that was started again knows nothing of. So it is void, here and, before this training does another step, with
+        whoever has heard of it: the coordinator takes it back from all, and asks anew.
+        """
+        self.gate.rewound = 0
+        self._done = None
+        if self.state == FREE:
+            self.restore()
+            return []
+        wishes = self._give_up()
+        self.state = FREE
+        self.restore()
+        self.is_voiding = True
+        self._resumed = self.round
+        return [{"say": "resume", "round": self.round}, *wishes]
 
     def leave(self) -> list[Message]:
         """No step will be done any more: that is a promise, too, and it is kept for ever."""
@@ -193,9 +217,21 @@ class Member:
             return  # a commit that we know, or of a round that a former life of this rank promised
         self.state = COMMITTED
         self.verdict = verdict
-        for name in verdict["wishes"]:
-            self.wishes.pop(name, None)
+        self._answered = {name: self.wishes.pop(name) for name in verdict["wishes"] if name in self.wishes}
         self.restore()
+
+    def _give_up(self) -> list[Message]:
+        """The round came to nothing, or its verdict is void: what nobody has obeyed is wished as before."""
+        self.is_voiding = False
+        again: dict[str, Request] = {}
+        if self.state == COMMITTED:
+            again, self._answered = self._answered, {}
+            self.wishes |= again
+            self.verdict = {}
+        if self.state in (PROMISED, COMMITTED):
+            self.state = FREE
+            self.restore()
+        return [_wish(name, request) for name, request in again.items()]
 
     def _decision(self, step: int) -> Decision:
         return merge([Request.from_dict(fields) for fields in self.verdict["requests"]], step)
@@ -218,6 +254,10 @@ class Member:
 def _announce(decision: Decision) -> Decision:
     """A stop without its save: that is given once."""
     return Decision(**{**decision.as_dict(), "save": False})
+
+
+def _wish(name: str, request: Request) -> Message:
+    return {"say": "wish", "id": name, "request": request.as_dict()}
 
 
 def _asks_the_same(one: Request, other: Request) -> bool:

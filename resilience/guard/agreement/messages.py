@@ -41,6 +41,7 @@ _MEMBER_SAYS: dict[str, dict[str, type]] = {
     "promise": {"round": int, "steps": int, "polls": int},
     "done": {"round": int, "outcome": str, "seconds": float},
     "leave": {"steps": int},
+    "resume": {"round": int},
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOST_S = 30.0
 """How long the end waits for a rank that has lost its connection: it may come again."""
+VOID_S = 3.0
 UNHEARD_S = 5.0
 """How long a rank that leaves tries to find rank 0 again, when that was not told yet how the last save went."""
 
@@ -123,12 +124,19 @@ class NetworkAgreement:
             self._control.member.restore()
 
     def resumed(self) -> None:
-        """The counters were set anew, here and on every other rank: promises, verdicts and wishes hold as before."""
+        """The counters were set anew, here and on every other rank: what was promised or decided before is void.
+
+        Returns when rank 0 has taken it back from the others, or after `VOID_S`: no rank can complete a step before
+        all have come here, so none obeys what another has given up. Wishes stay.
+        """
+        control = self._control
         with self._changed:
-            self._control.member.restore()
+            control.outbox.extend(control.member.resume())
             self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step tells that it is done
             self._changed.notify_all()
-        self._control.wake()
+        control.wake()
+        with self._changed:
+            self._changed.wait_for(lambda: not control.member.is_voiding or not control.is_alive(), VOID_S)
 
     def outlast(self, wait_s: float) -> None:
         """Rank 0 stays until every rank has obeyed the last verdict, at most `wait_s` seconds, and hears how it went.

@@ -54,7 +54,7 @@ class Plan:
     late_s: list[float] = field(default_factory=list)
     pauses: list[tuple[int, float, float]] = field(default_factory=list)
     step_ms: tuple[float, float] = (0.0, 2.0)
-    steps: int = 3000
+    steps: int = 800
     resume: int = 0
     asks_early: bool = False
     evaluates_every: int = 0

@@ -188,7 +188,7 @@ def die_at_commit() -> None:
 def main() -> None:
     """Serve plans until stdin ends."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes when the guard is closed already
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # one that comes when the guard is closed already
     print("ready", flush=True)
     for line in sys.stdin:
         plan = json.loads(line)
