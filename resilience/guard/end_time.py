@@ -135,6 +135,7 @@ def find_end_time(place: Place, environ: Mapping[str, str], every_s: float) -> E
 
     Nobody is asked for a job that this process is not in: the environment of a test may tell of another one.
     """
+    environ = dict(environ)  # as it is now: the training may change its own while another thread reads it
     job_id = place.job_id
     is_ours = job_id != "0" and job_id in (environ.get("RESIL_JOB_ID"), environ.get("SLURM_JOB_ID"))
     if not is_ours or not every_s:

@@ -9,6 +9,7 @@ import pytest
 
 from resilience.guard.end_time import NO_LIMIT, EndTime, ask_slurm, find_end_time
 from resilience.guard.place import Place
+from resilience.guard.triggers.walltime import STOP, decide
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
 
@@ -79,3 +80,18 @@ def test_a_controller_that_hangs_gives_no_answer_and_costs_no_more_than_the_dead
     began = time.monotonic()
     assert ask_slurm("1", frozen.environment(), deadline_s=1.0) is None
     assert time.monotonic() - began < 5
+
+
+def test_a_job_that_slurm_lets_overrun_has_the_limit_for_its_end_and_stops_for_that() -> None:
+    """OverTimeLimit: it lives on, and squeue goes on telling the limit itself, in the past by then."""
+    with Cluster(nodes=1, extra="OverTimeLimit=5\n") as cluster:
+        job_id = cluster.sbatch(SLEEP, "-t", "10")
+        cluster.wait_for(job_id, "RUNNING")
+        cluster.run(["scontrol", "update", f"jobid={job_id}", "EndTime=now+5"], cluster.users[0], check=True)
+        limit = time.time() + 5
+        time.sleep(45)  # slurmctld looks at limits every 30 s
+        assert cluster.job_state(job_id) == "RUNNING"
+        end = ask(cluster, job_id)
+    assert end is not None and end == pytest.approx(limit, abs=5)
+    verdict = decide(end - time.time(), 1.0, 1.0, safety=1.5, margin_s=10.0, first_save_s=60.0)
+    assert verdict.action == STOP and verdict.why.startswith("the job's time limit was ")
