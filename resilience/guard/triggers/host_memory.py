@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
-FORECAST_S = 30.0
-"""How often the slope is fitted: about 1 ms for each limit, of which there are one to four."""
+FORECAST_S = 10.0
+"""How often the slope is fitted: about 1 ms for each limit that fills, of which there are one to four."""
 MARGIN_S = 10.0
 """What a forecast is taken to be wrong by, besides."""
 SAVES = 2.0
 """So many of the slowest saves must fit into the time until the limit."""
 GAPS = 1.25
 """The next save is taken to come within so many of the longest recent time between saves."""
+NEAR_PERCENT = 80.0
+"""Below this no forecast asks for a save: a data set that is being loaded rises as straight as a leak, and ends."""
 SHARED_PART = 0.2
 """From this part of the use on, shared memory is named."""
 
@@ -95,8 +97,8 @@ def plan(
 
     Nothing is done if the job ends before the limit is reached, or if its end is not known: then the level alone
     stops. Else the training goes on as long as another regular save fits in: it is stopped right after the last one
-    that does, with nothing lost and no save more than there would be. If the limit comes so fast that a save hardly
-    fits in, that is wanted now.
+    that does, with nothing lost and no save more than there would be. If the limit is near and comes so fast that a
+    save hardly fits in, that is wanted now.
 
     Args:
         end_in_s: time left to the job; None for unknown or never.
@@ -108,7 +110,8 @@ def plan(
         return "wait"
     if saved_now and next_save_s is not None and forecast.stop_in_s <= next_save_s:
         return "stop"
-    return "save" if forecast.limit_in_s <= SAVES * save_s + MARGIN_S else "wait"
+    is_near = forecast.reading.percent >= NEAR_PERCENT
+    return "save" if is_near and forecast.limit_in_s <= SAVES * save_s + MARGIN_S else "wait"
 
 
 def describe(forecast: Forecast, host: str) -> str:
@@ -161,9 +164,11 @@ class HostMemory:
         """Look, and say what is wanted."""
         now, saved_now = self._clock(), self._has_saved
         self._has_saved = False
-        wants_forecast = self._settings.host_memory_forecast
+        # Start-up grows in its own way: what is read before the first steps tells nothing of a leak.
+        wants_forecast = self._settings.host_memory_forecast and self._pace.slowest_step_s is not None
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
-        readings = self._limits.look(now, matters=self._matters, thorough=due or (wants_forecast and saved_now))
+        looks_ahead = wants_forecast and (saved_now or now >= self._forecast_at)
+        readings = self._limits.look(now, matters=self._matters, thorough=due or looks_ahead)
         if not readings:
             self._recorder.warn(f"could not look at the memory of {self._place.host}: it is not watched", key=self.name)
             return None
@@ -173,7 +178,7 @@ class HostMemory:
             return Request(self.name, why)
         if due:
             self._remember(readings, now)
-        if wants_forecast and (saved_now or now >= self._forecast_at):
+        if looks_ahead:
             self._forecast_at = now + FORECAST_S
             return self._look_ahead(readings, now, saved_now)
         return None
