@@ -33,6 +33,7 @@ from resilience.system.ports import Scheduler
 from resilience.system.process import ProcessRunner
 from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
+from tests.rendering.batch import until
 
 VARIABLE = re.compile(r"\bRESIL_[A-Z][A-Z_]*[A-Z]\b")
 CLI_ERRORS = (typer._click.exceptions.ClickException, errors.ResilError)
@@ -283,8 +284,13 @@ def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
         monkeypatch.setenv(f"RESIL_{name}", value)
     for folder in FOLDERS:
         (tmp_path / folder).mkdir()
-    threading.Timer(0.3, (tmp_path / "switches" / "stop.7").touch).start()
-    assert run_program(source.replace("= 3000, 0.1", "= 3000, 0.01")) == 75
+
+    def stop_it_amid() -> None:
+        until((tmp_path / "checkpoint.json").exists, "its first save", 60)
+        (tmp_path / "switches" / "stop.7").touch()
+
+    threading.Thread(target=stop_it_amid).start()
+    assert run_program(source.replace("= 3000, 0.1", "= 30000, 0.005")) == 75
     assert "save and stop, because" in capsys.readouterr().err
     step = json.loads((tmp_path / "checkpoint.json").read_text())["step"]
     (tmp_path / "switches" / "stop.7").unlink()
