@@ -35,10 +35,14 @@ class KeptFile:
 
     def close(self) -> None:
         """Give the descriptor back; the next reading opens the file again."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    def __del__(self) -> None:
+        """A process may have hundreds of guards, one after the other."""
+        self.close()
 
     def _pread(self) -> str:
         return os.pread(self._descriptor, self._size, 0).decode("utf-8", "surrogateescape")

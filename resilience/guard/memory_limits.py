@@ -46,8 +46,8 @@ class Reading:
 
     @property
     def percent(self) -> float:
-        """How much of the limit is used."""
-        return 100.0 * self.used_bytes / self.limit_bytes
+        """How much of the limit is used; 100 where nothing is allowed."""
+        return 100.0 * self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 100.0
 
     @property
     def free_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.memory_limits import FAMILY, NODE, REFRESH_S, MemoryLimits
+from resilience.guard.memory_limits import FAMILY, NODE, REFRESH_S, MemoryLimits, Reading
 from tests.guard.memory_cgroups import MIB, Machine, count_descriptors
 
 
@@ -145,3 +146,16 @@ def test_here_and_now_a_look_is_cheap_and_keeps_no_more_descriptors() -> None:
     assert count_descriptors() == before
     assert sorted(took)[100] < 0.001, "a look takes about 10 us"
     limits.close()
+
+
+def test_guards_one_after_the_other_leave_no_descriptors() -> None:
+    """A search over hyperparameters trains hundreds of times in one process."""
+    before = count_descriptors()
+    for _ in range(20):
+        assert MemoryLimits().look(0.0, thorough=True)
+    gc.collect()
+    assert count_descriptors() <= before
+
+
+def test_a_limit_of_nothing_is_full() -> None:
+    assert Reading("x", 0, 5).percent == 100.0

@@ -1,7 +1,7 @@
 """The memory of this process's GPU: stop before an allocation fails. `judge` is pure; `GpuLook` looks.
 
-The driver may never answer (a process that asks NVML can hang in D state for hours), so it is asked by a thread of
-its own, one question at a time, which nobody waits for.
+The driver may never answer (a process that asks NVML can hang in D state for hours), so each question is put by a
+thread of its own, which nobody waits for (0.1 ms every few seconds); the next one only after the answer.
 """
 
 from __future__ import annotations
@@ -59,16 +59,13 @@ def judge(uses: Sequence[GpuUse], *, free_bytes: int, host: str) -> str | None:
 
 
 class Asker:
-    """A thread that answers one question at a time, and may hang without harm."""
+    """Has one question at a time answered by a thread, which may hang without harm and leaves nothing behind."""
 
     def __init__(self, ask: Callable[[bool], list[GpuUse]], clock: Callable[[], float]) -> None:
         self._ask = ask
         self._clock = clock
-        self._asked = threading.Event()
-        self._collect = False
         self._asked_at: float | None = None
         self._answer: list[GpuUse] | Exception | None = None
-        threading.Thread(target=self._run, name="resil-gpu", daemon=True).start()
 
     @property
     def waits_s(self) -> float | None:
@@ -76,10 +73,9 @@ class Asker:
         return None if self._asked_at is None else self._clock() - self._asked_at
 
     def ask(self, *, collect: bool = False) -> None:
-        """Put a question; only when the last one was answered and taken."""
-        self._collect = collect
+        """Put a question; only when the last one was answered and taken. Raise RuntimeError without threads left."""
+        threading.Thread(target=self._run, args=(collect,), name="resil-gpu", daemon=True).start()
         self._asked_at = self._clock()
-        self._asked.set()
 
     def take(self) -> list[GpuUse] | Exception | None:
         """The answer, once; None if there is none yet."""
@@ -88,14 +84,11 @@ class Asker:
             self._answer = self._asked_at = None
         return answer
 
-    def _run(self) -> None:
-        while True:
-            self._asked.wait()
-            self._asked.clear()
-            try:
-                self._answer = self._ask(self._collect)
-            except Exception as error:  # told by poll()
-                self._answer = error
+    def _run(self, collect: bool) -> None:
+        try:
+            self._answer = self._ask(collect)
+        except Exception as error:  # told by poll()
+            self._answer = error
 
 
 class GpuMemory:

@@ -268,6 +268,12 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(monkeypatch: pytes
     assert watched.trigger._asker.waits_s is None
 
 
+def test_no_thread_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    watched = Watched(monkeypatch, tmp_path, cards=[own(Card())])
+    watched.look()
+    wait_until(lambda: "resil-gpu" not in [thread.name for thread in threading.enumerate()])
+
+
 def test_every_rank_looks_at_its_own() -> None:
     assert getattr(GpuMemory, "ranks", "every") == "every"
 
