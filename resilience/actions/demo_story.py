@@ -59,8 +59,9 @@ class DemoAttempt:
         for step, label in self.saved:
             yield f"save {step}", f"attempt {self.number} saved at step {step} as {label!r}, and goes on"
         if self.why:
-            said = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-            yield "end", f"attempt {self.number} ended at step {self.last_step}: {self.why}{said}"
+            yield "end", f"attempt {self.number} ended at step {self.last_step}: {self.why}"
+            for reason in self.reasons:
+                yield reason, f"  because {reason}"
 
 
 def tell_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:

@@ -75,7 +75,8 @@ def test_what_the_guard_decided_is_why_it_ended(
     attempt(directory, 1, 0, 40, end="stopped", code=75, **decision)
     (told,) = tell_attempts(directory)
     assert (told.why, told.reasons) == (why, ("one", "two"))
-    assert dict(told.sentences())["end"] == f"attempt 1 ended at step 40: {why} (one; two)"
+    sentences = [sentence for _, sentence in told.sentences()]
+    assert sentences[1:] == [f"attempt 1 ended at step 40: {why}", "  because one", "  because two"]
 
 
 def test_a_save_after_which_it_goes_on_is_told_with_its_label(directory: RunDirectory) -> None:
