@@ -20,7 +20,9 @@ from resilience.model import layout
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", "--mixed_precision=no"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines=1"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no"]
+"""With `--cpu` it starts one process, whatever is asked for; that launches several, and the script chooses the CPU."""
 
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
@@ -57,7 +59,7 @@ class Launched:
                 command, env=self.environment(**variables), stdout=output, stderr=output, cwd=self.folder, text=True
             )
 
-    def wait(self, within_s: float = 60) -> int:
+    def wait(self, within_s: float = 120) -> int:
         """Wait for the launcher's end and return its exit code."""
         assert self.process is not None
         return self.process.wait(within_s)
@@ -111,7 +113,7 @@ class Launched:
         assert ends
         return ends[-1]
 
-    def until(self, what: Callable[[], Any], within_s: float = 60) -> None:
+    def until(self, what: Callable[[], Any], within_s: float = 120) -> None:
         """Wait for a condition; fail, with the output, when it does not come or the launcher ends first."""
         deadline = time.monotonic() + within_s
         while not what():

@@ -1,0 +1,74 @@
+"""A training with Accelerate and the guard, as docs/how-to/guard-in-accelerate.md has it.
+
+accelerate_training.py FOLDER STEPS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from resilience.guard import TrainingGuard
+from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
+
+
+def main(folder: Path, last: int) -> int:
+    """Train; return the exit code."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.utils.data.DataLoader([torch.tensor([float(index)]) for index in range(4000)], batch_size=1)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    checkpoints = folder / "checkpoints"
+    step = 0
+
+    def note(**what: object) -> None:
+        with open(folder / f"rank{accelerator.process_index}.jsonl", "a") as diary:
+            diary.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
+
+    def save(label: str) -> None:
+        path = checkpoint_path(checkpoints, step, label)
+        part = path.with_suffix(".part")
+        accelerator.save_state(str(part))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            move_into_place(part, path)
+            remove_older(checkpoints, keep=2)
+
+    with TrainingGuard.from_env() as guard:
+        if guard.should_stop_early():
+            return guard.exit_code
+        if newest := newest_checkpoint(checkpoints):
+            accelerator.load_state(newest)
+            step = int(newest[-13:-5])
+            guard.resumed(step)
+        for batch in accelerator.skip_first_batches(data, step):
+            if step == last:
+                break
+            note(event="step", step=step, batch=int(batch[0, 0]))
+            time.sleep(0.005)
+            accelerator.backward(model(batch / 4000).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            decision = guard.step()
+            if decision.save:
+                with guard.saving():
+                    save(decision.label)
+            if decision.stop:
+                break
+    note(event="stop", step=step, exit_code=guard.exit_code)
+    accelerator.end_training()
+    return guard.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
