@@ -138,7 +138,8 @@ _TEMPLATE = """\
 
 [run]
 name = {run}
-# The training, as you would type it in a shell. It must resume from its last checkpoint by itself.
+# The training, as you would type it in a shell. It resumes from its last checkpoint by itself, and asks the guard once
+# per step (from resilience.guard import TrainingGuard).
 command = "python train.py"
 # How it is launched: python, srun, torchrun, accelerate, deepspeed, container. See: resil templates
 template = "python"
@@ -154,6 +155,12 @@ template = "python"
 array = {array}
 # This long before the time limit, the batch shell tells the run to save and stop.
 signal_lead_s = {lead}
+
+[guard]
+# When the training saves and stops by itself.
+# host_memory_percent = 95
+# first_save_s = "2m"
+# signals = ["USR1", "TERM"]
 
 [sbatch]
 # Any long option of sbatch.

@@ -274,6 +274,8 @@ def stage() -> Iterator[Stage]:
         no_clock = "walltime = false"  # else it might be the first to tell
         stage.play("clock", script=WITHOUT_SIGNAL.replace("MINUTES", "1"))
         stage.play("clock-changed", guard="walltime_ask_s = 10", script=WITHOUT_SIGNAL.replace("MINUTES", "10"))
+        srun = "#SBATCH --ntasks=2\nsrun "
+        stage.play("limit", world=2, guard=no_clock, script=WITHOUT_SIGNAL.replace("MINUTES\n", "10\n" + srun))
         stage.play("preempted", tasks=1, guard=no_clock, sbatch=f'nodelist = "{FOR_PREEMPTION}"')
         stage.play("requeued", world=2, tasks=1, template="srun", guard=no_clock, sbatch="ntasks = 2")
         stage.play("step-signal", world=2, guard=no_clock, script=WITH_SIGNAL)
@@ -290,6 +292,7 @@ def stage() -> Iterator[Stage]:
         stage.stories["step-signal"].shorten(35)
         stage.stories["batch-signal"].shorten(35)
         stage.stories["clock-changed"].shorten(45)
+        stage.stories["limit"].shorten(5)
         raw_job = stage.stories["requeued"].raw_job()
         cluster.run(["scontrol", "requeue", raw_job], stage.stories["requeued"].user, check=True)
         cluster.run(["scancel", stage.stories["cancelled"].job + "_1"], stage.stories["cancelled"].user, check=True)
@@ -314,6 +317,11 @@ def test_the_guards_own_clock_where_nobody_is_told_of_the_time(stage: Stage) -> 
 
 def test_the_guards_own_clock_notices_a_changed_time_limit(stage: Stage) -> None:
     stage.stories["clock-changed"].check(stops=1, because="walltime")
+
+
+def test_the_time_limit_itself_where_nothing_came_before_it(stage: Stage) -> None:
+    """SIGTERM to srun's tasks, more than once, and SIGKILL after KillWait."""
+    stage.stories["limit"].check(stops=1, because="signal")
 
 
 def test_preemption_by_a_job_that_needs_the_node(stage: Stage) -> None:
