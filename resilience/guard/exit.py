@@ -9,6 +9,7 @@ Three bells, each for when the one before cannot ring:
 3. another twenty seconds later a timer of the kernel (timer_create(2)) sends SIGKILL: for a library that hangs in the
    exit handlers of C, when the interpreter is gone.
 
+A thread that waits uninterruptibly in the kernel ends by none of them: only its file system or its driver can let go.
 None of them keeps a process alive, and a fork inherits none. Python has one `dump_traceback_later` for the whole
 process: one that the training had set is replaced when a stop is decided, not before.
 """
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 
+from resilience.guard.stacks import show_stacks, stderr_descriptor, write_stacks
 from resilience.model import layout
 
 TYPE_CHECKING = False
@@ -92,7 +94,7 @@ class ForcedExit:
             if self._armed_by != os.getpid():
                 self._armed_by = os.getpid()
                 threading.Thread(target=self._watch, name="resil-exit", daemon=True).start()
-            faulthandler.dump_traceback_later(bound_s + IN_C_AFTER_S, exit=True, file=_stderr_descriptor())
+            faulthandler.dump_traceback_later(bound_s + IN_C_AFTER_S, exit=True, file=stderr_descriptor())
             self._timer.set(bound_s + BY_KERNEL_AFTER_S)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             self._recorder.warn(f"an exit that hangs will not be forced: {error!r}", key="forced exit")
@@ -125,35 +127,29 @@ class ForcedExit:
         def tell() -> None:
             self._recorder.event("forced_exit", text=text)
             self._recorder.say(f"{text}. All stacks follow")
-            self._dump_to_stderr()
-            self._flush(LAST_WORDS_S / 2)
-            self._dump_to_file(text)
+            show_stacks()
+            self._keep_stacks(text)
+            self._flush(LAST_WORDS_S / 4)
 
         thread = threading.Thread(target=tell, name="resil-stacks", daemon=True)
-        with contextlib.suppress(RuntimeError):  # an interpreter that is ending starts no threads (3.12)
+        try:
             thread.start()
-            thread.join(LAST_WORDS_S)
+        except RuntimeError:  # an interpreter that is ending starts no threads (3.12)
+            show_stacks()
             return
-        self._dump_to_stderr()
+        thread.join(LAST_WORDS_S)
 
-    def _dump_to_stderr(self) -> None:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            faulthandler.dump_traceback(_stderr_descriptor(), all_threads=True)
-
-    def _dump_to_file(self, text: str) -> None:
+    def stacks_file(self) -> str:
+        """Where the stacks are kept; empty without a run directory."""
         place = self._place
-        if not place.run_dir:
-            return
-        path = os.path.join(place.run_dir, layout.JOURNAL, f"{place.job_id}.{place.rank}.stacks")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            descriptor = os.open(path, flags, 0o600)
-            try:
-                os.write(descriptor, f"{int(time.time())} {place.host} pid {os.getpid()}: {text}\n".encode())
-                faulthandler.dump_traceback(descriptor, all_threads=True)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        return place.run_dir and os.path.join(place.run_dir, layout.JOURNAL, f"{place.job_id}.{place.rank}.stacks")
+
+    def _keep_stacks(self, text: str) -> None:
+        path, place = self.stacks_file(), self._place
+        if path:
+            head = f"{int(time.time())} {place.host} pid {os.getpid()}: {text}"
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                write_stacks(path, head, LAST_WORDS_S / 2)
 
 
 def is_job(place: Place, environ: Mapping[str, str]) -> bool:
@@ -213,12 +209,3 @@ class KernelTimer:
             library.timer_settime(self._timer, 0, ctypes.byref(value), None)
         except (OSError, AttributeError, ctypes.ArgumentError):
             return
-
-
-def _stderr_descriptor() -> int:
-    """Where stacks go: the descriptor behind stderr, whatever a notebook or a logger has put in its place."""
-    for stream in (sys.__stderr__, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            if stream is not None:
-                return stream.fileno()
-    return 2

@@ -276,7 +276,8 @@ def test_finished_is_on_the_disk_before_the_training_goes_on(alone: Alone, monke
 # ---- the whole guard ------------------------------------------------------------------------------------------
 
 _TRAINING = """
-import sys, time
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: strace that is killed leaves its tracee behind
 from resilience.guard import TrainingGuard
 with TrainingGuard.from_env(poll_s=0.05, beat_s=0.1, host_memory=False, gpu_memory="off", walltime=False,
                             skew_steps=0) as guard:

@@ -1,0 +1,260 @@
+"""A decided exit happens, with all stacks; a normal one is neither disturbed nor delayed. All with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.decision import Decision
+from resilience.guard.exit import ForcedExit, is_job
+from resilience.guard.place import Place
+from resilience.guard.recorder import Recorder
+from resilience.guard.settings import GuardSettings
+from tests.guard.guards import make_run, wait_until
+from tests.guard.ranks import REPOSITORY
+from tests.system.hung import hung_folder
+
+_HEAD = """
+import atexit, ctypes, faulthandler, os, signal, sys, threading, time
+from resilience.guard import exit as guard_exit, parts
+from resilience.guard import TrainingGuard
+guard_exit.IN_C_AFTER_S, guard_exit.BY_KERNEL_AFTER_S, guard_exit.LAST_WORDS_S = {in_c}, {by_kernel}, 2.0
+def save():
+    {save}
+def train():
+    with TrainingGuard.from_env(exit_timeout_s={bound}, poll_s=0.02, host_memory=False, gpu_memory="off",
+                                walltime=False, beat_s=0.1{settings}) as guard:
+        while True:
+            decision = guard.step()
+            if decision.save:
+                with guard.saving():
+                    save()
+            if decision.stop:
+                return guard.exit_code
+            time.sleep(0.001)
+code = train()
+{after}
+sys.exit(code)
+"""
+
+
+def end_of(
+    run: Path,
+    *,
+    save: str = "pass",
+    after: str = "",
+    bound: float = 0.5,
+    in_c: float = 30.0,
+    by_kernel: float = 60.0,
+    settings: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int, str, float]:
+    """Train with a thrown kill switch; return the exit code, stderr and how long it took."""
+    (run / "switches" / "kill").touch()
+    program = _HEAD.format(
+        save=save, after=after, bound=bound, in_c=in_c, by_kernel=by_kernel, settings=settings and f", {settings}"
+    )
+    job = {"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3", "RESIL_JOB_ID": "12", "RESIL_RUN": "demo"}
+    plain = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=plain | job | dict(environ or {}), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+def stacks(run: Path) -> str:
+    return (run / "journal" / "12.0.stacks").read_text()
+
+
+def events(run: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
+
+
+def test_a_save_that_hangs_is_ended_with_all_stacks_and_the_decisions_code(run: Path) -> None:
+    code, said, took_s = end_of(run, save="time.sleep(100)")
+    assert code == 75 and took_s < 20
+    assert "has not happened in 0.5 s: this process is ended by force" in said
+    for told in (said, stacks(run)):
+        assert "in save\n" in told and "in train\n" in told and "Thread 0x" in told
+    assert "pid" in stacks(run).splitlines()[0]
+    assert events(run)[-1] == "forced_exit" and "save_begin" in events(run)
+
+
+def test_a_save_that_holds_the_gil_is_ended_in_c_with_the_stacks(run: Path) -> None:
+    code, said, took_s = end_of(run, save="ctypes.PyDLL(None).sleep(100)", in_c=0.5)
+    assert code == 1 and took_s < 20
+    assert "Timeout" in said and "in save\n" in said
+
+
+def test_an_exit_handler_that_hangs_is_ended(run: Path) -> None:
+    code, said, took_s = end_of(run, after="atexit.register(lambda: time.sleep(100))")
+    assert code == 75 and took_s < 20
+    assert "the exit after the stop" in said
+    assert "time.sleep" not in stacks(run) and "lambda" in stacks(run)
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process(run: Path) -> None:
+    code, said, took_s = end_of(run, after="threading.Thread(target=time.sleep, args=(100,)).start()")
+    assert code == 75 and took_s < 20
+    assert "_shutdown" in said
+
+
+def test_an_interpreter_that_hangs_while_it_is_taken_down_is_ended_in_c(run: Path) -> None:
+    after = (
+        "class Library:\n    def __del__(self, sleep=time.sleep): sleep(100)\n"
+        "sys.modules['library'] = library = type(sys)('library'); library.it = Library(); del library"
+    )
+    code, said, took_s = end_of(run, after=after, in_c=0.5)
+    assert code == 1 and took_s < 20
+    assert "Timeout" in said
+
+
+def test_a_library_that_hangs_in_the_exit_handlers_of_c_is_killed_by_the_kernel(run: Path) -> None:
+    after = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
+    code, _, took_s = end_of(run, after=after, in_c=0.5, by_kernel=1.5)
+    assert code == -9 and took_s < 20
+
+
+def test_a_normal_exit_is_neither_disturbed_nor_delayed(run: Path) -> None:
+    code, said, took_s = end_of(run, bound=100.0)
+    assert code == 75
+    assert "force" not in said and "Thread" not in said
+    assert not (run / "journal" / "12.0.stacks").exists()
+    assert took_s < 20
+    assert events(run)[-1] == "end"
+
+
+def test_what_the_exit_handlers_do_in_time_is_not_cut_off(run: Path) -> None:
+    code, said, _ = end_of(run, after="atexit.register(lambda: (time.sleep(1.0), os.write(2, b'done')))", bound=20.0)
+    assert code == 75 and said.endswith("done")
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [("force_exit='off'", {}), ("", {"RESIL_ATTEMPT": "0"}), ("", {"PYTEST_CURRENT_TEST": "test_x.py::test"})],
+    ids=["off", "no job of a template", "a test"],
+)
+def test_where_nobody_wants_it_nothing_is_forced(run: Path, settings: str, environ: dict[str, str]) -> None:
+    code, said, took_s = end_of(
+        run, after="time.sleep(2.0)", settings=settings, in_c=0.2, by_kernel=0.4, environ=environ
+    )
+    assert code == 75 and took_s > 2.0
+    assert "Thread" not in said
+
+
+def test_on_means_everywhere(run: Path) -> None:
+    code, _, _ = end_of(run, save="time.sleep(100)", settings="force_exit='on'", environ={"RESIL_ATTEMPT": "0"})
+    assert code == 75
+
+
+def test_never_means_never(run: Path) -> None:
+    code, _, took_s = end_of(run, after="time.sleep(2.0)", bound=0.0, in_c=0.2, by_kernel=0.4)
+    assert code == 75 and took_s > 2.0
+
+
+def test_the_trainings_own_stack_dumps_are_left_alone_until_a_stop_is_decided(run: Path) -> None:
+    save = "time.sleep(0.5)"  # decided: ours is set, theirs is gone
+    code, said, _ = end_of(run, save=save, bound=20.0, after="faulthandler.dump_traceback_later(0.2); time.sleep(1.0)")
+    assert code == 75
+    assert "Timeout (0:00:00.200000)" in said  # what they set afterwards is theirs again
+
+
+def test_a_stderr_that_is_closed_costs_only_the_stacks_there(run: Path) -> None:
+    code, _, took_s = end_of(run, save="os.close(2); sys.stderr = None; time.sleep(100)")
+    assert code == 75 and took_s < 20
+    assert "in save" in stacks(run)
+
+
+def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(run: Path) -> None:
+    save = (
+        "r, w = os.pipe(); os.set_blocking(w, False)\n"
+        "    try:\n"
+        "        while True: os.write(w, bytes(4096))\n"
+        "    except BlockingIOError: os.set_blocking(w, True); os.dup2(w, 2)\n"
+        "    time.sleep(100)"
+    )
+    code, _, took_s = end_of(run, save=save)
+    assert code == 75 and took_s < 20
+
+
+def test_a_dead_file_system_does_not_hold_the_exit(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    with hung_folder(tmp_path / "hung") as hung:
+        run = make_run(tmp_path / "demo")
+        save = f"guard_exit.ForcedExit.stacks_file = lambda self: {str(hung / 'stacks')!r}; time.sleep(100)"
+        code, said, took_s = end_of(run, save=save)
+        assert code == 75 and took_s < 20
+        assert "in save" in said
+
+
+def test_a_forked_worker_inherits_no_bound(run: Path, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    save = f"os.fork() or (time.sleep(2.5), open({str(alive)!r}, 'w').close(), os._exit(0))"
+    code, _, _ = end_of(run, save=save, bound=0.5, in_c=0.5, by_kernel=1.0)
+    assert code == 75
+    wait_until(alive.exists)
+
+
+def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: Path) -> None:
+    end = str(int(time.time()) + 8)
+    code, said, took_s = end_of(run, save="time.sleep(7)", bound=100.0, environ={"RESIL_END_TIME": end})
+    assert code == 75 and took_s > 7
+    assert "the job ends in 5 s" in said and "in save" in said
+    assert "by force" not in said
+
+
+# ---- pure ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "environ", "expected"),
+    [
+        (3, {"RESIL_ATTEMPT": "3"}, True),
+        (0, {}, False),
+        (0, {"RESIL_ATTEMPT": "0"}, False),
+        (3, {}, False),
+        (3, {"RESIL_ATTEMPT": "4"}, False),
+        (3, {"RESIL_ATTEMPT": "three"}, False),
+        (3, {"RESIL_ATTEMPT": "3", "PYTEST_CURRENT_TEST": "x"}, False),
+    ],
+)
+def test_only_a_process_of_the_job_itself_is_one(attempt: int, environ: dict[str, str], expected: bool) -> None:
+    assert is_job(Place(attempt=attempt), environ) is expected
+
+
+def test_a_guard_in_a_test_arms_nothing() -> None:
+    place = Place(attempt=3)
+    armed = ForcedExit(place, GuardSettings(), Recorder(place))
+    armed.arm(Decision(stop=True), 100.0)
+    armed.left(Decision(stop=True))
+    assert armed._armed_by == 0
+
+
+@pytest.mark.parametrize(("slowest_s", "bound_s"), [(None, 900.0), (10.0, 900.0), (400.0, 1200.0)])
+def test_the_bound_is_three_times_the_slowest_save_at_least(
+    monkeypatch: pytest.MonkeyPatch, slowest_s: float | None, bound_s: float
+) -> None:
+    told: list[tuple[float, int, str]] = []
+    place = Place()
+    armed = ForcedExit(place, GuardSettings(force_exit="on"), Recorder(place))
+    monkeypatch.setattr(armed, "_set", lambda *given: told.append(given))
+    armed.arm(Decision(stop=True, step=7, exit_code=1), slowest_s)
+    armed.left(None)
+    assert told == [(bound_s, 1, "the stop decided at step 7")]
+    armed.left(Decision(stop=True, step=7), 0)
+    assert told[1] == (900.0, 0, "the exit after the stop at step 7")

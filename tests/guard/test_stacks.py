@@ -1,0 +1,61 @@
+"""Stacks are written by a process of its own, so that a dead file system does not hold the one that ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.stacks import show_stacks, write_stacks
+from tests.system.hung import hung_folder
+
+
+def test_all_threads_are_in_the_file_and_what_stood_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "12.0.stacks"
+    assert write_stacks(str(path), "first", 20.0)
+    assert write_stacks(str(path), "second", 20.0)
+    told = path.read_text()
+    assert told.startswith("first\n") and "\nsecond\n" in told
+    assert told.count("in test_all_threads_are_in_the_file_and_what_stood_there_stays") == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "nothing"])
+def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "stacks"
+    if kind == "link":
+        (tmp_path / "victim").write_text("mine")
+        path.symlink_to(tmp_path / "victim")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path = tmp_path / "gone" / "stacks"
+    assert not write_stacks(str(path), "head", 20.0)
+    if kind == "link":
+        assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_dead_file_system_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    with hung_folder(tmp_path / "hung") as hung:
+        began = time.monotonic()
+        assert not write_stacks(str(hung / "stacks"), "head", 0.3)
+        assert time.monotonic() - began < 5.0
+    while True:  # the folder is released: the writer ends
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+
+
+def test_a_closed_stderr_costs_only_the_stacks_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, "w") as closed:
+        pass
+    monkeypatch.setattr("sys.__stderr__", closed)
+    monkeypatch.setattr("sys.stderr", closed)
+    monkeypatch.setattr("resilience.guard.stacks.stderr_descriptor", lambda: 987_654)
+    show_stacks()
