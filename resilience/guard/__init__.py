@@ -7,7 +7,8 @@ Importing it costs milliseconds; what only some trainings need (sockets, signals
 
 from resilience.errors import AgreementLost, GuardError
 from resilience.guard.decision import CONTINUE, Decision, Request
-from resilience.guard.training_guard import TrainingGuard, active
+from resilience.guard.running import active
+from resilience.guard.training_guard import TrainingGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.coordinator import Heard
     from resilience.guard.decision import Trigger
-    from resilience.guard.training_guard import TrainingGuard
+    from resilience.guard.running import RunningGuard
 
 LOOK_S = 1.0
 """How often the training's position is sampled, at most: steps are timed to within this."""
@@ -38,7 +38,7 @@ STOP_S = 2.0
 
 
 class Parts:
-    """What a running guard is made of. Made and used by `TrainingGuard` alone.
+    """What a running guard is made of. Made and used by the guard alone.
 
     Attributes:
         agreement: `Alone`, `NetworkAgreement`, or what the caller gave.
@@ -46,7 +46,7 @@ class Parts:
 
     def __init__(
         self,
-        guard: TrainingGuard,
+        guard: RunningGuard,
         own_triggers: Sequence[Trigger],
         agreement: Callable[..., Any] | None,
         say: Callable[[str], None] | None,
@@ -63,9 +63,10 @@ class Parts:
         self.agreement = self._agree(agreement)
         self._signals = Signals(place, settings, self._recorder, guard)
         self._loss = Loss(place, settings, self._recorder)
-        self._exit = ForcedExit(place, settings, self._recorder)
+        self._exit = ForcedExit(place, settings, self._recorder, self._mirror.flush)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
         asked = [trigger for trigger in (*built_in, *own_triggers) if asked_here(trigger, place)]
+        self._told_of_saves = [saved for saved in (getattr(trigger, "saved", None) for trigger in asked) if saved]
         shared = [trigger for trigger in asked if getattr(trigger, "shared", False)]
         local = [trigger for trigger in asked if not getattr(trigger, "shared", False)]
         self._stepping_thread = 0
@@ -125,7 +126,7 @@ class Parts:
         self._mirror.stop(STOP_S)
         self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
         self._signals.restore()
-        self._exit.left(decision)
+        self._exit.left(decision, code)
 
     def forget(self) -> None:
         """In a forked child: leave alone what belongs to the parent."""
@@ -169,7 +170,7 @@ class Parts:
         if self._stepping_thread == 0:
             self._stepping_thread = this
             if self._guard._phase == "start":
-                self._guard.phase("train")
+                self._guard._enter_phase("train")
         elif self._stepping_thread != this:
             self._recorder.warn(
                 "guard.step() is called from two threads: steps are counted wrongly, and decisions reach only one of "
@@ -208,8 +209,19 @@ class Parts:
         if error is None:
             self._pace.saved(seconds)
             self._recorder.event("save", step=step, seconds=round(seconds, 3))
+            self._tell_of_save(step)
         else:
             self._recorder.event("save_failed", step=step, seconds=round(seconds, 3), error=repr(error)[:500])
+
+    def _tell_of_save(self, step: int) -> None:
+        """Triggers that would rather stop right after a save look now: any later and steps are done for nothing."""
+        for saved in self._told_of_saves:
+            try:
+                saved(step)
+            except Exception as error:
+                self._recorder.warn(f"a trigger failed in saved(): {error!r}", key="saved")
+        if self._told_of_saves:
+            self._local.wake()
 
     def enter_phase(self, phase: str, step: int) -> None:
         """The training does something else now."""
@@ -253,6 +265,9 @@ class Parts:
 
     def _sample(self) -> None:
         self._pace.look(time.monotonic(), self._guard.position(), time.process_time())
+        if self._shared is None:
+            self._mirror.work()
+        self._mirror.look_after()
 
     def _hear(self, heard: Heard) -> None:
         """News of the agreement, on rank 0 and of one process alone."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 
-from resilience.errors import AgreementLost, GuardError
+from resilience.errors import GuardError
 from resilience.guard.blocks import Phase, Saving
-from resilience.guard.decision import CONTINUE, EXIT_DONE, FAILED, OBEYED, SAVED, Decision
-from resilience.guard.gate import NEVER, Gate
+from resilience.guard.decision import CONTINUE, Decision
+from resilience.guard.gate import NEVER
+from resilience.guard.running import INERT, RUNNING, RunningGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
     from typing import Any, TypeVar
 
     from resilience.guard.decision import Trigger
-    from resilience.guard.parts import Parts
     from resilience.guard.place import Place
     from resilience.guard.settings import GuardSettings
 
@@ -26,16 +24,12 @@ if TYPE_CHECKING:
 
 _ON = ("on", "1", "true", "yes")
 _OFF = ("off", "0", "false", "no")
-NEW, RUNNING, CLOSED, INERT = "new", "running", "closed", "inert"
-
-_active: TrainingGuard | None = None
-"""The guard of this process: there can be one, because signals and the agreement are the process's."""
 
 
-class TrainingGuard(Gate):
+class TrainingGuard(RunningGuard):
     """Asked once per step, gives the same decision to every rank at the same step.
 
-    Inherits the counters instead of holding them: one attribute less on the way of every step.
+    Inherits its parts instead of holding them: one attribute less on the way of every step.
 
         with TrainingGuard.from_env() as guard:
             if guard.should_stop_early():
@@ -57,23 +51,7 @@ class TrainingGuard(Gate):
         decided: the decision to stop, once there is one; else None.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_agreement_factory",
-        "_finished",
-        "_has_stopped",
-        "_owed",
-        "_own_triggers",
-        "_parts",
-        "_phase",
-        "_pid",
-        "_saving_depth",
-        "_say",
-        "_state",
-        "decided",
-        "place",
-        "settings",
-    )
+    __slots__ = ()
 
     def __init__(
         self,
@@ -93,26 +71,13 @@ class TrainingGuard(Gate):
             say: gets each sentence for people. Default: `resil: ...` on stderr.
             inert: do nothing at all.
         """
-        super().__init__()
-        self.place = place
-        self.settings = settings
-        self.decided: Decision | None = None
-        self._own_triggers = tuple(triggers)
-        self._agreement_factory = agreement
-        self._say = say
-        self._parts: Parts | None = None
-        self._state = INERT if inert else NEW
-        self._pid = os.getpid()
-        self._phase = "start"
-        self._saving_depth = 0
-        self._owed: Decision | None = None
-        self._finished = False
-        self._has_stopped = False
+        super().__init__(place, settings, triggers, agreement, say)
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             import threading
 
             self.fence = threading.Lock()
         if inert:
+            self._state = INERT
             self.open()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TrainingGuard:
@@ -194,10 +159,7 @@ class TrainingGuard(Gate):
 
     def phase(self, name: str) -> Phase:
         """Say what the training does now: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
-        before, self._phase = self._phase, name
-        if self._parts is not None and self._state == RUNNING:
-            self._parts.enter_phase(name, self.count)
-        return Phase(self, before)
+        return Phase(self, self._enter_phase(name))
 
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, with one step after each; save when asked, and end when asked to stop.
@@ -238,192 +200,3 @@ class TrainingGuard(Gate):
         self.beat[0] = step
         if self._parts is not None and self._state == RUNNING:
             self._parts.resumed(step)
-
-    @property
-    def exit_code(self) -> int:
-        """What the process should exit with: 0 done, 75 stopped on purpose, 1 stopped by an error."""
-        return EXIT_DONE if self._finished or self.decided is None else self.decided.exit_code
-
-    # ---- life -------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to look. Called by the `with` block, and by the first step at the latest."""
-        global _active
-        if self._state != NEW:
-            return
-        from resilience.guard.recorder import say_on_stderr
-
-        if self._pid != os.getpid():
-            (self._say or say_on_stderr)(
-                "warning: this guard was made in another process and does nothing here: make it in the process that "
-                "trains, after the fork"
-            )
-            self._become_inert()
-            return
-        if _active is not None and _active is not self:
-            raise GuardError(
-                "there is another guard in this process already",
-                hint="use one guard; in a notebook close the old one first: resilience.guard.active().close()",
-            )
-        from resilience.guard.parts import Parts
-
-        self.open()
-        try:
-            self._parts = Parts(self, self._own_triggers, self._agreement_factory, self._say)
-            self._parts.start()
-        except GuardError:
-            raise
-        except Exception as error:
-            say_on_stderr(f"warning: the guard could not start, and the training goes on without it: {error!r}")
-            self._become_inert()
-            return
-        _active = self
-        self._state = RUNNING
-        self.limit = self.count + 1  # the first step asks: it tells which thread trains
-        atexit.register(self.close)  # for a training that has no `with` block
-
-    def close(self) -> None:
-        """The training loop is over: tell the other ranks, restore signal handlers, end the threads."""
-        global _active
-        if _active is self:
-            _active = None
-        atexit.unregister(self.close)
-        if self._state == RUNNING and self._parts is not None and self._pid == os.getpid():
-            self._settle(OBEYED)
-            self._parts.close(self.decided, self.exit_code)
-        if self._state != INERT:
-            self._state = CLOSED
-        self.open()
-
-    def __enter__(self) -> TrainingGuard:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None and self._parts is not None and self._state == RUNNING:
-            self._parts.left_by(error)
-            self._settle(FAILED)  # a save that was asked for and not made
-        self.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a TrainingGuard cannot be pickled: it belongs to this process. Make one in each process that trains, and "
-            "keep it out of datasets, models and what spawned workers are given"
-        )
-
-    # ---- the slow way, taken only when there is something to ask ------------------------------------------------
-
-    def _ask(self, loss: Any) -> Decision:
-        """There may be something to do: a limit was reached, or a loss came."""
-        if not self._is_running():
-            return CONTINUE
-        parts = self._parts
-        assert parts is not None
-        try:
-            if loss is not None:
-                parts.watch_loss(loss, self.count)
-                if self.count < self.limit:
-                    return CONTINUE
-            parts.check_thread()
-            self._settle(OBEYED)
-            self.urgent = False
-            parts.take_signals()
-            decision: Decision = parts.agreement.arrive()
-            if decision:
-                self._give(decision)
-            elif decision is not CONTINUE:  # decided, and it came to nothing: a request without a wish
-                parts.agreement.finish(OBEYED, 0.0)
-        except AgreementLost as lost:
-            parts.left_by(lost)
-            raise
-        except Exception as error:  # our own fault, whatever it is, must not cost the training
-            parts.failed(error)
-            self.open()
-            return CONTINUE
-        return decision
-
-    def _ask_at_poll(self) -> Decision:
-        if not self._is_running():
-            return CONTINUE
-        parts = self._parts
-        assert parts is not None
-        try:
-            self.urgent = False
-            parts.take_signals()
-            decision: Decision = parts.agreement.arrive_at_poll()
-        except AgreementLost as lost:
-            parts.left_by(lost)
-            raise
-        except Exception as error:
-            parts.failed(error)
-            self.open()
-            return CONTINUE
-        if decision.stop and self.decided is None:
-            self.decided = decision
-        return decision
-
-    def _is_running(self) -> bool:
-        if self._state == NEW:
-            self.start()
-        if self._state != RUNNING:
-            self.open()
-        return self._state == RUNNING
-
-    def _give(self, decision: Decision) -> None:
-        """The training gets a decision. A stop that it did not follow is given again at every step, and told once."""
-        if decision.save:
-            self._owed = decision
-        if decision.save or not self._has_stopped:
-            self._decide(decision)
-        self._has_stopped = decision.stop
-        if not decision.save:
-            assert self._parts is not None
-            self._parts.agreement.finish(OBEYED, 0.0)
-
-    def _decide(self, decision: Decision) -> None:
-        assert self._parts is not None
-        if decision.stop:
-            self.decided = decision
-        self._parts.decided(decision)
-
-    def _enter_save(self) -> None:
-        self._saving_depth += 1
-        if self._saving_depth == 1 and self._parts is not None and self._state == RUNNING:
-            self._parts.save_begins(self.count)
-
-    def _leave_save(self, seconds: float, error: BaseException | None) -> None:
-        self._saving_depth -= 1
-        if self._saving_depth == 0 and self._parts is not None and self._state == RUNNING:
-            self._parts.save_ended(self.count, seconds, error, self._phase)
-            self._settle(SAVED if error is None else FAILED, seconds)
-
-    def _settle(self, outcome: str, seconds: float = 0.0) -> None:
-        """A decision to save was obeyed, or passed over."""
-        owed, self._owed = self._owed, None
-        if owed is not None and self._parts is not None:
-            self._parts.obeyed(owed, outcome, seconds)
-
-    def _become_inert(self) -> None:
-        """In a forked child: nothing here may touch what belongs to the parent."""
-        self._state = INERT
-        self.beat = [0] * 16
-        self.open()
-        if self._parts is not None:
-            self._parts.forget()
-
-
-def active() -> TrainingGuard | None:
-    """The guard of this process, or None."""
-    return _active
-
-
-def _after_fork() -> None:
-    global _active
-    if _active is not None:
-        _active._become_inert()
-        _active = None
-
-
-os.register_at_fork(after_in_child=_after_fork)
