@@ -232,6 +232,20 @@ def test_a_stopped_process_makes_no_slow_step() -> None:
     assert training.slowest_s <= 7
 
 
+def test_a_process_that_is_stopped_while_it_saves_makes_the_next_step_no_shorter() -> None:
+    training = Training()
+    training.begin()
+    began = training.now
+    training.pace.save_began(began)
+    training.wait(3)
+    training.stopped(600)
+    training.wait(3)
+    training.pace.was_saving(training.now - began)
+    training.step(50)
+    training.wait(2)
+    assert 50 <= training.slowest_s <= 54
+
+
 def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_sampled() -> None:
     training = Training()
     training.begin()

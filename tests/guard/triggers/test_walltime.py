@@ -251,6 +251,17 @@ def test_a_job_that_wakes_up_too_late_asks_first_because_its_end_may_have_moved(
     assert job.run(200) is None
 
 
+def test_a_job_that_wakes_up_too_late_waits_a_few_seconds_for_an_answer_and_no_longer() -> None:
+    end = Asked(NOON + 1000)
+    job = Job(end)
+    job.run(200)
+    end.is_silent = True
+    job.now += 790  # 10 s are left, and a step and a save need 60
+    began = job.now
+    assert job.run(200) is not None
+    assert 4 <= job.now - began <= 7
+
+
 def test_it_asks_once_and_not_again_for_a_stop_that_was_obeyed_unless_the_limit_is_extended() -> None:
     end = Asked(NOON + 1000, NOON + 1000)
     job = Job(end)
@@ -264,7 +275,7 @@ def test_it_asks_once_and_not_again_for_a_stop_that_was_obeyed_unless_the_limit_
 def test_a_clock_that_is_set_does_not_stop_the_training_at_once_and_the_scheduler_is_asked() -> None:
     end = Asked(NOON + 7200, NOON + 7200)
     job = Job(end)
-    job.run(100)
+    job.run(20)  # far from the next question
     before = len(end.asked)
     job.clock_is_off_s = 7000.0
     assert job.run(int(CLOCK_HOLD_S) - 2) is None
