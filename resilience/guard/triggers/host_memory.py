@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FORECAST_S = 10.0
 """How often the slope is fitted: about 1 ms for each limit that fills, of which there are one to four."""
+READ_EVERY_S = 5.0
+"""How often the use is remembered: the first forecast comes after a minute of training, if it is that clear."""
 MARGIN_S = 10.0
 """What a forecast is taken to be wrong by, besides."""
 SAVES = 2.0
@@ -204,7 +206,7 @@ class HostMemory:
     def _remember(self, readings: list[Reading], now: float) -> None:
         for reading in readings:
             key = (reading.whose, reading.limit_bytes)
-            self._histories.setdefault(key, History()).add(now, float(reading.used_bytes))
+            self._histories.setdefault(key, History(READ_EVERY_S)).add(now, float(reading.used_bytes))
         known = {(reading.whose, reading.limit_bytes) for reading in readings}
         self._histories = {key: history for key, history in self._histories.items() if key in known}
 

@@ -124,6 +124,7 @@ class Walltime:
         steady: Callable[[], float] | None = None,
     ) -> None:
         environ = os.environ if environ is None else environ
+        self._place = place
         self._settings = settings
         self._recorder = recorder
         self._pace = pace
@@ -199,6 +200,7 @@ class Walltime:
         if end is None or end == before or (before is not None and abs(end - before) < 2.0):
             return
         self._told_end = end
+        self._place.end_time = None if end == NO_LIMIT else end  # who forecasts by it, and who forces the exit
         self._recorder.event("end_time", end=None if end == NO_LIMIT else round(end, 3))
         if end == NO_LIMIT:
             if before is not None:

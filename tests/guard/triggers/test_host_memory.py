@@ -15,14 +15,16 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Request, TrainingGuard
+from resilience.guard.end_time import NO_LIMIT, EndTime
 from resilience.guard.memory_limits import FAMILY, NODE, Reading
 from resilience.guard.pace import Pace
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, describe, judge, plan, stop_level
+from resilience.guard.triggers.walltime import Walltime
 from tests.guard import leaking_training
-from tests.guard.guards import QUIET
+from tests.guard.guards import QUIET, wait_until
 from tests.guard.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
 
 GIB = 2**30
@@ -276,6 +278,18 @@ def test_a_new_time_limit_is_heeded(machine: Machine) -> None:
     wanted = leak.run(1000, 0.3, save_every_s=600)
     assert wanted is not None
     assert (wanted.save, leak.now) == (False, 2400.0)
+
+
+def test_a_time_limit_that_was_changed_reaches_the_forecast_by_the_place() -> None:
+    """The walltime trigger asks the scheduler; the forecast, and the forced exit, go by `Place.end_time`."""
+    place = Place(end_time=time.time() + 500.0)
+    ends = [time.time() + 86400.0, NO_LIMIT]
+    asked = EndTime(place.end_time, lambda: ends[0], 0.05)
+    said: list[str] = []
+    walltime = Walltime(place, GuardSettings(), Recorder(place, said.append), Pace(), environ={}, end_time=asked)
+    wait_until(lambda: walltime.poll() is None and place.end_time == ends[0])
+    ends.pop(0)
+    wait_until(lambda: walltime.poll() is None and place.end_time is None)
 
 
 def test_steady_memory_costs_no_word(machine: Machine) -> None:
