@@ -615,9 +615,24 @@ resil_check_job() {
   fi
 }
 
+# A launcher turns the 75 of its workers into a 1 (torchrun, accelerate), or into 137 when it ends the others because of
+# it (srun --kill-on-bad-exit). The guard of rank 0 writes what was meant, once all ranks have saved.
+resil_meant_to_stop() {
+  local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl line last=
+  [ -f "$file" ] && [ ! -L "$file" ] || return
+  while IFS= read -r line; do
+    [[ $line == '{"event":"end",'*"\"attempt\":$RESIL_ATTEMPT,"* ]] && last=$line
+  done < <(timeout 20 tail -n 100 -- "$file" 2>/dev/null)
+  [[ $last =~ \"exit_code\":75[,}] && $last =~ \"stopped\":true[,}] ]]
+}
+
 resil_end() { # the launch is over: why, and with which code
   local text
   resil_deaf
+  if [ "$resil_code" != 0 ] && [ "$resil_code" != 75 ] && resil_meant_to_stop; then
+    resil_say "the launcher exited with $resil_code; its training stopped on purpose, with 75"
+    resil_code=75
+  fi
   resil_check_job
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
