@@ -33,7 +33,7 @@ class LossTap:
             raise ValueError(f"a loss is one number; this tensor has {loss.numel()}: reduce it first, loss.mean()")
         loss = loss.detach()
         if loss.device.type != "cuda":  # other devices have no event that could be asked without waiting
-            return loss.item() if loss.device.type == "cpu" else None
+            return float(loss.item()) if loss.device.type == "cpu" else None
         value = self._take()
         if not self._on_its_way:
             self._send(loss)
@@ -43,7 +43,7 @@ class LossTap:
         if not self._on_its_way or self._pinned is None or self._arrived is None or not self._arrived.query():
             return None
         self._on_its_way = False
-        return self._pinned.item()
+        return float(self._pinned.item())
 
     def _send(self, loss: torch.Tensor) -> None:
         if self._pinned is None or self._arrived is None:

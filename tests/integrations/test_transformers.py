@@ -56,7 +56,7 @@ def test_a_labelled_save_is_kept_although_the_trainer_removes_old_checkpoints(la
 
 
 def test_a_stop_does_not_wait_for_an_evaluation_and_saves_once(launched: Launched) -> None:
-    arguments = {"eval_strategy": '"steps"', "eval_steps": 1000, "save_strategy": '"epoch"'}
+    arguments: dict[str, Any] = {"eval_strategy": '"steps"', "eval_steps": 1000, "save_strategy": '"epoch"'}
     launched.launch([sys.executable, *words(launched, **arguments)])
     launched.until_step(5, 1)
     os.kill(launched.last(0, "step")["pid"], signal.SIGTERM)
@@ -67,7 +67,12 @@ def test_a_stop_does_not_wait_for_an_evaluation_and_saves_once(launched: Launche
 
 
 def test_the_trainers_own_saves_are_measured_without_the_evaluation_before_them(launched: Launched) -> None:
-    arguments = {"eval_strategy": '"steps"', "eval_steps": 10, "save_strategy": '"steps"', "save_steps": 10}
+    arguments: dict[str, Any] = {
+        "eval_strategy": '"steps"',
+        "eval_steps": 10,
+        "save_strategy": '"steps"',
+        "save_steps": 10,
+    }
     arguments |= {"per_device_eval_batch_size": 4000}
     launched.launch([sys.executable, *words(launched, "20", **arguments)], EVALUATION_S="2")
     assert launched.wait() == 0
@@ -87,7 +92,7 @@ def test_accumulated_gradients_make_one_step(launched: Launched) -> None:
 
 
 def test_a_loss_that_is_logged_as_no_number_stops_the_training(launched: Launched) -> None:
-    arguments = {"learning_rate": "1e30", "lr_scheduler_type": '"constant"', "max_grad_norm": 0}
+    arguments: dict[str, Any] = {"learning_rate": "1e30", "lr_scheduler_type": '"constant"', "max_grad_norm": 0}
     arguments |= {"logging_nan_inf_filter": "false", "optim": '"sgd"', "logging_steps": 1}
     launched.launch([sys.executable, *words(launched, "2000", **arguments)])
     assert launched.wait() == 1  # an error that needs a person

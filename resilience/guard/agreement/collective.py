@@ -275,7 +275,7 @@ class CollectiveAgreement:
 def _is_initialized() -> bool:
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized()
+    return bool(dist.is_available() and dist.is_initialized())
 
 
 def _device_of(group: Any) -> Any:
