@@ -13,7 +13,7 @@ import time
 from resilience.guard import journal
 from resilience.guard.beat import Pulse
 from resilience.guard.beats_file import RankBeat, compose, file_name
-from resilience.guard.run_folder import file_mode, replace_file, subfolder
+from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
 from resilience.model import layout
 
 TYPE_CHECKING = False
@@ -74,6 +74,7 @@ class Mirror:
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
         self._pulse = Pulse(time.time())
         self._beat_due = 0.0
+        self._has_tidied = False
         self._pending: list[bytes] = []
         self._lost = 0
         self._owed_finish = ""
@@ -228,6 +229,9 @@ class Mirror:
         place = self._place
         text = compose(place.attempt, place.host, {place.rank: RankBeat(os.getpid(), self._pulse)}, time.time())
         folder = subfolder(place.run_dir, layout.BEATS)
+        if not self._has_tidied:
+            self._has_tidied = True
+            remove_remains(folder, time.time())
         replace_file(os.path.join(folder, file_name(place.job_id, place.host)), text, mode=file_mode(place.run_dir))
 
     def _write_finished(self) -> None:

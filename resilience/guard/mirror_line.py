@@ -44,7 +44,7 @@ _UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
 
 def socket_name(place: Place) -> bytes:
     """The abstract name under which the ranks of one launch on one node meet: at most 107 bytes."""
-    uid, whole = os.getuid(), f"{place.run_dir}\0{place.host}\0{place.meeting}\0{place.job_id}\0{place.attempt}"
+    uid, whole = os.geteuid(), f"{place.run_dir}\0{place.host}\0{place.meeting}\0{place.job_id}\0{place.attempt}"
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:24]
     shown = f"resil-mirror/{uid}/{place.host[:24]}/{place.meeting[:24]}/{digest}"
     return b"\0" + shown.encode("ascii", "replace")
@@ -180,7 +180,7 @@ class MirrorLine:
             sock.settimeout(1.0)
             sock.connect(socket_name(self._place))
             _, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-            if uid != os.getuid():
+            if uid != os.geteuid():
                 raise OSError(errno.EPERM, f"its socket belongs to user {uid}")
             hello = {"hello": self._place.rank, "pid": os.getpid()}
             socket.send_fds(sock, [json.dumps(hello).encode()], [self._slot.descriptor])

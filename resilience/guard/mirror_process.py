@@ -29,7 +29,7 @@ import time
 from resilience.guard.beat import SIZE, Pulse, read_phase
 from resilience.guard.beats_file import GONE, LEFT, RUNNING, RankBeat, compose, file_name
 from resilience.guard.journal import append
-from resilience.guard.run_folder import file_mode, replace_file, subfolder
+from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
 from resilience.guard.small_files import read_own
 from resilience.model import layout
 
@@ -114,6 +114,7 @@ class Files:
         self._lines: dict[int, list[bytes]] = {}
         self._askers: list[Guest] = []
         self._due = 0.0
+        self._has_tidied = False
         self._wake = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -195,6 +196,9 @@ class Files:
     def _write_beats(self) -> bool:
         order = self._order
         folder = subfolder(order["run_dir"], layout.BEATS)
+        if not self._has_tidied:
+            self._has_tidied = True
+            remove_remains(folder, time.time())
         text = compose(order["attempt"], order["host"], self.beats, time.time())
         path = os.path.join(folder, file_name(order["job_id"], order["host"]))
         replace_file(path, text, mode=file_mode(order["run_dir"]))
@@ -259,7 +263,7 @@ class MirrorProcess:
             except OSError:
                 break
             pid, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-            if uid != os.getuid():
+            if uid != os.geteuid():
                 sock.close()
                 continue
             sock.setblocking(False)

@@ -13,6 +13,9 @@ import stat
 GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
 """What the mode of a run directory has that a group may operate: 2770, docs/reference/run-directory.md."""
 
+REMAINS_S = 600.0
+"""A file that was being written so long ago has no writer any more."""
+
 
 def is_for_group(folder: str) -> bool:
     """Whether a folder is open to a group. Raise OSError if it cannot be looked at."""
@@ -39,12 +42,10 @@ def subfolder(run_dir: str, name: str) -> str:
 def replace_file(path: str, text: str, *, mode: int, durable: bool = False) -> None:
     """Write a file beside and move it into place; `durable` also waits until it is on the disk. Raise OSError.
 
-    The name beside is always the same one: a writer that is killed leaves at most one file, which the next removes.
+    The name beside is nobody else's: a twin of a requeued job may write the same file at the same moment.
     """
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(beside)
+    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -63,6 +64,16 @@ def replace_file(path: str, text: str, *, mode: int, durable: bool = False) -> N
         raise
     if durable:
         sync_folder(folder)
+
+
+def remove_remains(folder: str, now: float) -> None:
+    """Remove what writers that were killed in the middle have left beside their files."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < now - REMAINS_S:
+                        os.unlink(entry.path)
 
 
 def sync_folder(folder: str) -> None:

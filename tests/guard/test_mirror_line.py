@@ -35,7 +35,7 @@ def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
     names = {socket_name(place) for place in places}
     assert len(names) == len(places)
     assert all(name[0] == 0 and len(name) <= 108 for name in names)
-    assert all(f"/{os.getuid()}/".encode() in name for name in names)
+    assert all(f"/{os.geteuid()}/".encode() in name for name in names)
 
 
 @pytest.mark.parametrize("fault", ["sys.executable = ''", "sys.executable = '/bin/false'", "sys.executable = '/gone'"])

@@ -302,6 +302,23 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
         wait_until(lambda: not node.mirrors(), 8.0)
 
 
+def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
+        first = (
+            "import threading; threading.Thread.start = lambda self: None\n"
+            "mirror_line.PROGRAM = mirror_line.PROGRAM.replace("
+            "'main(', 'import resilience.guard.mirror_process as m; m.HUNG_S = 0.2; main(', 1)"
+        )
+        rank = node.start(0, first=first)
+        wait_until(lambda: rank.ask("mirror._line.tend()") or rank.said())
+        assert "no answer for 0.2 s" in rank.said()[0] and "The training goes on" in rank.said()[0]
+        time.sleep(0.5)
+        rank.do("mirror._line.tend()")
+        assert len(rank.said()) == 1
+
+
 @needs_root
 def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from resilience.guard.run_folder import file_mode, replace_file, subfolder
+from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
 from tests.guard.disks import fill, small_disk
 from tests.system.writer import writer
 
@@ -41,14 +45,42 @@ def test_a_missing_folder_is_made_with_the_runs_mode_but_never_the_run_itself(tm
     assert mode_of(Path(subfolder(str(run), "journal"))) == 0o700
 
 
-def test_what_a_killed_writer_left_is_replaced_and_never_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / ".beat.tmp").symlink_to(victim)
+def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "beat").symlink_to(tmp_path / "victim")
     replace_file(str(tmp_path / "beat"), "new", mode=0o600)
-    assert victim.read_text() == "mine"
-    assert (tmp_path / "beat").read_text() == "new"
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "beat").read_text() == "new" and not (tmp_path / "beat").is_symlink()
     assert names(tmp_path) == ["beat", "victim"]
+
+
+def test_two_writers_of_one_file_never_mix_their_texts(tmp_path: Path) -> None:
+    path = str(tmp_path / "beat")
+    texts = ["a" * 5000, "b" * 9000]
+    seen: set[str] = set()
+
+    def write(text: str) -> None:
+        for _ in range(300):
+            replace_file(path, text, mode=0o600)
+
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writing in writers:
+        writing.start()
+    while any(writing.is_alive() for writing in writers):
+        with contextlib.suppress(FileNotFoundError):
+            seen.add((tmp_path / "beat").read_text())
+    assert seen <= set(texts)
+    assert names(tmp_path) == ["beat"]
+
+
+def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    for name in (".12.n1.aa.tmp", ".12.n2.bb.tmp", "12.n1", ".hidden"):
+        (tmp_path / name).touch()
+    os.utime(tmp_path / ".12.n1.aa.tmp", (1000.0, 1000.0))
+    os.utime(tmp_path / "12.n1", (1000.0, 1000.0))
+    remove_remains(str(tmp_path), time.time())
+    assert names(tmp_path) == [".12.n2.bb.tmp", ".hidden", "12.n1"]
+    remove_remains(str(tmp_path / "gone"), time.time())
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -86,5 +118,5 @@ def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(t
             process.run(request, f"{name}:signal=KILL:when={count}")
             seen.add(path.read_text())
         assert seen == {"old", "new"}
-        replace_file(str(path), "third", mode=0o600)
-        assert [name for name in names(tmp_path) if name.endswith(".tmp")] == []
+        remove_remains(str(tmp_path), time.time() + 1000.0)
+        assert names(tmp_path) == ["finished", "strace.log"]
