@@ -119,17 +119,22 @@ class Asked(EndTime):
         self.answer = answer
         self.asked: list[float] = []
         self.is_silent = False
+        self._is_open = False
 
     def ask(self, now: float) -> None:
+        self._take_answer(now)
+        if self._is_open:
+            return
         self.asked.append(now)
         self._begun_at = now
+        self._is_open = self.is_silent
         if not self.is_silent:
             self.checked_at = now
             if self.answer is not None:
                 self.end = self.answer
 
     def _take_answer(self, now: float) -> None:
-        if self.is_silent and self._begun_at is not None and now - self._begun_at > 22:
+        if self._is_open and self._begun_at is not None and now - self._begun_at > 22:
             self.checked_at = now
 
 
