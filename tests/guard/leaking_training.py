@@ -1,7 +1,7 @@
 """A training for tests that meets its end by memory: `python leaking_training.py HOW CGROUP [FOLDER]`.
 
-It enters the cgroup first. HOW is `leak` (a data-loader process leaks), `cache` (a large file is written and read
-twice, as data sets are) or `shared` (/dev/shm fills). Prints one JSON line at the end.
+It enters the cgroup first. HOW is `leak` (a data-loader process leaks), `cache` (files are written and read, one of
+them again and again, as data sets are) or `shared` (/dev/shm fills). Prints one JSON line at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LEAK = "import time, sys\nheld = []\nfor _ in range(1000):\n    held.append(byte
 
 def main(how: str, cgroup: str, folder: str) -> int:
     Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
-    highest, saves, end = 0, 0, time.monotonic() + (60 if how != "cache" else 3)
+    highest, saves = 0, 0
     worker = subprocess.Popen([sys.executable, "-c", LEAK]) if how == "leak" else None
     shared = Path("/dev/shm", f"resil-test-{os.getpid()}")
-    usage = Path(cgroup).parents[1] / "memory.usage_in_bytes"
+    usage, stat = Path(cgroup).parents[1] / "memory.usage_in_bytes", Path(cgroup).parents[1] / "memory.stat"
     guard = TrainingGuard.from_env(
         {"RESIL_GUARD": os.environ.get("RESIL_GUARD", "on")},
-        host_memory_percent=80.0,
+        host_memory_percent=60.0,
         poll_s=0.05,
         signals=(),
         walltime=False,
@@ -37,7 +37,9 @@ def main(how: str, cgroup: str, folder: str) -> int:
     try:
         with guard:
             if how == "cache":
-                fill_the_cache(Path(folder, "data"), 300 * MIB)
+                fill_the_cache(Path(folder, "hot"), 120 * MIB, times=3)
+                fill_the_cache(Path(folder, "cold"), 150 * MIB, times=1)
+            end = time.monotonic() + (60 if how != "cache" else 2)
             while time.monotonic() < end and (worker is None or worker.poll() is None):
                 if how == "shared":
                     with shared.open("ab") as file:
@@ -56,18 +58,20 @@ def main(how: str, cgroup: str, folder: str) -> int:
             worker.kill()
             worker.wait()
     why = decision.why if decision is not None else ""
-    print(json.dumps({"highest": highest, "saves": saves, "why": why, "exit_code": guard.exit_code}), flush=True)
+    active = next(int(line.split()[1]) for line in stat.read_text().splitlines() if "total_active_file" in line)
+    told = {"highest": highest, "active": active, "saves": saves, "why": why, "exit_code": guard.exit_code}
+    print(json.dumps(told), flush=True)
     return 0
 
 
-def fill_the_cache(path: Path, size: int) -> None:
-    """Write, and read twice: after the second time the pages are on the active list."""
+def fill_the_cache(path: Path, size: int, *, times: int) -> None:
+    """Write, and read so often: from the second time on the pages are on the active list."""
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(bytes(MIB))
         file.flush()
         os.fsync(file.fileno())
-    for _ in range(2):
+    for _ in range(times):
         with path.open("rb") as file:
             while file.read(MIB):
                 pass

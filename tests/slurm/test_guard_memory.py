@@ -17,7 +17,7 @@ import json, subprocess, sys, time
 from resilience.guard import TrainingGuard
 
 LEAK = "import time\\nheld = []\\nwhile True:\\n    held.append(bytearray(2**20)); time.sleep(0.015)\\n"
-guard = TrainingGuard.from_env(host_memory_percent=80, poll_s=0.1, walltime=False, gpu_memory="off", signals=())
+guard = TrainingGuard.from_env(host_memory_percent=60, poll_s=0.1, walltime=False, gpu_memory="off", signals=())
 worker = subprocess.Popen([sys.executable, "-c", LEAK])
 saves = 0
 with guard:

@@ -420,7 +420,7 @@ def test_a_leaking_data_loader_is_stopped_before_the_kernel_kills_it(real: RealC
         in told["why"]
     )
     percent = float(told["why"].partition("is at ")[2].partition(" %")[0])
-    assert 80.0 <= percent < 97.0
+    assert 60.0 <= percent < 97.0
     assert real.kills() == 0
 
 
@@ -430,10 +430,11 @@ def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) ->
     assert real.kills() >= 1
 
 
-def test_a_file_read_twice_fills_the_cgroup_and_stops_nobody(real: RealCgroup, tmp_path: Path) -> None:
+def test_files_read_again_and_again_fill_the_cgroup_and_stop_nobody(real: RealCgroup, tmp_path: Path) -> None:
     told, errors = run_training("cache", real, tmp_path)
     assert told, errors
     assert told["highest"] > 0.9 * 200 * MIB, "the file cache did not fill the cgroup: the test shows nothing"
+    assert told["active"] > 50 * MIB, "hardly anything is on the active list: the test shows little"
     assert (told["why"], told["exit_code"]) == ("", 0)
 
 
