@@ -170,7 +170,7 @@ class Walltime:
         """A variable that outlived its job, in a shell or a container, says nothing about this training."""
         end = self._end.end
         if end is not None and end < time_now - STALE_S:
-            self._end.end = None
+            self._end.end = self._place.end_time = None
             self._recorder.warn(
                 f"the environment says that the job ended {format_duration(round(time_now - end))} ago (RESIL_END_TIME "
                 "or SLURM_JOB_END_TIME): that is passed over"

@@ -146,7 +146,7 @@ class Job:
         self.now = 5000.0
         self.clock_is_off_s = 0.0
         self.said: list[str] = []
-        place = Place(lead_s=more.pop("lead_s", 0.0))
+        self.place = place = Place(lead_s=more.pop("lead_s", 0.0), end_time=end.end)
         self.recorder = Recorder(place, self.said.append)
         self.pace = FixedPace(step_s, save_s)
         self.trigger = Walltime(
@@ -207,6 +207,7 @@ def test_a_limit_that_was_cut_is_noticed_in_time_and_told() -> None:
     assert job.run(300) is None
     end.answer = NOON + 900
     assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    assert job.place.end_time == NOON + 900  # what others forecast by
     (said,) = job.said
     assert said.startswith("the job's time limit was changed: it ends at 2027-") and said.endswith(
         " (9 h 45 min earlier)"
@@ -306,6 +307,7 @@ def test_an_end_that_had_passed_long_before_the_start_is_of_another_job() -> Non
         "warning: the environment says that the job ended 1 h ago (RESIL_END_TIME or SLURM_JOB_END_TIME): that is "
         "passed over"
     ]
+    assert job.place.end_time is None  # nobody else goes by it either
     just_over = Job(Asked(NOON - 20, every_s=0.0))
     assert just_over.run(2) is not None
 
