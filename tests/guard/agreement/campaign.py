@@ -19,6 +19,7 @@ from typing import Any
 from tests.guard.guards import make_run
 
 ROOT = Path(__file__).parents[3]
+START_S = 240.0
 DEADLINE_S = 40.0
 STOPS = ("kill", "signal", "memory")
 
@@ -136,8 +137,15 @@ class Rank:
             stderr=self._log,
         )
         self.lines: queue.Queue[bytes] = queue.Queue()
+        self._is_ready = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def wait_until_ready(self) -> None:
+        """On a busy machine it takes long to import torch: that is no hang of a training."""
+        if not self._is_ready:
+            assert self.lines.get(timeout=START_S) == b"ready\n", self.process.poll()
+            self._is_ready = True
 
     def tell(self, plan: dict[str, Any]) -> None:
         """Begin a training."""
@@ -188,6 +196,7 @@ class Pool:
         self._log = folder / "ranks.log"
         self._idle: list[Rank] = []
         self._number = 0
+        self._wanted = 0
 
     def __enter__(self) -> Pool:
         return self
@@ -197,8 +206,9 @@ class Pool:
             rank.end()
 
     def prepare(self, count: int) -> None:
-        """Start processes, so that there are so many."""
-        while len(self._idle) < count:
+        """Start processes, so that there are so many now, and after each training."""
+        self._wanted = max(self._wanted, count)
+        while len(self._idle) < self._wanted:
             self._idle.append(Rank(self._log))
 
     def run(self, plan: Plan, before: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -213,6 +223,8 @@ class Pool:
         self.prepare(plan.world + len(plan.dies))
         ranks = [self._idle.pop(0) for _ in range(plan.world)]
         spares = [self._idle.pop(0) for _ in plan.dies]
+        for rank in (*ranks, *spares):
+            rank.wait_until_ready()
         for number, rank in enumerate(ranks):
             rank.tell(plan.for_rank(number, 0, run))
         pauses = [threading.Thread(target=_pause, args=(ranks[who], *when)) for who, *when in plan.pauses]
@@ -230,6 +242,10 @@ class Pool:
             for number, rank in enumerate(ranks):
                 results[number] = rank.hear(deadline) or {"code": rank.process.returncode}
         except TimeoutError:
+            for rank in ranks:
+                if rank.process.poll() is None:
+                    rank.process.send_signal(signal.SIGUSR2)
+            time.sleep(1)
             raise TimeoutError(f"seed {plan.seed}: no end in {DEADLINE_S:g} s; {self._last_words(results)}") from None
         finally:
             for thread in pauses:
@@ -240,11 +256,12 @@ class Pool:
                     self._idle.append(rank)
                 else:
                     rank.end()
+            self.prepare(self._wanted)  # they import torch while others train
         return results
 
     def _last_words(self, results: list[dict[str, Any]]) -> str:
         silent = [number for number, result in enumerate(results) if not result]
-        return f"ranks {silent} did not tell; stderr ended with: {self._log.read_text(errors='replace')[-2000:]}"
+        return f"ranks {silent} did not tell; stderr ended with: {self._log.read_text(errors='replace')[-20000:]}"
 
 
 def _pause(rank: Rank, after_s: float, for_s: float) -> None:

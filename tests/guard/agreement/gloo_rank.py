@@ -7,6 +7,7 @@ line on stdin (JSON), one result a line on stdout. See `Plan` in `campaign.py` f
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -25,6 +26,8 @@ from resilience.guard.agreement.hub import Hub
 from tests.guard.guards import QUIET, Wisher, job_environ
 
 PATIENCE_S = 30.0
+CRASH_PATIENCE_S = 4.0
+"""For the ranks whose neighbour dies: not all of them see its connection end."""
 
 
 class Training:
@@ -48,11 +51,13 @@ class Training:
     def result(self) -> dict[str, Any]:
         """Train, and tell what happened."""
         time.sleep(self.plan["late_s"][self.rank])
-        self.form()
-        guard = self.make_guard()
         code = 0
-        with guard:
-            if self.generation:
+        if not self.plan["dies"]:
+            self.form()
+        with self.make_guard() as guard:
+            if self.plan["dies"]:  # the ranks that live may wait for the new rank 0 in the guard, before they form anew
+                self.form()
+            if self.generation:  # this process replaces one that died
                 guard.resumed(self.plan["resume"])
             if self.plan["asks_early"] and guard.should_stop_early():
                 self.decisions.append({"early": True})
@@ -74,13 +79,18 @@ class Training:
         }
 
     def form(self) -> None:
-        """Meet the other ranks, as torch does it."""
+        """Meet the other ranks, as torch does it; after a crash, once all have noticed it."""
+        if self.generation:
+            (self.run / f"noticed.{self.rank}").touch()
+            deadline = time.monotonic() + PATIENCE_S
+            while len(list(self.run.glob("noticed.*"))) < self.world and time.monotonic() < deadline:
+                time.sleep(0.005)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{self.plan['store']}.{self.generation}",
             rank=self.rank,
             world_size=self.world,
-            timeout=timedelta(seconds=PATIENCE_S),
+            timeout=timedelta(seconds=CRASH_PATIENCE_S if self.plan["dies"] and not self.generation else PATIENCE_S),
         )
 
     def make_guard(self) -> TrainingGuard:
@@ -188,6 +198,7 @@ def die_at_commit() -> None:
 def main() -> None:
     """Serve plans until stdin ends."""
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # where it hangs, for whoever reads the log
     signal.signal(signal.SIGUSR1, lambda *_: None)  # one that comes when the guard is closed already
     print("ready", flush=True)
     for line in sys.stdin:

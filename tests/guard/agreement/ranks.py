@@ -1,0 +1,243 @@
+"""Ranks of the agreement over TCP in one process: their trainings are threads, or move only when a test says so."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from resilience.guard import Decision, Request
+from resilience.guard.agreement import frames
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.network import NetworkAgreement
+from resilience.guard.agreement.wire import Address
+from resilience.guard.gate import Gate
+from tests.guard.guards import wait_until
+
+TOKEN = "the run's token"
+
+
+class Meeting:
+    """A few ranks and where they meet.
+
+    Attributes:
+        address: what `locate` tells; None as long as rank 0 does not listen.
+        news: what rank 0's host heard, and (from `heard_by`) what each host did.
+    """
+
+    def __init__(self, world: int, **options: Any) -> None:
+        self.world = world
+        self.options = options
+        self.address: Address | None = None
+        self.true_address: Address | None = None
+        self.heard_by: list[list[Heard]] = [[] for _ in range(world)]
+        self.gates = [Gate() for _ in range(world)]
+        for gate in self.gates:
+            gate.open()
+        self.ranks = [self.make(rank) for rank in range(world)]
+
+    @property
+    def news(self) -> list[Heard]:
+        return self.heard_by[0]
+
+    def make(self, rank: int, **options: Any) -> NetworkAgreement:
+        """A rank; not started."""
+        return NetworkAgreement(
+            self.gates[rank],
+            rank,
+            self.world,
+            locate=lambda: self.address,
+            listen=self.listen if rank == 0 else None,
+            hear=options.pop("hear", self.heard_by[rank].append),
+            **{"lost_s": 20.0, "round_s": 10.0, **self.options, **options},
+        )
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """Rank 0 listens, and all know where."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.true_address = Address("127.0.0.1", listener.getsockname()[1], TOKEN)
+        self.address = self.address or self.true_address
+        return listener, TOKEN
+
+    def start(self, *ranks: int) -> None:
+        """Start these ranks, or all."""
+        for rank in ranks or range(self.world):
+            self.ranks[rank].start()
+
+    def step(self, rank: int) -> Decision | None:
+        """One step of one rank, as `TrainingGuard.step` does it; None where there was nothing to ask."""
+        gate = self.gates[rank]
+        gate.count += 1
+        return self.ranks[rank].arrive() if gate.count >= gate.limit else None
+
+    def heard(self, kind: str) -> list[Heard]:
+        """What rank 0's host heard of this kind."""
+        return [heard for heard in self.news if heard.kind == kind]
+
+    def wait_for(self, kind: str, count: int = 1) -> Heard:
+        """Wait until rank 0's host has heard so many of this kind; return the last."""
+        wait_until(lambda: len(self.heard(kind)) >= count)
+        return self.heard(kind)[-1]
+
+    def leave(self, wait_s: float = 10.0) -> None:
+        """All ranks leave, at once."""
+        threads = [threading.Thread(target=rank.leave, args=(wait_s,)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    @contextmanager
+    def training(self, step_s: float = 0.002, outcome: str = "saved") -> Iterator[list[list[Decision]]]:
+        """Let all ranks train, in step as ranks with an all-reduce are; yields the decisions that each was given."""
+        together = threading.Barrier(self.world)
+        given: list[list[Decision]] = [[] for _ in range(self.world)]
+
+        def train(rank: int) -> None:
+            while True:
+                time.sleep(step_s)
+                try:
+                    together.wait(30)
+                except threading.BrokenBarrierError:
+                    return
+                decision = self.step(rank)
+                if decision:
+                    given[rank].append(decision)
+                    self.ranks[rank].finish(outcome, 0.1)
+                    if decision.stop:
+                        return
+
+        threads = [threading.Thread(target=train, args=(rank,)) for rank in range(self.world)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield given
+        finally:
+            together.abort()
+            for thread in threads:
+                thread.join(30)
+                assert not thread.is_alive()
+
+
+@contextmanager
+def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]:
+    """Ranks that have been started, and leave at the end."""
+    ranks = Meeting(world, **options)
+    if start:
+        ranks.start()
+    try:
+        yield ranks
+    finally:
+        for rank in ranks.ranks:
+            rank._control.member.stopped = None  # do not wait for a rank 0 that a test has ended
+        ranks.leave(wait_s=1.0)
+
+
+def save(why: str = "somebody asks") -> Request:
+    """A wish to save and go on."""
+    return Request("test", why, stop=False)
+
+
+def stop(why: str = "somebody asks") -> Request:
+    """A wish to save and stop."""
+    return Request("test", why)
+
+
+class Proxy:
+    """A cable between the ranks and rank 0 that a test can cut, or stop."""
+
+    def __init__(self, target: Callable[[], Address | None]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1], TOKEN)
+        self._ends: list[socket.socket] = []
+        self.connections = 0
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """All connections break."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(10)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            target = self._target()
+            if target is None:
+                near.close()
+                continue
+            try:
+                far = socket.create_connection((target.host, target.port))
+            except OSError:
+                near.close()
+                continue
+            self.connections += 1
+            self._ends += [near, far]
+            for one, other in ((near, far), (far, near)):
+                self._threads.append(threading.Thread(target=_pump, args=(one, other), daemon=True))
+                self._threads[-1].start()
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+    for end in (one, other):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    one.close()
+
+
+class Impostor:
+    """A connection to rank 0 that knows the token and says whatever a test wants."""
+
+    def __init__(self, address: Address, rank: object, token: str = TOKEN) -> None:
+        self.socket = socket.create_connection((address.host, address.port), timeout=10)
+        self._decoder = frames.Decoder()
+        greeting = self.hear()
+        word = str(greeting["word"])
+        proof = frames.proof(token, f"member {rank}", word, "mine")
+        self.say({"word": "mine", "rank": rank, "proof": proof})
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.socket.sendall(frames.encode(message))
+
+    def hear(self) -> dict[str, Any]:
+        """The next message. Raise ConnectionError when rank 0 has hung up."""
+        while True:
+            data = self.socket.recv(4096)
+            if not data:
+                raise ConnectionError
+            for message in self._decoder.feed(data):
+                return message
+
+    def is_hung_up(self) -> bool:
+        """Whether rank 0 ends the connection, soon."""
+        try:
+            while self.socket.recv(4096):
+                pass
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+        return True

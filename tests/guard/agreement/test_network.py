@@ -1,0 +1,435 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.errors import AgreementLost
+from resilience.guard import CONTINUE, Decision
+from resilience.guard.agreement import uplink as uplink_module
+from resilience.guard.agreement import wire as wire_module
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.wire import Address
+from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
+from tests.guard.guards import wait_until
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_whoever_wishes_all_ranks_obey_at_the_same_step(world: int) -> None:
+    with meeting(world) as ranks, ranks.training() as given:
+        for number in range(world):
+            ranks.ranks[number].wish(save(f"rank {number} asks"))
+            ranks.wait_for("outcome", number + 1)
+        ranks.ranks[world - 1].wish(stop("enough"))
+        wait_until(lambda: all(decisions and decisions[-1].stop for decisions in given))
+    assert all(decisions == given[0] for decisions in given)
+    assert len(given[0]) == world + 1
+    assert [heard.outcome for heard in ranks.heard("outcome")] == ["saved"] * (world + 1)
+
+
+def test_wishes_of_all_ranks_at_once_are_all_heard() -> None:
+    with meeting(4) as ranks, ranks.training() as given:
+        for number, rank in enumerate(ranks.ranks):
+            rank.wish(save(f"rank {number} asks"))
+        reasons = {f"rank {number} asks" for number in range(4)}
+        wait_until(lambda: {why for decision in given[3] for why in decision.reasons} == reasons)
+        wait_until(lambda: all(len(decisions) == len(given[0]) for decisions in given))
+    assert all(decisions == given[0] for decisions in given)
+
+
+def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
+    with meeting(2) as ranks:
+        ranks.ranks[1].wish(save())
+        ranks.wait_for("committed")
+        for rank, outcome in ((0, "saved"), (1, "failed")):
+            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
+            assert ranks.step(rank)
+            ranks.ranks[rank].finish(outcome, 1.0 + rank)
+        heard = ranks.wait_for("outcome")
+    assert (heard.outcome, heard.seconds) == ("failed", 2.0)
+
+
+def test_news_is_told_with_no_lock_held() -> None:
+    ranks = Meeting(2)
+
+    def wish_again(heard: Heard) -> None:
+        ranks.news.append(heard)
+        if heard.kind == "outcome" and len(ranks.heard("outcome")) < 3:
+            ranks.ranks[0].wish(save(f"after {len(ranks.news)}"))  # waits for the lock
+
+    ranks.ranks[0].forget()
+    ranks.ranks[0] = ranks.make(0, hear=wish_again)
+    ranks.start()
+    with ranks.training():
+        ranks.ranks[1].wish(save())
+        ranks.wait_for("outcome", 3)
+    ranks.leave()
+
+
+def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement() -> None:
+    ranks = Meeting(2)
+
+    def fail(heard: Heard) -> None:
+        ranks.news.append(heard)
+        raise RuntimeError("the host's own fault")
+
+    ranks.ranks[0].forget()
+    ranks.ranks[0] = ranks.make(0, hear=fail)
+    ranks.start()
+    with ranks.training() as given:
+        for number in range(2):
+            ranks.ranks[1].wish(save(str(number)))
+            wait_until(lambda number=number: len(given[0]) > number)  # type: ignore[misc]
+    ranks.leave()
+
+
+def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement() -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        control = ranks.ranks[0]._control
+        assert control.coordinator is not None
+        proceed = control.coordinator.proceed
+
+        def fail_once(now: float) -> list[Any]:
+            control.coordinator.proceed = proceed  # type: ignore[method-assign, union-attr]
+            raise RuntimeError("once")
+
+        control.coordinator.proceed = fail_once  # type: ignore[method-assign]
+        ranks.ranks[1].wish(save())
+        wait_until(lambda: given[0] and given[1])
+    assert "once" in ranks.heard("fault")[0].text
+
+
+# ---- meeting late, and again ---------------------------------------------------------------------------------------
+
+
+def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
+    with meeting(3, start=False) as ranks:
+        ranks.start(1, 2)
+        ranks.ranks[2].wish(save("asked before there was a rank 0"))
+        assert ranks.ranks[1].wait_for_start(0.3) is None
+        with ranks.training() as given:
+            ranks.ranks[0].start()
+            wait_until(lambda: all(given))
+        ranks.ranks[0].decide_start(CONTINUE)
+        assert ranks.ranks[1].wait_for_start(10) == CONTINUE
+    assert given[0] == given[1] == given[2]
+
+
+@pytest.mark.parametrize("old", ["nobody listens there", "a silent stranger", "a chatty stranger", "another run"])
+def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr(uplink_module, "HANDSHAKE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as stranger, meeting(2, start=False) as ranks:
+        port = stranger.getsockname()[1]
+        other = Meeting(2)
+        talk = threading.Thread(target=_talk, args=(stranger,), daemon=True)
+        if old == "nobody listens there":
+            stranger.close()
+        elif old == "a chatty stranger":
+            talk.start()
+        elif old == "another run":
+            other.start(0)
+            wait_until(lambda: other.address is not None)
+            assert other.address is not None
+            port = other.address.port
+        ranks.address = Address("127.0.0.1", port, "the token of then")
+        ranks.start(1)
+        time.sleep(0.2)  # it tries the old one
+        with ranks.training() as given:
+            ranks.start(0)
+            wait_until(lambda: ranks.true_address is not None)
+            ranks.address = ranks.true_address
+            ranks.ranks[1].wish(save())
+            wait_until(lambda: given[0] and given[1])
+        other.ranks[0].leave(1)
+        other.ranks[1].leave(1)
+
+
+def _talk(stranger: Any) -> None:
+    while True:
+        try:
+            sock, _ = stranger.accept()
+        except OSError:
+            return
+        with sock:
+            sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+
+def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
+    ranks = Meeting(3)
+    cable = Proxy(lambda: ranks.true_address)
+    ranks.address = cable.address
+    ranks.start()
+    try:
+        with ranks.training() as given:
+            for number in range(12):
+                ranks.ranks[number % 3].wish(save(f"wish {number}"))
+                time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
+                cable.cut()
+                wait_until(lambda number=number: any(f"wish {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
+            wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
+    finally:
+        cable.close()
+        ranks.leave()
+    assert given[0] == given[1] == given[2]
+    assert cable.connections > 2
+    assert all(heard.outcome == "saved" for heard in ranks.heard("outcome"))
+
+
+def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile() -> None:
+    ranks = Meeting(2)
+    cable = Proxy(lambda: ranks.true_address)
+    ranks.address = cable.address
+    ranks.start()
+    try:
+        ranks.ranks[1].wish(save())
+        ranks.wait_for("committed")
+        wait_until(lambda: ranks.gates[1].limit < 100)
+        assert ranks.step(1)
+        cable.cut()
+        ranks.ranks[1].finish("failed", 3.0)
+        assert ranks.step(0)
+        ranks.ranks[0].finish("saved", 1.0)
+        assert ranks.wait_for("outcome").outcome == "failed"
+    finally:
+        ranks.leave()
+        cable.close()
+
+
+def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_lost() -> None:
+    ranks = Meeting(2, lost_s=1.0)
+    ranks.start()
+    ranks.ranks[0].wish(save())
+    ranks.wait_for("committed")
+    wait_until(lambda: ranks.gates[1].limit < 100)
+    ranks.ranks[1]._control.member.state = "promised"  # the commit never came
+    begin = time.monotonic()
+    with pytest.raises(AgreementLost, match=r"rank 1 waits at step 1 .* for 1 s") as lost:
+        ranks.step(1)
+    assert 0.9 < time.monotonic() - begin < 5
+    assert lost.value.exit_code == 75
+    ranks.leave(0.5)
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_open() -> None:
+    with meeting(2):  # what Python itself opens at the first time
+        pass
+    before = descriptors()
+    threads = threading.active_count()
+    for _ in range(3):
+        with meeting(3) as ranks, ranks.training() as given:
+            ranks.ranks[1].wish(save())
+            wait_until(lambda given=given: all(given))  # type: ignore[misc]
+    assert descriptors() == before
+    assert threading.active_count() == threads
+
+
+def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
+    with meeting(2, start=False) as ranks:
+        ranks.start(1)
+        ranks.ranks[1].wish(save())
+        begin = time.monotonic()
+        ranks.ranks[1].leave(30)
+        assert time.monotonic() - begin < 5
+
+
+def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
+    with meeting(2) as ranks:
+        ranks.ranks[0].wish(stop())
+        ranks.wait_for("committed")
+        for rank in (0, 1):
+            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
+            assert ranks.step(rank)
+        ranks.ranks[0].finish("saved", 0.1)
+        gone = threading.Thread(target=lambda: (ranks.ranks[0].outlast(20), ranks.ranks[0].leave(20)))
+        gone.start()
+        gone.join(0.5)
+        assert gone.is_alive()
+        ranks.ranks[1].finish("saved", 0.6)
+        gone.join(10)
+        assert not gone.is_alive()
+        assert ranks.heard("outcome")[0].outcome == "saved"
+
+
+def test_rank_0_does_not_stay_for_ever() -> None:
+    with meeting(2) as ranks:
+        ranks.ranks[0].wish(save())
+        ranks.wait_for("committed")
+        wait_until(lambda: ranks.gates[0].limit < 100)
+        assert ranks.step(0)
+        begin = time.monotonic()
+        ranks.ranks[0].outlast(0.4)  # rank 1 hangs in its step
+        ranks.ranks[0].leave(0.4)
+        assert 0.4 <= time.monotonic() - begin < 5
+
+
+def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up() -> None:
+    with meeting(2) as ranks:
+        ranks.ranks[0].wish(stop())
+        ranks.wait_for("committed")
+        for rank in (0, 1):
+            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
+            assert ranks.step(rank)
+        ranks.ranks[1].finish("saved", 0.1)
+        gone = threading.Thread(target=ranks.ranks[1].leave, args=(20,))
+        gone.start()
+        gone.join(0.4)
+        assert gone.is_alive()
+        ranks.ranks[0].finish("saved", 0.1)
+        ranks.ranks[0].leave(10)
+        gone.join(5)
+        assert not gone.is_alive()
+
+
+def test_rank_0_that_may_not_start_tells_all_others_before_it_goes() -> None:
+    no = Decision(stop=True, reasons=["the kill switch is thrown"])
+    with meeting(3, start=False) as ranks:
+        ranks.start(0, 1)
+        ranks.ranks[0].decide_start(no)
+        gone = threading.Thread(target=ranks.ranks[0].leave, args=(20,))
+        gone.start()
+        assert ranks.ranks[1].wait_for_start(10) == no
+        gone.join(0.3)
+        assert gone.is_alive()
+        ranks.start(2)
+        assert ranks.ranks[2].wait_for_start(10) == no
+        gone.join(10)
+        assert not gone.is_alive()
+
+
+def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
+        child = os.fork()
+        if child == 0:
+            try:
+                for rank in ranks.ranks:
+                    rank.forget()
+                tcp = Path("/proc/self/net/tcp").read_text()
+                left = []
+                for name in descriptors():
+                    with contextlib.suppress(OSError):
+                        left.append(str(Path("/proc/self/fd", name).readlink()))
+                sockets = [name for name in left if name.startswith("socket:") and name[8:-1] in tcp]
+                os._exit(len(sockets))
+            finally:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        ranks.ranks[1].wish(save("after the fork"))
+        wait_until(lambda: given[0] and given[1])
+    assert given[0] == given[1]
+
+
+def test_a_thread_that_cannot_be_started_costs_the_decisions_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ranks = Meeting(2)
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", no_thread)
+        ranks.start(1)
+    assert "did not start" in ranks.heard_by[1][0].text
+    assert ranks.step(1) is None
+    ranks.leave()
+
+
+# ---- going on from another step ------------------------------------------------------------------------------------
+
+
+def resume(ranks: Meeting, rank: int, step: int) -> None:
+    """What `guard.resumed` does."""
+    ranks.gates[rank].count_from(step)
+    ranks.ranks[rank].resumed()
+
+
+def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step() -> None:
+    with meeting(2) as ranks:
+        for rank, count in ((0, 50), (1, 51)):  # rank 0 did not complete the step in which a third rank died
+            ranks.gates[rank].count = count
+            resume(ranks, rank, 40)
+        with ranks.training() as given:
+            ranks.ranks[0].wish(stop())
+            wait_until(lambda: given[0] and given[1])
+    assert given[0] == given[1]
+
+
+def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_asked_anew() -> None:
+    with meeting(3) as ranks:
+        for gate in ranks.gates:
+            gate.count = 10
+        resume(ranks, 0, 8)  # the others come later: a verdict comes in between
+        ranks.ranks[1].wish(save("wished in between"))
+        ranks.wait_for("committed")
+        for rank in range(3):
+            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
+        for rank in (1, 2):
+            resume(ranks, rank, 8)
+        assert ranks.heard("void")
+        with ranks.training() as given:
+            wait_until(lambda: all(given))
+    assert given[0] == given[1] == given[2]
+    assert given[0][0].reasons == ("wished in between",)
+
+
+def test_to_resume_before_the_first_step_loses_no_wish() -> None:
+    with meeting(2) as ranks:
+        ranks.ranks[0].wish(save("thrown before the checkpoint was loaded"))
+        for rank in (0, 1):
+            resume(ranks, rank, 1000)
+        with ranks.training() as given:
+            wait_until(lambda: given[0] and given[1])
+    assert given[0] == given[1]
+    assert given[0][0].step > 1000
+
+
+# ---- rank 0 stands still -------------------------------------------------------------------------------------------
+
+
+def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
+        with ranks.ranks[0]._control.changed:  # rank 0's control thread stands still
+            ranks.ranks[1].wish(save())
+            count = ranks.gates[1].count
+            wait_until(lambda: ranks.gates[1].count > count + 20)  # nobody waits
+        wait_until(lambda: given[0] and given[1])
+    assert given[0] == given[1]
+
+
+def test_the_token_never_travels() -> None:
+    """What goes over the wire, both ways, in a whole decision."""
+    ranks = Meeting(2)
+    seen = bytearray()
+    cable = Proxy(lambda: ranks.true_address)
+    ranks.address = cable.address
+    receive = wire_module.Wire._decode
+
+    def remember(wire: wire_module.Wire, data: bytes) -> Any:
+        seen.extend(data)
+        return receive(wire, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire_module.Wire, "_decode", remember)
+        ranks.start()
+        with ranks.training() as given:
+            ranks.ranks[1].wish(save("a reason that travels"))
+            wait_until(lambda: given[0] and given[1])
+        ranks.leave()
+    cable.close()
+    assert b"a reason that travels" in seen
+    assert TOKEN.encode() not in seen
