@@ -136,7 +136,10 @@ class GpuLook:
         is_integrated = bool(getattr(properties, "is_integrated", False))
         handle = self._by_uuid(str(getattr(properties, "uuid", "")))
         if handle is not None:
-            return self._use(handle, number, cached, is_integrated)
+            try:
+                return self._use(handle, number, cached, is_integrated)
+            except self._nvml.NVMLError:
+                pass  # not supported on this card, or not permitted
         free, total = torch.cuda.mem_get_info(number)
         why = why_meaningless(
             properties.name, total, host_bytes=self._host_bytes, is_integrated=is_integrated, is_numa_node=False
@@ -150,7 +153,7 @@ class GpuLook:
                 raise self._no_nvml
             return []
         visible = parse_visible(self._environ.get("CUDA_VISIBLE_DEVICES"))
-        entries = [str(number) for number in range(nvml.nvmlDeviceGetCount())] if visible is None else visible
+        entries = [str(number) for number in range(len(self._handles()))] if visible is None else visible
         entry = choose(entries, self._local_rank)
         if entry is None:
             return []
@@ -186,7 +189,7 @@ class GpuLook:
     def _by_number(self, number: int) -> Any:
         """CUDA numbers the fastest device first unless told otherwise: with unlike cards NVML's numbers are others."""
         nvml = self._nvml
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = self._handles()
         if number >= len(handles):
             return None
         names = {_text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
@@ -204,11 +207,20 @@ class GpuLook:
                 return nvml.nvmlDeviceGetHandleByUUID(name)
             except nvml.NVMLError:
                 continue
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for handle in self._handles():
             if any(_text(nvml.nvmlDeviceGetUUID(handle)).startswith(name) for name in names):
                 return handle
         return None
+
+    def _handles(self) -> list[Any]:
+        """The devices that may be opened. A job may see those of others as well; CUDA does not count them."""
+        found = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                found.append(self._nvml.nvmlDeviceGetHandleByIndex(index))
+            except self._nvml.NVMLError:
+                continue
+        return found
 
     def _start_nvml(self) -> Any:
         if self._nvml is None and self._no_nvml is None:

@@ -119,6 +119,33 @@ def test_without_nvml_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert use.meaningless
 
 
+def test_where_nvml_refuses_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boards like Orin answer "not supported" to the one question that matters."""
+    cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 4 * GIB}, info=(5 * GIB, 80 * GIB))
+    look = make_look(monkeypatch, cards=[Card(free=1)], cuda=cuda)
+
+    def refuse(card: Card) -> None:
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", refuse)
+    assert look.look()[0].free_bytes == 5 * GIB
+
+
+def test_devices_of_other_jobs_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [Card(free=1), Card(free=2)]
+
+    def by_index(number: int) -> Card:
+        if number == 0:
+            raise NVMLError("Insufficient Permissions")
+        return cards[number]
+
+    for visible in ("GPU-8932f937-d72c", "0", None):
+        environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        look = make_look(monkeypatch, cards=cards, environ=environ, insist=True)
+        monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", by_index)
+        assert look.look()[0].free_bytes == 2
+
+
 def test_torch_that_has_not_begun_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking would initialise CUDA: hundreds of MiB, and no fork any more."""
     cuda = FakeCuda(initialized=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -287,6 +288,23 @@ def test_without_torch_and_pynvml_a_real_poll_here_costs_nothing() -> None:
     for _ in range(1000):
         assert trigger.poll() is None
     assert time.perf_counter() - start < 0.5
+
+
+def test_a_guard_with_all_settings_as_they_are_imports_none_of_the_large_modules() -> None:
+    code = """
+import sys, time
+from resilience.guard import TrainingGuard
+with TrainingGuard.from_env({}) as guard:
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        guard.step()
+        time.sleep(0.01)
+print([name for name in ("torch", "psutil", "pynvml", "numpy") if name in sys.modules])
+"""
+    if any(Path(path).exists() for path in gpu_memory.DEVICE_FILES):
+        pytest.skip("this machine has an NVIDIA driver: needs one without")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize(
