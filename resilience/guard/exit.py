@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import queue
 import sys
 import threading
 import time
@@ -53,11 +54,11 @@ class ForcedExit:
         place: Place,
         settings: GuardSettings,
         recorder: Recorder,
-        flush: Callable[[float], None] = lambda wait_s: None,
+        write_journal: Callable[[], None] = lambda: None,
     ) -> None:
         self._place = place
         self._recorder = recorder
-        self._flush = flush
+        self._write_journal = write_journal
         self._bound_s = settings.exit_timeout_s
         forced = settings.force_exit
         self._is_on = self._bound_s > 0 and (forced == "on" or (forced == "auto" and is_job(place, os.environ)))
@@ -69,6 +70,8 @@ class ForcedExit:
         self._exit_code = 75
         self._armed_by = 0
         self._timer = KernelTimer()
+        self._texts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._written = threading.Event()
 
     def arm(self, decision: Decision, slowest_save_s: float | None) -> None:
         """A stop was given to the training: it has to save and to end within the bound.
@@ -86,20 +89,22 @@ class ForcedExit:
             self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")
 
     def _set(self, bound_s: float, exit_code: int, what: str) -> None:
+        with self._changed:
+            self._deadline = time.monotonic() + bound_s
+            self._wait_s, self._exit_code, self._what = bound_s, exit_code, what
+            self._changed.notify_all()
         try:
-            with self._changed:
-                self._deadline = time.monotonic() + bound_s
-                self._wait_s, self._exit_code, self._what = bound_s, exit_code, what
-                self._changed.notify_all()
-            if self._armed_by != os.getpid():
-                self._armed_by = os.getpid()
-                threading.Thread(target=self._watch, name="resil-exit", daemon=True).start()
             faulthandler.dump_traceback_later(bound_s + IN_C_AFTER_S, exit=True, file=stderr_descriptor())
             self._timer.set(bound_s + BY_KERNEL_AFTER_S)
+            if self._armed_by != os.getpid():
+                self._armed_by = os.getpid()
+                # Both now: an interpreter that is ending starts no more threads (3.12).
+                threading.Thread(target=self._write, name="resil-stacks", daemon=True).start()
+                threading.Thread(target=self._watch, name="resil-exit", daemon=True).start()
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
-            self._recorder.warn(f"an exit that hangs will not be forced: {error!r}", key="forced exit")
+            self._recorder.warn(f"an exit that hangs may not be forced: {error!r}", key="forced exit")
 
-    # ---- in the thread ----------------------------------------------------------------------------------------
+    # ---- in the thread that ends the process --------------------------------------------------------------------
 
     def _watch(self) -> None:
         end = self._place.end_time
@@ -122,22 +127,22 @@ class ForcedExit:
         os._exit(self._exit_code)
 
     def _tell(self, text: str) -> None:
-        """Say where all threads are. In a thread of its own, left behind when what it writes to hangs."""
+        """Have it said where all threads are; do not wait long, because what is written to may hang as well."""
+        self._written.clear()
+        self._texts.put(text)
+        self._written.wait(LAST_WORDS_S)
 
-        def tell() -> None:
+    # ---- in the thread that writes, and may be left behind ------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            text = self._texts.get()
             self._recorder.event("forced_exit", text=text)
             self._recorder.say(f"{text}. All stacks follow")
             show_stacks()
             self._keep_stacks(text)
-            self._flush(LAST_WORDS_S / 4)
-
-        thread = threading.Thread(target=tell, name="resil-stacks", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # an interpreter that is ending starts no threads (3.12)
-            show_stacks()
-            return
-        thread.join(LAST_WORDS_S)
+            self._write_journal()
+            self._written.set()
 
     def stacks_file(self) -> str:
         """Where the stacks are kept; empty without a run directory."""
@@ -157,7 +162,8 @@ def is_job(place: Place, environ: Mapping[str, str]) -> bool:
 
     The process's own environment is asked, not the one that a test has made up for its guard.
     """
-    if "PYTEST_CURRENT_TEST" in environ or "ipykernel" in sys.modules:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    if "PYTEST_CURRENT_TEST" in environ or shell() is not None:
         return False
     told = environ.get("RESIL_ATTEMPT", "")
     return place.attempt > 0 and told.isascii() and told.isdigit() and int(told) == place.attempt

@@ -129,16 +129,17 @@ class Mirror:
                 "the run would start; it is tried again until this process ends"
             )
 
-    def flush(self, wait_s: float) -> None:
-        """Write what is known now; wait so long at most. After `stop`, rank 0's journal only."""
+    def write_now(self) -> None:
+        """Write what is known now, in the caller's thread, which may hang. After `stop`, rank 0's journal only."""
         if self._place.run_dir and (self._place.is_first or not self._is_over):
-            self._in_thread(self._work_now, wait_s)
+            with self._one_at_a_time:
+                self._work(last=True)
 
     def stop(self, wait_s: float) -> None:
         """Write the last words, and leave the node's process; waits about `wait_s` for each."""
         if self._is_over:
             return
-        self.flush(wait_s)
+        self._in_thread(self.write_now, wait_s)
         self._is_over = True
         if self._line is not None:
             self._line.close(min(wait_s, 1.0))
@@ -161,10 +162,6 @@ class Mirror:
         except RuntimeError:  # the interpreter is ending (3.12), or there are too many threads
             return
         thread.join(wait_s)
-
-    def _work_now(self) -> None:
-        with self._one_at_a_time:
-            self._work(last=True)
 
     def _finish_now(self) -> None:
         with self._one_at_a_time:

@@ -63,7 +63,7 @@ class Parts:
         self.agreement = self._agree(agreement)
         self._signals = Signals(place, settings, self._recorder, guard)
         self._loss = Loss(place, settings, self._recorder)
-        self._exit = ForcedExit(place, settings, self._recorder, self._mirror.flush)
+        self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
         asked = [trigger for trigger in (*built_in, *own_triggers) if asked_here(trigger, place)]
         self._told_of_saves = [saved for saved in (getattr(trigger, "saved", None) for trigger in asked) if saved]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -235,6 +236,16 @@ def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: P
 )
 def test_only_a_process_of_the_job_itself_is_one(attempt: int, environ: dict[str, str], expected: bool) -> None:
     assert is_job(Place(attempt=attempt), environ) is expected
+
+
+def test_a_notebook_is_none_but_a_training_that_imports_ipython_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shells: list[object] = [None, object()]
+    ipython = ModuleType("IPython")
+    ipython.get_ipython = lambda: shells[0]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert is_job(Place(attempt=3), {"RESIL_ATTEMPT": "3"})
+    shells.pop(0)
+    assert not is_job(Place(attempt=3), {"RESIL_ATTEMPT": "3"})
 
 
 def test_a_guard_in_a_test_arms_nothing() -> None:

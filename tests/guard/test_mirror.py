@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -176,7 +177,8 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         one = Alone(run)
         one.recorder.event("start")
         began = time.monotonic()
-        one.mirror.flush(0.2)
+        threading.Thread(target=one.mirror.work, daemon=True).start()
+        wait_until(one.mirror._one_at_a_time.locked)
         one.mirror.write_finished()
         one.mirror.work()  # another thread hangs in it: this one is not drawn in
         one.mirror.stop(0.2)
