@@ -93,20 +93,23 @@ class Place:
         return self.world == 1 or self.nodes == 1
 
 
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
 # Who tells rank and world, in the order of trust: (rank, world, local rank, nodes, what it is).
 _TELLERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "", "torch"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "srun"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "", "Open MPI"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "", "PMI"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "srun"),
 )
 
 
 def find_place(environ: Mapping[str, str], host: str) -> Place:
     """Given the environment and the host's name, return where this process stands.
 
-    torch's RANK and WORLD_SIZE win, because they are what the training itself goes by; srun's come next. SLURM_PROCID
-    is believed only inside a step: the batch shell has one as well, although it is no task.
+    torch's RANK and WORLD_SIZE win, because they are what the training itself goes by. MPI's come before srun's: what
+    mpirun starts with srun are its daemons, one per node. SLURM_PROCID is believed only inside a step: the batch shell
+    has one as well, although it is no task.
     """
     notes: list[str] = []
     told = [
@@ -118,10 +121,13 @@ def find_place(environ: Mapping[str, str], host: str) -> Place:
     ]
     place = Place(notes=(), host=environ.get("SLURMD_NODENAME") or host)
     if told:
-        teller, place.rank, place.world = told[0]
-        place.local_rank = _number(environ.get(teller[2], ""), -1)
+        _, place.rank, place.world = told[0]
+        # Whoever says the same may know more: srun sets PMI's two variables as well, and people set torch's.
+        agreeing = [teller for teller, *place_told in told if place_told == [place.rank, place.world]]
+        local_ranks = [_number(environ.get(teller[2], ""), -1) for teller in agreeing]
+        place.local_rank = next((local_rank for local_rank in local_ranks if local_rank >= 0), -1)
+        place.nodes = max(_number(environ.get(teller[3], ""), 0) for teller in agreeing)
         local_world = _number(environ.get("LOCAL_WORLD_SIZE", ""), 0)
-        place.nodes = _number(environ.get(teller[3], ""), 0) if teller[3] else 0
         if local_world == place.world:
             place.nodes = 1
         _compare(told, environ, notes)
@@ -146,8 +152,13 @@ def find_place(environ: Mapping[str, str], host: str) -> Place:
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started us: SLURM_STEP_ID is there and is no special step (26.05 gives the batch shell -5)."""
-    return environ.get("SLURM_STEP_ID", "").isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+    """Whether srun started us: SLURM_STEP_ID is there and is no special step.
+
+    26.05 gives the batch shell -5. As unsigned numbers the special steps (batch, extern, interactive, pending: slurm.h)
+    are the last of 32 bits.
+    """
+    step = _number(environ.get("SLURM_STEP_ID", ""), _FIRST_SPECIAL_STEP)
+    return step < _FIRST_SPECIAL_STEP and "SLURM_STEP_NUM_TASKS" in environ
 
 
 def _rank_and_world(environ: Mapping[str, str], teller: tuple[str, ...], notes: list[str]) -> tuple[int, int]:
@@ -178,16 +189,27 @@ def _compare(told: Sequence[tuple[tuple[str, ...], int, int]], environ: Mapping[
 
 
 def _meeting(environ: Mapping[str, str], place: Place) -> str:
-    """Two launches in one job, a requeue, and torchrun's own restarts must not meet each other."""
-    parts = [
-        place.job_id,
-        str(place.restart),
-        environ.get("SLURM_STEP_ID", "") if _is_step(environ) else "",
-        environ.get("TORCHELASTIC_RUN_ID", ""),
-        environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-        environ.get("MASTER_PORT", "") if place.job_id == "0" else "",
-    ]
+    """Two launches in one job, a requeue, and torchrun's own restarts must not meet each other; all ranks of one must.
+
+    The step tells launches apart, but only where one step holds all ranks: srun may have been called once per node, and
+    mpirun forks the ranks of the first node without a step. Then it is the place where torch or MPI meets.
+    """
+    parts = [place.job_id, str(place.restart)]
+    if _holds_all_ranks(environ, place.world):
+        parts.append(environ["SLURM_STEP_ID"])
+    else:
+        parts += [environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE")]
+    parts += [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     return "-".join("".join(character for character in part if character.isalnum())[:40] for part in parts).rstrip("-")
+
+
+def _holds_all_ranks(environ: Mapping[str, str], world: int) -> bool:
+    """Whether the step of srun that we are in holds all ranks: as its tasks, or below one launcher per node."""
+    if not _is_step(environ):
+        return False
+    tasks = _number(environ.get("SLURM_STEP_NUM_TASKS", ""), 0)
+    nodes = _number(environ.get("SLURM_STEP_NUM_NODES", ""), 0)
+    return world in (tasks, nodes * _number(environ.get("LOCAL_WORLD_SIZE", ""), 0))
 
 
 def _number(text: str, otherwise: int) -> int:

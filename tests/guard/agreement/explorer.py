@@ -1,0 +1,611 @@
+"""An exhaustive search through all that ranks, links and rank 0 may do, on the real Member, Coordinator and Gate.
+
+A world holds them all: the training threads, cut into moves as small as the interleaving of two threads needs; the
+control threads, whose promise is three moves; for each rank a connection with a queue in each direction; rank 0's
+coordinator; and faults, as many as the case allows. `explore` visits every world that can be reached from the first,
+each once, and claims in each:
+
+- every rank returns from a step with the same decision as every other (so those that obey a round obey it at one step);
+- no rank returns from a step beyond its promise before it has heard the verdict;
+- no rank obeys the same wish twice;
+- where nothing can happen any more, nobody waits, and every wish was heard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.member import Member
+from resilience.guard.agreement.messages import PROMISED
+from resilience.guard.decision import SAVED, Request
+from resilience.guard.gate import Gate
+
+# What a training thread does next.
+RUNNING, COUNTED, ASKING, SAVING, ENDED, LOST = "running", "counted", "asking", "saving", "ended", "lost"
+# What a control thread does next.
+IDLE, LOOKED, HELD = "idle", "looked", "held"
+
+MOST_ROUNDS = 12
+"""More than the wishes and faults of any case call for."""
+
+Move = tuple[str, int]
+
+
+class Violation(AssertionError):
+    """A claim does not hold. `trace` is what happened, move by move."""
+
+    def __init__(self, claim: str) -> None:
+        super().__init__(claim)
+        self.claim = claim
+        self.trace: list[Move] = []
+
+    def __str__(self) -> str:
+        return f"{self.claim}, after: " + ", ".join(f"{name} {rank}" for name, rank in self.trace)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is searched.
+
+    Attributes:
+        ranks: how many.
+        steps: how many steps each training has.
+        wishes: which rank wishes what, at any time.
+        coupled: whether a rank can do a step only with all others, and save only with all others.
+        fine: whether the training thread may be interrupted between its count and its comparison. When it may not,
+            that is because the threads of one rank were searched in a case of fewer ranks.
+        prompt: whether rank 0 hears at once what ranks say. Then only the way back takes time: for larger cases.
+        leaves: whether a training that has done its steps leaves the agreement.
+        breaks: how many connections may break, at any moment; each is made again.
+        overdue: how often the coordinator may run out of patience, at any moment of a round.
+        restarts: how many ranks, not rank 0, may be killed and started again.
+        deaths: how often rank 0's process may die. It is started again when `reborn`, with a new coordinator.
+        reborn: see `deaths`.
+        leave_early: how many ranks may leave before their last step.
+    """
+
+    ranks: int = 3
+    steps: int = 3
+    wishes: tuple[tuple[int, Request], ...] = ()
+    coupled: bool = False
+    fine: bool = False
+    prompt: bool = False
+    leaves: bool = False
+    breaks: int = 0
+    overdue: int = 0
+    restarts: int = 0
+    deaths: int = 0
+    reborn: bool = False
+    leave_early: int = 0
+    member: type[Member] = Member
+    coordinator: type[Coordinator] = Coordinator
+
+
+class Interned:
+    """Numbers for things that are equal, so that worlds are compared quickly."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        self.things: list[Any] = []
+
+    def number(self, key: Hashable, thing: Any = None) -> int:
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = len(self.things)
+            self.things.append(thing)
+        return number
+
+
+letters = Interned()
+_keys = Interned()
+_written: dict[int, tuple[Any, str]] = {}
+
+
+def written(thing: Any) -> str:
+    """A table as text, remembered by identity: tables are not changed once they were made."""
+    known = _written.get(id(thing))
+    if known is None or known[0] is not thing:
+        text = repr(thing.as_dict() if hasattr(thing, "as_dict") else thing)
+        known = _written[id(thing)] = (thing, text)
+    return known[1]
+
+
+class Rank:
+    """One process: its training thread, its control thread, and its end of the connection."""
+
+    __slots__ = ("born", "control", "gate", "linked", "member", "obeyed", "preparing", "training", "unnoticed")
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.gate = member.gate
+        self.gate.open()
+        self.training = RUNNING
+        self.control = IDLE
+        self.preparing = 0
+        self.linked = True
+        self.unnoticed = False  # the connection is gone and the coordinator does not know
+        self.born = 0  # the last round before this process was started
+        self.obeyed: tuple[str, ...] = ()  # reasons of what it has obeyed
+
+    def copy(self) -> Rank:
+        other = Rank.__new__(Rank)
+        for name in Rank.__slots__:
+            setattr(other, name, getattr(self, name))
+        gate = other.gate = Gate.__new__(Gate)
+        for name in Gate.__slots__:
+            setattr(gate, name, getattr(self.gate, name))
+        member = other.member = type(self.member).__new__(type(self.member))
+        member.__dict__.update(self.member.__dict__)
+        member.gate = gate
+        member.wishes = dict(member.wishes)
+        return other
+
+    def key(self) -> int:
+        gate, member = self.gate, self.member
+        return _keys.number(
+            (
+                (gate.count, gate.limit, gate.rewound, self.training, self.control, self.preparing),
+                (self.linked, self.unnoticed, self.born, self.obeyed),
+                (member.life, member.round, member.state, member.promise, member._looked, member._has_left),
+                (written(member.verdict), tuple(sorted(member.wishes)), member._wished),
+                (written(member.stopped), written(member._done), written(member.start)),
+            )
+        )
+
+
+class World:
+    """All of it at one moment. A move makes a new one, which shares what has not changed."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ranks = [Rank(case.member(Gate(), rank, f"life{rank}")) for rank in range(case.ranks)]
+        self.coordinator: Coordinator | None = case.coordinator(case.ranks, skew_steps=0, absent_s=1e9)
+        self.up: list[tuple[int, ...]] = [() for _ in self.ranks]
+        self.down: list[tuple[int, ...]] = [() for _ in self.ranks]
+        self.now = 0.0
+        self.to_wish = tuple(range(len(case.wishes)))
+        self.left = {name: getattr(case, name) for name in ("breaks", "overdue", "restarts", "deaths", "leave_early")}
+        self.said: dict[int, tuple[str, frozenset[int]]] = {}  # what came back from each step, and to whom
+        self.passed: frozenset[tuple[int, int]] = frozenset()  # (rank, step): went on without a word, after a restart
+        self.lives = 0
+        self._keys = [rank.key() for rank in self.ranks]
+        self._coordinator_key = -1
+        for number, rank in enumerate(self.ranks):  # all have met; how they meet again is searched with `breaks`
+            for message in rank.member.join():
+                self.open_coordinator().receive(number, message, self.now)
+
+    # ---- copies and keys ----------------------------------------------------------------------------------------
+
+    def copy(self) -> World:
+        other = World.__new__(World)
+        other.__dict__.update(self.__dict__)
+        other.ranks, other.up, other.down = list(self.ranks), list(self.up), list(self.down)
+        other._keys = list(self._keys)
+        return other
+
+    def open_rank(self, number: int) -> Rank:
+        rank = self.ranks[number] = self.ranks[number].copy()
+        self._keys[number] = -1
+        return rank
+
+    def open_coordinator(self) -> Coordinator:
+        former = self.coordinator
+        assert former is not None
+        coordinator = self.coordinator = type(former).__new__(type(former))
+        coordinator.__dict__.update(former.__dict__)
+        for name, value in former.__dict__.items():
+            if isinstance(value, dict | set | list) and name != "_verdict":
+                coordinator.__dict__[name] = value.copy()
+        self._coordinator_key = -1
+        return coordinator
+
+    def key(self) -> Hashable:
+        for number, key in enumerate(self._keys):
+            if key < 0:
+                self._keys[number] = self.ranks[number].key()
+        if self._coordinator_key < 0:
+            self._coordinator_key = self._key_of_coordinator()
+        rest = (self.to_wish, *self.left.values(), *sorted(self.said.items()), self.passed, self.lives)
+        return (
+            *self._keys,
+            self._coordinator_key,
+            _keys.number((*self.up, *self.down)),
+            _keys.number(rest),
+            self._time_left(),
+        )
+
+    def _time_left(self) -> float:
+        deadline = self.coordinator.next_deadline() if self.coordinator is not None else None
+        return max(-1.0, deadline - self.now) if deadline is not None else -2.0
+
+    def _key_of_coordinator(self) -> int:
+        coordinator = self.coordinator
+        if coordinator is None:
+            return _keys.number("dead")
+        return _keys.number(
+            (
+                (coordinator.round, coordinator._retry_s, written(coordinator._verdict), written(coordinator._stopped)),
+                tuple(sorted(coordinator._lives.items())),
+                (
+                    frozenset(coordinator._gone),
+                    frozenset(coordinator._awaited),
+                    tuple(sorted(coordinator._left.items())),
+                ),
+                (tuple(sorted(coordinator._wishes)), frozenset(coordinator._answered)),
+                tuple(sorted(coordinator._promises.items())) if coordinator._promises is not None else None,
+                tuple(sorted(coordinator._outcomes)),
+                tuple((rank, written(join)) for rank, join in sorted(coordinator._old.items())),
+                coordinator._missing_since is None,
+            )
+        )
+
+    # ---- what is said -------------------------------------------------------------------------------------------
+
+    def say(self, number: int, messages: list[dict[str, Any]]) -> None:
+        """A rank speaks. Without a connection the words are lost; joining says again what matters."""
+        if self.ranks[number].linked:
+            self.up[number] += tuple(letters.number(repr(message), message) for message in messages)
+
+    def deliver(self, said: list[tuple[int, dict[str, Any]]]) -> None:
+        """The coordinator speaks."""
+        for number, message in said:
+            if self.ranks[number].linked:
+                self.down[number] += (letters.number(repr(message), message),)
+
+    def returns(self, number: int, what: str, round_number: int, reasons: tuple[str, ...] = ()) -> None:
+        """A training returns from a step. Everybody returns from it with the same."""
+        rank = self.ranks[number]
+        step = rank.gate.count
+        if what == "go on" and rank.member.state == PROMISED and step > rank.member.promise[0]:
+            raise Violation(f"rank {number} went beyond its promise {rank.member.promise[0]} to {step}")
+        if set(reasons) & set(rank.obeyed):
+            raise Violation(f"rank {number} obeyed the same wish twice: {reasons}")
+        rank.obeyed = (*rank.obeyed, *reasons)
+        others, who = self.said.get(step, ("", frozenset()))
+        if what == "go on" and rank.born:
+            self.passed |= {(number, step)}
+        if who and others != what:
+            decided_in = int(others.split()[1]) if others != "go on" else round_number
+            if not (what == "go on" and decided_in <= rank.born):
+                raise Violation(f"step {step}: rank {number} returned with {what!r}, another with {others!r}")
+        elif not (what == "go on" and rank.born):
+            self.said = {**self.said, step: (what, who | {number})}
+        if what != "go on":
+            for passed, at in self.passed:
+                if at == step and round_number > self.ranks[passed].born:
+                    raise Violation(f"step {step}: rank {passed} went on, rank {number} returned with {what!r}")
+
+    def forget(self, number: int) -> None:
+        """What only a dead process has returned with, nobody can contradict any more."""
+        kept = {step: (what, who - {number}) for step, (what, who) in self.said.items()}
+        self.said = {step: (what, who) for step, (what, who) in kept.items() if who}
+
+    # ---- moves --------------------------------------------------------------------------------------------------
+
+    def moves(self) -> list[Move]:
+        """What may happen now, faults aside."""
+        found: list[Move] = [("wish", index) for index in self.to_wish if self._may_wish(index)]
+        for number, rank in enumerate(self.ranks):
+            if self._may_train(number):
+                found.append((rank.training, number))
+            if rank.control != IDLE:
+                found.append((rank.control, number))
+            elif rank.linked and self.down[number]:
+                found.append(("hear", number))
+            if self.coordinator is not None:
+                if rank.linked and self.up[number]:
+                    found.append(("coordinate", number))
+                if rank.unnoticed:
+                    found.append(("notice", number))
+                if not rank.linked and rank.control == IDLE and rank.training != LOST:
+                    found.append(("join", number))
+        if self.coordinator is None and self.case.reborn:
+            found.append(("reborn", 0))
+        if not found and self.coordinator is not None and self.coordinator.next_deadline() is not None:
+            found.append(("time", 0))  # it passes when nothing else happens
+        return found
+
+    def faults(self) -> list[Move]:
+        """What may go wrong now."""
+        found: list[Move] = []
+        left, coordinator = self.left, self.coordinator
+        if coordinator is None:
+            return found
+        if left["overdue"] and coordinator._promises is not None:
+            found.append(("overdue", 0))
+        if left["deaths"]:
+            found.append(("die", 0))
+        for number, rank in enumerate(self.ranks):
+            if rank.linked and number and left["breaks"]:
+                found.append(("break", number))
+            if number and left["restarts"] and rank.training not in (ENDED, LOST):
+                found.append(("restart", number))
+            if left["leave_early"] and rank.training == RUNNING and rank.control == IDLE:
+                found.append(("leave", number))
+        return found
+
+    def _may_wish(self, index: int) -> bool:
+        rank = self.ranks[self.case.wishes[index][0]]
+        return rank.control == IDLE and rank.training not in (ENDED, LOST)
+
+    def _may_train(self, number: int) -> bool:
+        rank = self.ranks[number]
+        others = [other for index, other in enumerate(self.ranks) if index != number]
+        if rank.training == RUNNING:
+            if rank.gate.count >= self.case.steps:
+                return self.case.leaves and rank.control == IDLE
+            # An all-reduce: all others are in this step, too, or beyond it.
+            return not self.case.coupled or all(
+                other.gate.count > rank.gate.count
+                or (other.training == RUNNING and other.gate.count == rank.gate.count)
+                for other in others
+            )
+        if rank.training == COUNTED:
+            return True
+        if rank.training == ASKING:  # the lock is held while a promise is made
+            return rank.control == IDLE and (rank.copy().member.arrive() is not None or self._is_lost())
+        if rank.training == SAVING:  # together
+            return rank.control == IDLE and (
+                not self.case.coupled
+                or all(
+                    other.member.round >= rank.member.round and (other.training == SAVING or other.member._done)
+                    for other in others
+                )
+            )
+        return False
+
+    def _is_lost(self) -> bool:
+        return self.coordinator is None and not self.case.reborn
+
+    def after(self, move: Move) -> World:
+        """The world after a move."""
+        world = self.copy()
+        name, number = move
+        getattr(world, f"_{name}")(number)
+        if world.case.prompt:
+            for rank in range(len(world.ranks)):
+                while world.up[rank] and world.coordinator is not None:
+                    world._coordinate(rank)
+        if world.coordinator is not None:
+            world.coordinator.heard = []
+            if world.coordinator.round > MOST_ROUNDS:
+                raise Violation("rounds without end")
+        return world
+
+    def _wish(self, index: int) -> None:
+        number, request = self.case.wishes[index]
+        self.to_wish = tuple(other for other in self.to_wish if other != index)
+        self.say(number, self.open_rank(number).member.wish(request))
+
+    def _running(self, number: int) -> None:
+        rank = self.open_rank(number)
+        if rank.gate.count >= self.case.steps:
+            self._go(number, rank)
+            return
+        rank.gate.count += 1
+        rank.training = COUNTED
+        if not self.case.fine and rank.control == IDLE:
+            self._compare(number, rank)
+
+    def _go(self, number: int, rank: Rank) -> None:
+        rank.training = ENDED
+        self.say(number, rank.member.leave())
+
+    def _counted(self, number: int) -> None:
+        self._compare(number, self.open_rank(number))
+
+    def _compare(self, number: int, rank: Rank) -> None:
+        if rank.gate.count < rank.gate.limit:
+            rank.training = RUNNING
+            self.returns(number, "go on", 0)
+        else:
+            rank.training = ASKING
+
+    def _asking(self, number: int) -> None:
+        rank = self.open_rank(number)
+        decision = rank.member.arrive()
+        if decision is None:
+            rank.training = LOST
+            return
+        rank.training = RUNNING
+        if not decision:
+            self.returns(number, "go on", 0)
+            return
+        what = f"round {rank.member.round} {decision.as_dict()}"
+        self.returns(number, what, rank.member.round, decision.reasons)
+        rank.training = SAVING
+        if not decision.save:
+            self._finish(number, rank)
+
+    def _saving(self, number: int) -> None:
+        self._finish(number, self.open_rank(number))
+
+    def _finish(self, number: int, rank: Rank) -> None:
+        self.say(number, rank.member.finish(SAVED, 1.0))
+        rank.training = ENDED if rank.member.stopped is not None else RUNNING
+
+    def _hear(self, number: int) -> None:
+        rank = self.open_rank(number)
+        head, *rest = self.down[number]
+        self.down[number] = tuple(rest)
+        message = letters.things[head]
+        if message["say"] == "prepare" and rank.member.may_promise(message["round"]):
+            rank.member.look()
+            rank.control, rank.preparing = LOOKED, message["round"]
+        else:
+            self.say(number, rank.member.receive(message))
+
+    def _looked(self, number: int) -> None:
+        rank = self.open_rank(number)
+        rank.member.hold()
+        rank.control = HELD
+
+    def _held(self, number: int) -> None:
+        rank = self.open_rank(number)
+        if not rank.member.keep(rank.preparing):
+            rank.member.look()
+            rank.control = LOOKED
+            return
+        rank.control = IDLE
+        self.say(number, rank.member.receive({"say": "prepare", "round": rank.preparing}))
+        rank.preparing = 0
+
+    def _coordinate(self, number: int) -> None:
+        head, *rest = self.up[number]
+        self.up[number] = tuple(rest)
+        self.deliver(self.open_coordinator().receive(number, letters.things[head], self.now))
+
+    def _notice(self, number: int) -> None:
+        self.open_rank(number).unnoticed = False
+        self.deliver(self.open_coordinator().lost(number, self.now))
+
+    def _join(self, number: int) -> None:
+        rank = self.open_rank(number)
+        rank.linked, rank.unnoticed = True, False
+        self.say(number, rank.member.join())
+
+    def _time(self, _: int) -> None:
+        assert self.coordinator is not None
+        deadline = self.coordinator.next_deadline()
+        assert deadline is not None
+        self.now = max(self.now, deadline)
+        self.deliver(self.open_coordinator().proceed(self.now))
+
+    def _overdue(self, _: int) -> None:
+        self._spend("overdue")
+        self._time(0)
+
+    def _spend(self, what: str) -> None:
+        self.left = {**self.left, what: self.left[what] - 1}
+
+    def _cut(self, number: int) -> None:
+        rank = self.open_rank(number)
+        rank.linked, rank.unnoticed = False, True
+        self.up[number] = self.down[number] = ()
+
+    def _break(self, number: int) -> None:
+        self._spend("breaks")
+        self._cut(number)
+
+    def _leave(self, number: int) -> None:
+        self._spend("leave_early")
+        self._go(number, self.open_rank(number))
+
+    def _restart(self, number: int) -> None:
+        self._spend("restarts")
+        assert self.coordinator is not None
+        self._cut(number)
+        self._be_born(number, self.coordinator.round)
+
+    def _be_born(self, number: int, after_round: int) -> None:
+        self.lives += 1
+        self.forget(number)
+        former = self.ranks[number]
+        rank = Rank(self.case.member(Gate(), number, f"life{number}again{self.lives}"))
+        rank.gate.count = former.gate.count
+        rank.linked, rank.unnoticed, rank.born = False, former.unnoticed, max(after_round, 1)
+        rank.obeyed = ()
+        self.ranks[number] = rank
+        self._keys[number] = -1
+
+    def _die(self, _: int) -> None:
+        self._spend("deaths")
+        for number in range(len(self.ranks)):
+            self._cut(number)
+            self.ranks[number].unnoticed = False
+        self.coordinator = None
+        self._coordinator_key = -1
+        self.ranks[0].training = LOST
+        self.ranks[0].control = IDLE
+
+    def _reborn(self, _: int) -> None:
+        self.coordinator = self.case.coordinator(self.case.ranks, skew_steps=0, absent_s=1e9)
+        self._coordinator_key = -1
+        self._be_born(0, max(rank.member.round for rank in self.ranks))
+
+    # ---- the end ------------------------------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """Nothing can happen any more: then everybody has obeyed or gone, and every wish was heard."""
+        if self._is_lost():
+            return
+        for number, rank in enumerate(self.ranks):
+            if rank.training in (COUNTED, ASKING, SAVING):
+                raise Violation(f"rank {number} waits for ever: it is {rank.training} at step {rank.gate.count}")
+            if rank.training == RUNNING and rank.gate.count < self.case.steps:
+                raise Violation(f"rank {number} waits for ever in the collective of step {rank.gate.count + 1}")
+        coordinator = self.coordinator
+        assert coordinator is not None
+        # With a verdict that lies beyond the last step the training has simply ended before it.
+        if coordinator._stopped is None and coordinator._verdict is None and coordinator._present():
+            staying = [rank.member for rank in self.ranks if not rank.member._has_left]
+            unheard = [name for member in staying for name in member.wishes]
+            if unheard or coordinator._wishes:
+                raise Violation(f"wishes were never answered: {unheard} {list(coordinator._wishes)}")
+        if coordinator._promises is not None:
+            raise Violation("a round is never over")
+
+
+@dataclasses.dataclass
+class Seen:
+    """How much was looked at.
+
+    Attributes:
+        states: different worlds.
+        moves: ways from one to the next.
+        ends: worlds in which nothing can happen any more.
+        whole: whether that is all of them.
+        obeyed: how many of the ends had at least one round obeyed by every rank: the search is not about nothing.
+    """
+
+    states: int = 0
+    moves: int = 0
+    ends: int = 0
+    whole: bool = True
+    obeyed: int = 0
+
+
+def explore(case: Case, most_states: int = 1_000_000) -> Seen:
+    """Visit every world that can be reached, depth first. Raise Violation, with the way there, if a claim is broken."""
+    first = World(case)
+    came_from: dict[Hashable, tuple[Hashable, Move] | None] = {first.key(): None}
+    stack = [first]
+    seen = Seen()
+    while stack:
+        world = stack.pop()
+        key = world.key()
+        moves = world.moves()
+        try:
+            if not moves:
+                seen.ends += 1
+                seen.obeyed += all(rank.obeyed for rank in world.ranks)
+                world.check_end()
+            for move in (*moves, *world.faults()):
+                seen.moves += 1
+                try:
+                    following = world.after(move)
+                except Violation as violation:
+                    violation.trace.append(move)
+                    raise
+                following_key = following.key()
+                if following_key not in came_from:
+                    if len(came_from) >= most_states:
+                        seen.whole = False
+                        continue
+                    came_from[following_key] = (key, move)
+                    stack.append(following)
+        except Violation as violation:
+            violation.trace[:0] = list(_way_to(key, came_from))[::-1]
+            raise
+    seen.states = len(came_from)
+    return seen
+
+
+def _way_to(key: Hashable, came_from: dict[Hashable, tuple[Hashable, Move] | None]) -> Iterator[Move]:
+    step = came_from[key]
+    while step is not None:
+        yield step[1]
+        step = came_from[step[0]]

@@ -1,0 +1,225 @@
+"""All that two and three ranks may do, in every order, on the real protocol; and proof that the search can fail."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.member import Member
+from resilience.guard.agreement.messages import FREE
+from resilience.guard.decision import Request
+from tests.guard.agreement.explorer import Case, Violation, explore
+
+Message = dict[str, Any]
+SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
+STOP = Request("kill switch", "bob stops the run")
+ONE = ((1, SAVE),)
+TWO = ((0, SAVE), (1, STOP))
+
+# The two threads of a rank interleaved finely, and messages that take any time in both directions; two ranks.
+FINE: dict[str, dict[str, Any]] = {
+    "two ranks that step as they like": {"steps": 3, "wishes": ONE},
+    "two ranks that step together": {"steps": 3, "wishes": ONE, "coupled": True},
+    "save and stop at once": {"steps": 3, "wishes": TWO, "coupled": True},
+    "the training ends meanwhile": {"steps": 3, "wishes": ONE, "coupled": True, "leaves": True},
+}
+FAULTS: dict[str, dict[str, Any]] = {
+    "a connection breaks": {"steps": 2, "wishes": ONE, "breaks": 1},
+    "a rank is too slow for the round": {"steps": 2, "wishes": ONE, "overdue": 1},
+    "a rank leaves early": {"steps": 2, "wishes": ONE, "leave_early": 1},
+    "a rank is restarted": {"steps": 2, "wishes": ONE, "restarts": 1},
+    "rank 0 dies for good": {"steps": 3, "wishes": ONE, "deaths": 1},
+    "rank 0 is restarted": {"steps": 2, "wishes": ONE, "deaths": 1, "reborn": True},
+}
+# Three ranks: rank 0 hears promptly, everything else takes any time.
+THREE: dict[str, dict[str, Any]] = {
+    "three ranks that step together": {"steps": 2, "wishes": ((1, STOP),), "coupled": True},
+    "one of three is too slow": {"steps": 1, "wishes": ONE, "coupled": True, "overdue": 1},
+}
+LARGE: dict[str, dict[str, Any]] = {
+    "three, uncoupled": {"ranks": 3, "steps": 2, "wishes": ONE},
+    "three, save and stop": {"ranks": 3, "steps": 3, "wishes": ((1, STOP), (2, SAVE)), "coupled": True, "prompt": True},
+    "three, a broken connection": {"ranks": 3, "steps": 2, "wishes": ONE, "breaks": 1, "prompt": True},
+    "three, a broken connection and a slow rank": {
+        "ranks": 3,
+        "steps": 1,
+        "wishes": ONE,
+        "coupled": True,
+        "breaks": 1,
+        "overdue": 1,
+        "prompt": True,
+    },
+    "three, rank 0 restarted": {"ranks": 3, "steps": 2, "wishes": ONE, "deaths": 1, "reborn": True, "prompt": True},
+    "three, rank 0 dies": {"ranks": 3, "steps": 2, "wishes": ONE, "deaths": 1, "prompt": True},
+    "three, a rank restarted": {"ranks": 3, "steps": 2, "wishes": ONE, "restarts": 1, "prompt": True},
+    "three, a rank leaves": {"ranks": 3, "steps": 2, "wishes": ONE, "leave_early": 1, "prompt": True},
+    "two, two broken connections": {"ranks": 2, "steps": 3, "wishes": TWO, "breaks": 2},
+    "two, fine, a restart and a break": {
+        "ranks": 2,
+        "steps": 2,
+        "wishes": ONE,
+        "fine": True,
+        "breaks": 1,
+        "restarts": 1,
+    },
+    "two, rank 0 restarted, and a break": {
+        "ranks": 2,
+        "steps": 2,
+        "wishes": TWO,
+        "deaths": 1,
+        "reborn": True,
+        "breaks": 1,
+    },
+}
+
+
+def search(title: str, case: Case, most_states: int = 200_000) -> None:
+    seen = explore(case, most_states)
+    print(f"{title}: {seen.states:,} states, {seen.moves:,} moves, {seen.ends} ends, whole: {seen.whole}")
+    assert seen.whole, "the search was cut short"
+    assert seen.obeyed, "nothing was ever decided: the search shows nothing"
+
+
+@pytest.mark.parametrize("title", FINE)
+def test_two_ranks_agree_in_every_order_of_their_threads_and_messages(title: str) -> None:
+    search(title, Case(ranks=2, fine=True, **FINE[title]))
+
+
+@pytest.mark.parametrize("title", FAULTS)
+def test_two_ranks_agree_whenever_a_fault_comes(title: str) -> None:
+    search(title, Case(ranks=2, **FAULTS[title]))
+
+
+@pytest.mark.parametrize("title", THREE)
+def test_three_ranks_agree_in_every_order(title: str) -> None:
+    search(title, Case(ranks=3, prompt=True, **THREE[title]))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="a long search: set RESIL_SOAK=1")
+@pytest.mark.parametrize("title", LARGE)
+def test_the_larger_searches_find_nothing_either(title: str) -> None:
+    seen = explore(Case(**LARGE[title]), 3_000_000)
+    print(f"{title}: {seen.states:,} states, {seen.moves:,} moves, {seen.ends} ends, whole: {seen.whole}")
+    assert seen.obeyed
+
+
+# ---- The search can fail: each of these is the protocol with one thought left out. -----------------------------------
+
+
+class LeastPromise(Coordinator):
+    """The verdict lies where the slowest rank is."""
+
+    def _place_verdict(self, promises: Any) -> tuple[int, int]:
+        return min(promises.values())  # type: ignore[no-any-return]
+
+
+class FirstPromise(Coordinator):
+    """Commits when the first promise is there."""
+
+    def _has_all_promises(self) -> bool:
+        return bool(self._promises)
+
+
+class LeaversForgotten(Coordinator):
+    """Those who have left do not count."""
+
+    def _place_verdict(self, promises: Any) -> tuple[int, int]:
+        return max(promises.values())  # type: ignore[no-any-return]
+
+
+class NextRoundAtOnce(Coordinator):
+    """Does not wait until all have obeyed."""
+
+    def _close(self) -> None:
+        self._awaited = set()
+        super()._close()
+
+
+class Forgetful(Coordinator):
+    """Does not know which wishes it has answered."""
+
+    def _remember(self, wish: str) -> None:
+        self._wishes.pop(wish, None)
+
+
+class Deaf(Coordinator):
+    """Does not listen to what a rank that comes again has promised."""
+
+    def _join(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
+        return super()._join(rank, {**message, "state": FREE, "verdict": {}}, now)
+
+
+class SilentAbort(Coordinator):
+    """Gives a round up and tells nobody."""
+
+    def _abort(self, now: float, why: str) -> list[tuple[int, Message]]:
+        super()._abort(now, why)
+        return []
+
+
+class FreshStart(Coordinator):
+    """A new coordinator sets everybody free without asking who has heard a verdict."""
+
+    def _recover(self) -> list[tuple[int, Message]]:
+        said = [(rank, {"say": "abort", "round": join["round"]}) for rank, join in self._old.items()]
+        self.round = max(join["round"] for join in self._old.values())
+        self._old.clear()
+        return said
+
+
+class NoSecondLook(Member):
+    """Does not read the position again after the limits were written."""
+
+    def keep(self, number: int) -> bool:
+        looked, self._looked = self._looked, (1 << 60, 0)
+        super().keep(number)
+        self.promise = looked
+        self.restore()
+        return True
+
+
+class VerdictForgotten(Member):
+    """Knows nothing of a verdict once it has obeyed it."""
+
+    def join(self) -> list[Message]:
+        joining, *rest = super().join()
+        if joining["state"] in (FREE, "obeying"):
+            joining = {**joining, "state": FREE, "verdict": {}}
+        return [joining, *rest]
+
+
+class OutcomeSaidOnce(Member):
+    """Does not say again how the last save went."""
+
+    def join(self) -> list[Message]:
+        return super().join()[:1]
+
+
+FAULTY: dict[str, Case] = {
+    "the least promise": Case(ranks=2, steps=3, wishes=ONE, coordinator=LeastPromise),
+    "the first promise": Case(ranks=3, steps=2, wishes=ONE, prompt=True, coordinator=FirstPromise),
+    "leavers forgotten": Case(ranks=2, steps=3, wishes=ONE, leaves=True, coupled=True, coordinator=LeaversForgotten),
+    "the next round at once": Case(ranks=2, steps=3, wishes=TWO, coordinator=NextRoundAtOnce),
+    "answers forgotten": Case(ranks=2, steps=3, wishes=ONE, breaks=1, coordinator=Forgetful),
+    "promises not heard again": Case(ranks=2, steps=2, wishes=ONE, breaks=1, coordinator=Deaf),
+    "a silent abort": Case(ranks=2, steps=2, wishes=ONE, overdue=1, coordinator=SilentAbort),
+    "no recovery": Case(ranks=3, steps=1, wishes=ONE, deaths=1, reborn=True, prompt=True, coordinator=FreshStart),
+    "no second look": Case(ranks=2, steps=3, wishes=ONE, fine=True, member=NoSecondLook),
+    "the verdict forgotten": Case(
+        ranks=3, steps=1, wishes=ONE, deaths=1, reborn=True, prompt=True, member=VerdictForgotten
+    ),
+    "the outcome said once": Case(ranks=2, steps=2, wishes=TWO, breaks=1, member=OutcomeSaidOnce),
+}
+
+
+@pytest.mark.parametrize("title", FAULTY)
+def test_the_search_finds_each_thought_that_is_left_out(title: str) -> None:
+    with pytest.raises(Violation) as caught:
+        explore(FAULTY[title], 150_000)
+    print(f"{title}: {caught.value}")
+    assert caught.value.trace
