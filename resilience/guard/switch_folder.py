@@ -164,14 +164,20 @@ class SwitchFolder:
         return policy_of_mode(os.fstat(folder).st_mode)
 
     def _name_of_user(self, uid: int) -> str:
-        import pwd
+        def ask() -> str:
+            import pwd
 
-        return self._name("user", uid, lambda: pwd.getpwuid(uid).pw_name)
+            return pwd.getpwuid(uid).pw_name
+
+        return self._name("user", uid, ask)
 
     def _name_of_group(self, gid: int) -> str:
-        import grp
+        def ask() -> str:
+            import grp
 
-        return self._name("group", gid, lambda: grp.getgrgid(gid).gr_name)
+            return grp.getgrgid(gid).gr_name
+
+        return self._name("group", gid, ask)
 
     def _name(self, kind: str, number: int, ask: Callable[[], str]) -> str:
         """Asked once: a thread stays behind where there is no answer."""
@@ -226,7 +232,7 @@ def _in_time(ask: Callable[[], str], otherwise: str) -> str:
     def run() -> None:
         try:
             answer.append(ask())
-        except (KeyError, OSError):
+        except (KeyError, OSError, ImportError):
             return
 
     asking = threading.Thread(target=run, name="resil-name", daemon=True)

@@ -254,6 +254,9 @@ def test_our_own_stop_file_is_obeyed_in_a_colleagues_run(run: Path) -> None:
     with acting_as(ME):
         assert looker.folder.look("stop.12", ours_too=True) is not None
         assert looker.folder.look("stop.12") is None
+    os.chown(stop, ME + 1, ME)
+    with acting_as(ME):
+        assert looker.folder.look("stop.12", ours_too=True) is None
 
 
 # ---- a folder that is not well
@@ -335,6 +338,16 @@ def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_ne
         assert not looker.sees()
     assert looker.said == []
     assert looker.sees()
+
+
+def test_a_stranger_is_a_number_when_the_python_installation_is_gone(
+    run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill.write_text('why = "loss is NaN"')
+    for module in ("pwd", "grp", "tomllib"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = Looker(run).folder.look(layout.KILL_SWITCH)
+    assert found is not None and found.switch.who == str(os.geteuid())
 
 
 @pytest.mark.timeout(20)

@@ -53,7 +53,7 @@ class Superseded:
                 os.close(folder)
         except (FileNotFoundError, NotADirectoryError):
             return None  # the run directory is gone; whoever looks for switches says so
-        except OSError as error:
+        except (OSError, ImportError) as error:  # ImportError: the Python installation is gone
             self._recorder.warn(f"cannot look for newer attempts in {self._folder}: {error}", key=f"attempts {error}")
         return self._asked
 

@@ -199,7 +199,7 @@ class StopFile(_SwitchFile):
         try:
             found = read_regular(os.path.join(place.run_dir, layout.ATTEMPTS, layout.attempt_file(place.attempt)))
             return None if found is None else float(parse_fields(found[0]).get("start", ""))
-        except (OSError, ValueError):
+        except (OSError, ValueError, ImportError):
             return None
 
 

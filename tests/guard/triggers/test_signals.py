@@ -396,6 +396,25 @@ sys.exit(guard.exit_code)
     assert (code, "saved" in said) == (75, True)
 
 
+def test_slurms_two_terms_are_one_outside_of_a_save_too() -> None:
+    with training(
+        """
+with guarded() as guard:
+    ready()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end: time.sleep(0.01)
+    train(guard)
+sys.exit(guard.exit_code)
+"""
+    ) as run:
+        run.until("ready")
+        run.send(signal.SIGTERM)
+        time.sleep(0.2)
+        run.send(signal.SIGTERM)
+        run.until("decided")
+        assert run.end()[0] == 75
+
+
 def test_a_second_term_takes_effect_at_once() -> None:
     with training("with guarded() as guard:\n    ready()\n    while True: time.sleep(0.01)") as run:
         run.until("ready")
@@ -628,26 +647,27 @@ def test_without_ctypes_proc_tells_that_nobody_handles_it(heard: Heard, monkeypa
 
 
 def test_a_forked_worker_dies_of_term_in_the_middle_of_a_call_into_c() -> None:
+    """Where no Python handler can run: so it must be the kernel's default again."""
     with training(
         """
-import ctypes
-sleep = ctypes.PyDLL(None).sleep  # holds the interpreter's lock: no Python handler can run
+import itertools
 with guarded() as guard:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         os.write(theirs, b"x")
-        end = time.monotonic() + 30
-        while time.monotonic() < end: sleep(30)
+        sum(itertools.repeat(1, 10**9))
         os._exit(7)
     os.read(ours, 1)
+    time.sleep(0.3)  # by then it is in the middle of its sum
     os.kill(child, signal.SIGTERM)
-    began = time.monotonic()
-    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic() - began, flush=True)
+    end = time.monotonic() + 3
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end: time.sleep(0.01)
+    if not ended[0]: os.kill(child, signal.SIGKILL)
+    print("child", os.waitstatus_to_exitcode(ended[1]) if ended[0] else "lives", flush=True)
 """
     ) as run:
-        _, code, seconds = run.until("child").split()
-        assert int(code) == -signal.SIGTERM and float(seconds) < 10
+        assert run.until("child").split()[1] == str(-signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
