@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.mirror_line import socket_name
+from resilience.guard.mirror_process import look_again
 from resilience.guard.place import Place
 from tests.guard.disks import fill, small_disk
 from tests.guard.guards import make_run, wait_until
@@ -237,7 +238,7 @@ def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believe
     second = node.start(1)
     locate = "(lambda a: a and [a.host, a.port, a.token])(mirror.locate())"
     assert second.ask(locate) is None
-    (node.run / "agreement").mkdir()
+    (node.run / "agreement").mkdir(exist_ok=True)
     file = node.run / "agreement" / f"12-{node.run.parent.name}"
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     file.chmod(0o644)
@@ -247,6 +248,17 @@ def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believe
     assert second.ask(locate) == ["10.0.0.1", 4711, "abc"]
     file.write_text("{")
     assert second.ask(locate) is None
+
+
+def test_where_an_address_is_missing_the_folder_is_written_to_so_that_nfs_looks_again(node: Node) -> None:
+    node.start(0)
+    second = node.start(1)
+    folder = node.run / "agreement"
+    wait_until(lambda: second.ask("mirror.locate()") is None and folder.exists())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    wait_until(lambda: not list(folder.iterdir()))
+    look_again(str(node.run / "gone" / "deeper" / "file"))
+    assert not (node.run / "gone").exists()
 
 
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660)])
