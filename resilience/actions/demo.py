@@ -7,11 +7,12 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilience.actions import steer, submit
+from resilience.actions.demo_plot import FAULTS, LABEL, WHY, Deed, due
 from resilience.actions.demo_story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
@@ -29,13 +30,6 @@ RUN = "demo"
 JOBS = 10
 STEPS = 400
 SAVE_EVERY = 40
-FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 50), "2": ("kill", 110), "4": ("leak", 190)}
-"""What the training does to itself: by attempt, the kind and the step."""
-SHORTENED_ATTEMPT, STOPPED_ATTEMPT, SAVED_ATTEMPT = 3, 5, 6
-"""The attempts that are interfered with from outside: a cut walltime, a kill switch, a save switch."""
-AMID_STEPS = 10
-"""How many steps an attempt has done when somebody comes with a switch."""
-
 POLL_S = 0.1
 _TRAINING = Path(__file__).with_name("_demo_training.py")
 
@@ -176,7 +170,8 @@ time = {quote_toml(pace.time_limit)}
     environ = {
         name: value
         for name, value in project.world.environ.items()
-        if not (name.startswith("RESIL_") and "__" in name) or name.startswith("RESIL_SBATCH__")
+        if name.startswith("RESIL_SBATCH__")
+        or not (name == "RESIL_GUARD" or (name.startswith("RESIL_") and "__" in name))
     }
     if project.scheduler_name() == "local":
         environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
@@ -266,28 +261,26 @@ def _news(stage: _Stage) -> Iterator[str]:
 
 def _interfere(stage: _Stage) -> Iterator[str]:
     """Do to the running attempt what people and schedulers do, each once; yield what was done."""
-    (*_, attempt) = tell_attempts(stage.directory) or (None,)
-    if attempt is None:
+    attempts = tell_attempts(stage.directory)
+    deed = due(attempts[-1]) if attempts else None
+    if deed is None or not stage.is_new(deed):
         return
-    runs = attempt.seconds is None
-    amid = runs and attempt.last_step >= attempt.first_step + AMID_STEPS
-    if runs and attempt.number == SHORTENED_ATTEMPT and stage.is_new("shortened"):
+    attempt = attempts[-1]
+    if deed is Deed.SHORTEN:
         end = stage.project.world.clock.now() + stage.pace.walltime_s
         stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
         yield f"attempt {attempt.number}: its walltime is cut; {stage.pace.walltime_s:g} s are left"
-    elif runs and FAULTS.get(str(attempt.number), ("",))[0] == "leak" and stage.is_new("leak"):
+    elif deed is Deed.ANNOUNCE_LEAK:
         yield f"attempt {attempt.number} will leak memory; its guard is told that little is left"
-    elif amid and attempt.number == STOPPED_ATTEMPT and stage.is_new("killed"):
-        steer.throw(
-            stage.project, stage.directory, layout.KILL_SWITCH, why="a colleague wants the GPUs", scope=Scope.JOB
-        )
-        yield 'resil kill --why "a colleague wants the GPUs"'
-    elif not runs and attempt.number == STOPPED_ATTEMPT and stage.is_new("cleared"):
+    elif deed is Deed.KILL:
+        steer.throw(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
+        yield f'resil kill --why "{WHY}"'
+    elif deed is Deed.CLEAR:
         steer.clear(stage.directory)
         yield "resil clear: the run may go on"
-    elif amid and attempt.number == SAVED_ATTEMPT and stage.is_new("saved"):
-        steer.throw(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label="keep-this")
-        yield "resil save --label keep-this"
+    else:
+        steer.throw(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
+        yield f"resil save --label {LABEL}"
 
 
 def _live(stage: _Stage) -> tuple[Job, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions import demo
+from resilience.actions import demo, demo_plot
 from resilience.actions.demo import DemoFailed, DemoResult, Pace, run_demo
 from resilience.actions.project import Project
 from resilience.errors import UsageError
@@ -51,13 +51,17 @@ class FakeRunner:
 def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STEPS", 300)
     monkeypatch.setattr(demo, "SAVE_EVERY", 20)
-    monkeypatch.setattr(demo, "AMID_STEPS", 2)
-    monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
+    monkeypatch.setattr(demo_plot, "AMID_STEPS", 2)
+    for module in (demo, demo_plot):
+        monkeypatch.setattr(module, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
     pace = Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
     monkeypatch.setitem(demo.PACES, "local", pace)
     told: list[str] = []
-    project = a_project(tmp_path, RESIL_LOCAL_IDLE_S="0.2", RESIL_LOCAL_KILL_WAIT_S="1", RESIL_RUN__STATE_DIR="/nope",
-                        RESIL_SUBMIT__ARRAY="99", RESIL_RUN__COMMAND="false", RESIL_GUARD__POLL_S="3000")  # fmt: skip
+    strange = {"RUN__STATE_DIR": "/nope", "RUN__COMMAND": "false", "SUBMIT__ARRAY": "99", "GUARD__POLL_S": "9"}
+    project = a_project(
+        tmp_path, RESIL_LOCAL_IDLE_S="0.2", RESIL_LOCAL_KILL_WAIT_S="1", RESIL_GUARD="off",
+        **{f"RESIL_{name}": value for name, value in strange.items()},
+    )  # fmt: skip
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
     assert [attempt.why for attempt in result.attempts] == [
