@@ -1,0 +1,162 @@
+"""The thread of the mirror process that touches the run directory: beats, journals, the address of rank 0.
+
+It may hang in a dead file system. Nobody waits for it but for a moment at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+from resilience.guard.beats_file import RankBeat, compose, file_name
+from resilience.guard.journal import append
+from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
+from resilience.guard.small_files import read_own
+from resilience.model import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Asker(Protocol):
+        """Who asked where rank 0 listens."""
+
+        def say(self, message: dict[str, Any]) -> None:
+            """Send it a packet."""
+
+
+MOST_LINES = 1_000
+"""Journal lines kept per rank while the run directory cannot be written."""
+SOON_S = 0.1
+LOOK_AGAIN_S = 1.0
+
+
+class Files:
+    """The thread that touches the run directory.
+
+    Attributes:
+        beats: the ranks that have come, by number; replaced, never changed in place.
+        trouble: why the last write failed; empty when all is well.
+        busy_since: when it began what it is in, on the monotonic clock; None while it waits.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.beats: dict[int, RankBeat] = {}
+        self.trouble = ""
+        self.busy_since: float | None = None
+        self._order = order
+        self._lock = threading.Lock()
+        self._lines: dict[int, list[bytes]] = {}
+        self._askers: list[Asker] = []
+        self._due = 0.0
+        self._has_tidied = False
+        self._looked_again = time.monotonic()
+        self._wake = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def admit(self, rank: int, beat: RankBeat) -> None:
+        """Show this rank from now on."""
+        self.beats = {**self.beats, rank: beat}
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Something has changed that people want to know soon; ranks come and go together."""
+        self._due = min(self._due, time.monotonic() + SOON_S)
+        self._wake.set()
+
+    def add_line(self, rank: int, line: bytes) -> None:
+        """Keep a journal line until it is written."""
+        with self._lock:
+            lines = self._lines.setdefault(rank, [])
+            lines.append(line)
+            del lines[:-MOST_LINES]
+        self._wake.set()
+
+    def ask(self, guest: Asker) -> None:
+        """Tell this rank where rank 0 listens."""
+        with self._lock:
+            if guest not in self._askers:
+                self._askers.append(guest)
+        self._wake.set()
+
+    def finish(self, wait_s: float) -> None:
+        """Write the last words."""
+        self._over = True
+        self._wake.set()
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            over = self._over
+            self.busy_since = time.monotonic()
+            self._answer()
+            self._try(self._write_lines)
+            if self.beats and (over or time.monotonic() >= self._due):
+                self._due = time.monotonic() + float(self._order["beat_s"])
+                self._try(self._write_beats)
+            self.busy_since = None
+            if over:
+                return
+            self._wake.wait(max(0.01, self._due - time.monotonic()) if self.beats else None)
+            self._wake.clear()
+
+    def _try(self, write: Callable[[], bool]) -> None:
+        try:
+            if write():
+                self.trouble = ""
+        except OSError as error:
+            self.trouble = f"{error.strerror or error} ({error.filename or self._order['run_dir']})"
+
+    def _answer(self) -> None:
+        with self._lock:
+            askers, self._askers = self._askers, []
+        if askers:
+            text = read_own(self._order["address"])
+            if text is None and time.monotonic() > self._looked_again + LOOK_AGAIN_S:
+                self._looked_again = time.monotonic()
+                look_again(self._order["address"])
+                text = read_own(self._order["address"])
+            for guest in askers:
+                guest.say({"address": text})
+
+    def _write_lines(self) -> bool:
+        wrote = False
+        for rank in list(self._lines):
+            with self._lock:
+                lines = list(self._lines[rank])
+            if lines:
+                append(self._order["run_dir"], self._order["job_id"], rank, lines)
+                wrote, written = True, set(map(id, lines))
+                with self._lock:
+                    self._lines[rank][:] = [line for line in self._lines[rank] if id(line) not in written]
+        return wrote
+
+    def _write_beats(self) -> bool:
+        order = self._order
+        folder = subfolder(order["run_dir"], layout.BEATS)
+        if not self._has_tidied:
+            self._has_tidied = True
+            remove_remains(folder, time.time())
+        text = compose(order["attempt"], order["host"], self.beats, time.time())
+        path = os.path.join(folder, file_name(order["job_id"], order["host"]))
+        replace_file(path, text, mode=file_mode(order["run_dir"]))
+        return True
+
+
+def look_again(path: str) -> None:
+    """Make an NFS client forget that a file was not there: it believes that for up to a minute (nfs(5), acdirmax).
+
+    It asks the server again about a folder in which it has written itself.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
+    with contextlib.suppress(OSError):
+        os.mkdir(folder, 0o700)
+    with contextlib.suppress(OSError):
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.unlink(beside)
