@@ -1,7 +1,8 @@
 """A training for tests that meets its end by memory: `python leaking_training.py HOW CGROUP [FOLDER]`.
 
 It enters the cgroup first. HOW is `leak` (a data-loader process leaks), `cache` (files are written and read, one of
-them again and again, as data sets are) or `shared` (/dev/shm fills). Prints one JSON line at the end.
+them again and again, as data sets are), `shared` (/dev/shm fills), or `slow` (a data-loader process leaks slowly, with
+a save every 15 s, in a job of an hour). Prints one JSON line at the end.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from pathlib import Path
 from resilience.guard import TrainingGuard
 
 MIB = 2**20
-LEAK = "import time, sys\nheld = []\nfor _ in range(1000):\n    held.append(bytearray(2**20)); time.sleep(0.015)\n"
+LEAK = "import time, sys\nheld = []\nfor _ in range(1000):\n    held.append(bytearray(2**20)); time.sleep({})\n"
 
 
 def main(how: str, cgroup: str, folder: str) -> int:
     Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
-    highest, saves = 0, 0
-    worker = subprocess.Popen([sys.executable, "-c", LEAK]) if how == "leak" else None
+    highest, saves, last_save, steps, last_saved_step = 0, 0, time.monotonic(), 0, 0
+    pause_s = {"leak": 0.015, "slow": 0.6}.get(how)
+    worker = subprocess.Popen([sys.executable, "-c", LEAK.format(pause_s)]) if pause_s else None
     shared = Path("/dev/shm", f"resil-test-{os.getpid()}")
     usage, stat = Path(cgroup).parents[1] / "memory.usage_in_bytes", Path(cgroup).parents[1] / "memory.stat"
     guard = TrainingGuard.from_env(
-        {"RESIL_GUARD": os.environ.get("RESIL_GUARD", "on")},
-        host_memory_percent=60.0,
+        {"RESIL_GUARD": os.environ.get("RESIL_GUARD", "on"), "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)},
+        host_memory_percent=95.0 if how == "slow" else 60.0,
         poll_s=0.05,
         signals=(),
         walltime=False,
@@ -37,9 +39,9 @@ def main(how: str, cgroup: str, folder: str) -> int:
     try:
         with guard:
             if how == "cache":
-                fill_the_cache(Path(folder, "hot"), 120 * MIB, times=3)
-                fill_the_cache(Path(folder, "cold"), 150 * MIB, times=1)
-            end = time.monotonic() + (60 if how != "cache" else 2)
+                fill_the_cache(Path(folder, "hot"), 80 * MIB, times=3)
+                fill_the_cache(Path(folder, "cold"), 100 * MIB, times=1)
+            end = time.monotonic() + {"cache": 2, "slow": 200}.get(how, 60)
             while time.monotonic() < end and (worker is None or worker.poll() is None):
                 if how == "shared":
                     with shared.open("ab") as file:
@@ -47,9 +49,11 @@ def main(how: str, cgroup: str, folder: str) -> int:
                 highest = max(highest, int(usage.read_text()))
                 time.sleep(0.01)
                 decision = guard.step()
-                if decision.save:
+                steps += 1
+                if decision.save or (how == "slow" and time.monotonic() > last_save + 15):
                     with guard.saving():
                         saves += 1
+                    last_save, last_saved_step = time.monotonic(), steps
                 if decision.stop:
                     break
     finally:
@@ -60,6 +64,7 @@ def main(how: str, cgroup: str, folder: str) -> int:
     why = decision.why if decision is not None else ""
     active = next(int(line.split()[1]) for line in stat.read_text().splitlines() if "total_active_file" in line)
     told = {"highest": highest, "active": active, "saves": saves, "why": why, "exit_code": guard.exit_code}
+    told["unsaved_steps"] = steps - last_saved_step
     print(json.dumps(told), flush=True)
     return 0
 

@@ -140,7 +140,7 @@ def test_devices_of_other_jobs_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
         return cards[number]
 
     for visible in ("GPU-8932f937-d72c", "0", None):
-        environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        environ: dict[str, str] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         look = make_look(monkeypatch, cards=cards, environ=environ, insist=True)
         monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", by_index)
         assert look.look()[0].free_bytes == 2

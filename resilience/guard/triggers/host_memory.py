@@ -218,7 +218,8 @@ class HostMemory:
         end_in_s = None if end is None else end - self._wall_clock()
         if end_in_s is not None and forecast.limit_in_s >= end_in_s:
             return None
-        save_s = self._pace.slowest_save_s or self._settings.first_save_s
+        measured_s = self._pace.slowest_save_s
+        save_s = self._settings.first_save_s if measured_s is None else measured_s
         next_save_s = GAPS * max(self._gaps_s) + save_s if self._gaps_s else None
         then = plan(forecast, end_in_s=end_in_s, saved_now=saved_now, next_save_s=next_save_s, save_s=save_s)
         text = describe(forecast, self._place.host)

@@ -434,7 +434,7 @@ def test_files_read_again_and_again_fill_the_cgroup_and_stop_nobody(real: RealCg
     told, errors = run_training("cache", real, tmp_path)
     assert told, errors
     assert told["highest"] > 0.9 * 200 * MIB, "the file cache did not fill the cgroup: the test shows nothing"
-    assert told["active"] > 50 * MIB, "hardly anything is on the active list: the test shows little"
+    assert told["active"] > 30 * MIB, "hardly anything is on the active list: the test shows little"
     assert (told["why"], told["exit_code"]) == ("", 0)
 
 
@@ -443,3 +443,15 @@ def test_filling_dev_shm_counts_against_the_jobs_limit_and_is_named(real: RealCg
     assert told, errors
     assert "of it in /dev/shm and other shared memory" in told["why"]
     assert real.kills() == 0
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="a leak of a minute and a half: set RESIL_SOAK=1")
+def test_a_slow_real_leak_is_forecast_and_stopped_at_a_save(real: RealCgroup, tmp_path: Path) -> None:
+    told, errors = run_training("slow", real, tmp_path)
+    assert told, errors
+    assert "limit reached in about" in errors
+    assert told["why"].endswith("before another save; the last one was made just now")
+    assert told["unsaved_steps"] <= 20, "10 ms each: the stop follows the save at once"
+    assert told["highest"] < 0.95 * 200 * MIB
+    assert (told["exit_code"], real.kills()) == (75, 0)
