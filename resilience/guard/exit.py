@@ -204,6 +204,8 @@ class KernelTimer:
 
         try:
             library = ctypes.CDLL(None)
+            if not hasattr(library, "timer_create"):
+                library = ctypes.CDLL("librt.so.1")  # before glibc 2.34
             if self._pid != os.getpid():
                 timer = ctypes.c_void_p()
                 event = SigEvent(None, 9, 0, b"")  # SIGKILL, SIGEV_SIGNAL
