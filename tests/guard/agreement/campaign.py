@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 START_S = 240.0
 DEADLINE_S = 40.0
 STOPS = ("kill", "signal", "memory")
+KINDS = ("plain",) * 3 + ("pause",) * 3 + ("late",) * 2 + ("evaluation",) * 2 + ("collective", "death")
 
 
 @dataclass
@@ -85,7 +86,8 @@ class Plan:
 def draw(seed: int) -> Plan:
     """The training of this seed: any number of ranks, troubles, and at least one reason to stop."""
     chance = random.Random(seed)
-    world = chance.choice((2, 2, 4, 4, 8))
+    kind = chance.choice(KINDS)
+    world = chance.choice((2, 2, 2, 4, 8) if kind == "death" else (2, 2, 4, 4, 8))
     plan = Plan(str(seed), world, settings={"round_s": 3.0})
     plan.step_ms = chance.choice(((0.0, 0.5), (0.0, 2.0), (1.0, 4.0)))
     last = chance.randint(5, 60)
@@ -93,7 +95,6 @@ def draw(seed: int) -> Plan:
     def anyone() -> int:
         return chance.randrange(world)
 
-    kind = chance.choice(("plain", "plain", "pause", "late", "evaluation", "evaluation", "death"))
     if kind == "pause":
         for _ in range(chance.randint(1, 2)):
             plan.pauses.append((anyone(), chance.uniform(0.05, 0.5), chance.uniform(0.1, 0.7)))
@@ -103,6 +104,8 @@ def draw(seed: int) -> Plan:
         plan.evaluates_every = chance.randint(2, 7)
         plan.polls = [chance.randint(0, 12) for _ in range(world)]
         plan.poll_ms = chance.choice((0.1, 1.0))
+    elif kind == "collective":
+        plan.collective_every = chance.choice((1, 3, 10))
     elif kind == "death":
         dead, died = anyone(), chance.randint(3, 40)
         plan.events.append(Event("die", dead, died))
@@ -259,9 +262,13 @@ class Pool:
             self.prepare(self._wanted)  # they import torch while others train
         return results
 
+    def log(self) -> str:
+        """What all ranks have written to stderr."""
+        return self._log.read_text(errors="replace")
+
     def _last_words(self, results: list[dict[str, Any]]) -> str:
         silent = [number for number, result in enumerate(results) if not result]
-        return f"ranks {silent} did not tell; stderr ended with: {self._log.read_text(errors='replace')[-20000:]}"
+        return f"ranks {silent} did not tell; stderr ended with: {self.log()[-20000:]}"
 
 
 def _pause(rank: Rank, after_s: float, for_s: float) -> None:

@@ -76,6 +76,7 @@ class Training:
             "exit_code": code,
             "said": self.said,
             "heard": self.memory.heard,
+            "run_dir": str(self.run),
         }
 
     def form(self) -> None:

@@ -1,0 +1,106 @@
+"""Real trainings of 2, 4 and 8 processes, with gloo all-reduces, switches, signals, pauses, deaths and evaluations."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.guard.agreement.campaign import ROOT, Event, Plan, Pool, check, draw
+
+RUNS = 200
+SOAK_RUNS = 1000
+MOST_FAILURES = 3
+
+
+def run_seeds(folder: Path, seeds: list[int]) -> None:
+    """Run them all; fail with the first few that went wrong, and how to run just these."""
+    failures: dict[int, str] = {}
+    begin = time.monotonic()
+    seen: Counter[str] = Counter()
+    with Pool(folder) as pool:
+        pool.prepare(9)  # eight, and one that takes the place of a rank that dies
+        for seed in seeds:
+            plan = draw(seed)
+            seen.update([f"{plan.world} ranks", *(event.kind for event in plan.events)])
+            try:
+                check(plan, pool.run(plan))
+            except (AssertionError, TimeoutError) as error:
+                failures[seed] = f"{error}\n{plan}"
+            if len(failures) == MOST_FAILURES:
+                break
+    print(f"{len(seeds)} runs in {time.monotonic() - begin:.0f} s: {dict(sorted(seen.items()))}")
+    file = Path(__file__).relative_to(ROOT)
+    again = f"RESIL_CAMPAIGN_SEEDS={','.join(map(str, failures))} python -m pytest {file} -k seeded"
+    assert not failures, "\n".join([*(f"seed {seed}: {why}" for seed, why in failures.items()), f"again: {again}"])
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with Pool(tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
+
+
+@pytest.mark.timeout(1800)
+def test_in_200_seeded_runs_all_ranks_stop_at_the_same_step_and_none_hangs(tmp_path: Path) -> None:
+    asked = os.environ.get("RESIL_CAMPAIGN_SEEDS")
+    run_seeds(tmp_path, [int(seed) for seed in asked.split(",")] if asked else list(range(RUNS)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a long campaign (RESIL_SOAK=1, make soak)")
+def test_in_1000_more_runs_as_well(tmp_path: Path) -> None:
+    run_seeds(tmp_path, list(range(RUNS, RUNS + SOAK_RUNS)))
+
+
+def test_a_kill_switch_that_lies_there_keeps_every_rank_from_its_first_step(pool: Pool) -> None:
+    plan = Plan("early", 4, asks_early=True, late_s=[0.0, 0.0, 0.3, 0.0])
+    for result in pool.run(plan, before=["kill"]):
+        assert result["decisions"] == [{"early": True}]
+        assert result["history"] == []
+        assert result["exit_code"] == 75
+
+
+def test_rank_0_stopped_for_5_seconds_never_leads_to_different_decisions(pool: Pool) -> None:
+    plan = Plan("stopped", 4, pauses=[(0, 0.3, 5.0)], step_ms=(5.0, 10.0), settings={"round_s": 2.0})
+    plan.events = [Event("memory", rank, step, why=f"rank {rank}") for rank, step in ((1, 10), (2, 40), (3, 80))]
+    check(plan, pool.run(plan))
+
+
+def test_any_rank_stopped_in_the_middle_of_a_round_only_delays_it(pool: Pool) -> None:
+    plan = Plan("delayed", 2, pauses=[(1, 0.2, 2.5)], step_ms=(1.0, 1.0), settings={"round_s": 0.5})
+    plan.events = [Event("save", 0, step, why="again") for step in range(5, 100, 5)] + [Event("signal", 0, 120)]
+    check(plan, pool.run(plan))
+
+
+def test_ranks_that_poll_unequally_often_stop_at_the_same_step(pool: Pool) -> None:
+    plan = Plan("unequal", 4, evaluates_every=5, polls=[0, 3, 40, 200], settings={"poll_s": 0.01})
+    plan.events = [Event("memory", 3, 25), Event("kill", 1, 26)]
+    check(plan, pool.run(plan))
+
+
+def test_a_stop_is_announced_at_the_same_poll_where_ranks_poll_alike(pool: Pool) -> None:
+    plan = Plan("alike", 4, evaluates_every=10, polls=[2000] * 4, settings={"poll_s": 0.01})
+    plan.events = [Event("memory", 2, 10)]  # seen by its trigger while all evaluate
+    results = pool.run(plan)
+    check(plan, results)
+    announced = results[0]["announced"]
+    assert len(announced) == 1
+    assert announced[0][1] < 2000
+    assert all(result["announced"] == announced for result in results)
+    assert results[0]["decisions"][-1]["step"] == announced[0][0] + 1  # the evaluation was left, one step was done
+
+
+def test_ranks_say_that_the_agreement_is_lost_when_rank_0_dies_between_promise_and_verdict(pool: Pool) -> None:
+    plan = Plan("lost", 3, is_free=True, raises=True, steps=10**6, step_ms=(1.0, 1.0))
+    plan.settings = {"agreement_timeout_s": 3.0, "skew_steps": 0}
+    plan.events = [Event("die_at_commit", 0, 5), Event("memory", 2, 20)]
+    begin = time.monotonic()
+    results = pool.run(plan)
+    assert [result["code"] for result in results] == [-9, 1, 1]
+    assert time.monotonic() - begin < 25
+    assert pool.log().count("AgreementLost: rank") == 2

@@ -1,0 +1,210 @@
+"""What strangers, and members that have gone mad, can do to rank 0: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.agreement import frames
+from resilience.guard.agreement import hub as hub_module
+from tests.guard.agreement.ranks import Impostor, Meeting, meeting, save
+from tests.guard.guards import wait_until
+
+
+@pytest.fixture
+def ranks() -> Iterator[Meeting]:
+    with meeting(3) as ranks:
+        wait_until(lambda: all(rank._control.uplink.is_up() for rank in ranks.ranks[1:]))  # type: ignore[union-attr]
+        yield ranks
+
+
+def knock(ranks: Meeting) -> socket.socket:
+    assert ranks.true_address is not None
+    return socket.create_connection((ranks.true_address.host, ranks.true_address.port), timeout=10)
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Whether rank 0 ends the connection, soon."""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def assert_they_agree(ranks: Meeting) -> None:
+    before = len(ranks.heard("outcome"))
+    with ranks.training() as given:
+        ranks.ranks[2].wish(save(f"after all that {before}"))
+        ranks.wait_for("outcome", before + 1)
+    assert given[0] == given[1] == given[2]
+    assert len(given[0]) == 1
+    assert not ranks.heard("broken")
+    assert not ranks.heard("fault")
+
+
+GARBAGE = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: n17\r\n\r\n",
+    "an oversized frame": struct.pack(">I", frames.LARGEST_GREETING + 1) + b"{}",
+    "a frame of 4 GiB": b"\xff" * 64,
+    "no JSON": struct.pack(">I", 4) + b"{{{{",
+    "a list": frames.encode({})[:3] + b"\x02[]",
+    "an empty table": frames.encode({}),
+    "a message of a member": frames.encode({"say": "leave", "steps": 0}),
+    "a rank that is no number": frames.encode({"word": "mine", "rank": [1], "proof": "x" * 64}),
+    "no proof": frames.encode({"word": "mine", "rank": 1}),
+    "a proof that is no text": frames.encode({"word": "mine", "rank": 1, "proof": 17}),
+    "deep JSON": struct.pack(">I", 1000) + b"[" * 1000,
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_a_stranger_that_talks_nonsense_is_hung_up_on(ranks: Meeting, garbage: bytes) -> None:
+    with knock(ranks) as sock:
+        sock.sendall(garbage)
+        assert is_hung_up(sock)
+    assert_they_agree(ranks)
+    assert len(ranks.heard("stranger")) == 1
+
+
+@pytest.mark.parametrize("rank", [1, 0, 3, -1, "1", None, 2**70, True])
+def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: Meeting, rank: object) -> None:
+    assert ranks.true_address is not None
+    token = "another run's token" if rank == 1 and rank is not True else "the run's token"
+    impostor = Impostor(ranks.true_address, rank, token)
+    with impostor.socket:
+        assert impostor.is_hung_up()
+    assert_they_agree(ranks)
+
+
+def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
+    ranks: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "HANDSHAKE_S", 0.5)
+    with knock(ranks) as silent, knock(ranks) as slow:
+        begin = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in frames.encode({"word": "mine", "rank": 1, "proof": "x" * 200}):
+                slow.sendall(bytes([byte]))
+                time.sleep(0.01)
+        assert is_hung_up(silent)
+        assert is_hung_up(slow)
+        assert time.monotonic() - begin < 8
+    assert_they_agree(ranks)
+
+
+def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Meeting) -> None:
+    held: list[socket.socket] = []
+    try:
+        for number in range(3000):
+            with contextlib.suppress(OSError):
+                held.append(knock(ranks))
+                held[-1].sendall(struct.pack(">I", 900) + b"x" * 800)  # a greeting that is never complete
+            if number % 500 == 0:
+                hub = ranks.ranks[0]._control._hub
+                assert hub is not None
+                assert len(hub._strangers) <= hub_module.SPARE_STRANGERS + 3
+            if len(held) > 300:
+                held.pop(0).close()
+        assert_they_agree(ranks)  # while they are all there
+    finally:
+        for sock in held:
+            sock.close()
+    assert len(ranks.heard("stranger")) == 1  # said once, not three thousand times
+
+
+def test_a_rank_whose_connection_was_lost_comes_in_through_a_crowd(ranks: Meeting) -> None:
+    crowd = [knock(ranks) for _ in range(100)]
+    uplink = ranks.ranks[1]._control.uplink
+    assert uplink is not None
+    with ranks.ranks[1]._control.changed:
+        uplink.drop()
+    ranks.ranks[1]._control.wake()
+    wait_until(uplink.is_up)
+    assert_they_agree(ranks)
+    for sock in crowd:
+        sock.close()
+
+
+NONSENSE = [
+    {"say": "nothing we know"},
+    {"say": ["join"]},
+    {"no": "say"},
+    {"say": "promise", "round": "one", "steps": 1, "polls": 1},
+    {"say": "promise", "round": 1, "steps": -1, "polls": 1},
+    {"say": "wish", "id": "x", "request": {}},
+    {"say": "wish", "id": "x", "request": {"save": 1}},
+    {"say": "done", "round": 1, "outcome": "eaten", "seconds": 1.0},
+    {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
+    {"say": "join", "rank": 2, "life": "x", "steps": 0, "polls": 0, "round": 0, "state": "committed", "verdict": {}},
+]
+
+
+@pytest.mark.parametrize("message", NONSENSE, ids=str)
+def test_a_true_member_that_says_nonsense_is_dropped_and_may_come_again(
+    ranks: Meeting, message: dict[str, object]
+) -> None:
+    assert ranks.true_address is not None
+    impostor = Impostor(ranks.true_address, 2)
+    with impostor.socket:
+        assert set(impostor.hear()) == {"proof"}
+        impostor.say(message)
+        assert impostor.is_hung_up()
+    assert_they_agree(ranks)  # the true rank 2, whose place was taken, has come again
+    assert len(ranks.heard("nonsense")) == 1
+
+
+def test_a_member_that_never_reads_is_dropped_before_memory_grows(
+    ranks: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from resilience.guard.agreement import wire as wire_module
+
+    monkeypatch.setattr(wire_module, "MOST_UNSENT", 10_000)
+    assert ranks.true_address is not None
+    impostor = Impostor(ranks.true_address, 2)
+    with impostor.socket:
+        assert set(impostor.hear()) == {"proof"}
+        hub = ranks.ranks[0]._control._hub
+        assert hub is not None
+        wire = hub._wires[2]
+        with ranks.ranks[0]._control.changed:
+            for number in range(10**6):
+                hub.say(2, {"say": "abort", "round": number, "padding": "x" * 10_000})
+                if not wire.is_open:
+                    break
+        assert not wire.is_open
+        assert len(wire.outgoing) < 50_000
+    assert_they_agree(ranks)
+
+
+def test_without_a_free_descriptor_rank_0_waits_and_does_not_spin(ranks: Meeting) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = [socket.socket() for _ in range(3)]
+    used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    assert ranks.true_address is not None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no new one, whatever is free
+        assert used >= 3
+        for sock in waiting:
+            sock.connect((ranks.true_address.host, ranks.true_address.port))
+        begin = time.process_time()
+        ranks.wait_for("door")
+        time.sleep(0.5)
+        assert time.process_time() - begin < 0.3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for sock in waiting:
+        sock.settimeout(10)
+        assert sock.recv(100)  # greeted, as soon as there is room
+        sock.close()
+    assert_they_agree(ranks)
