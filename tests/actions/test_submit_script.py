@@ -110,7 +110,7 @@ def test_the_rendered_script_holds_the_command_the_setup_and_the_environment(tmp
 
 ODD = {
     "poll_s": 0.1 + 0.2, "host_memory": False, "host_memory_percent": 200 / 3, "host_memory_free_bytes": 2**59 + 1,
-    "signals": ("TERM", "HUP"), "walltime_safety": 1.1, "loss_window": 9, "interface": "a 'b' $c", "force_exit": "off",
+    "signals": ("TERM", "HUP"), "walltime_safety": 1.1, "loss_window": 99, "interface": "a 'b' $c", "force_exit": "off",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.errors import SettingsError
@@ -60,7 +60,12 @@ def test_what_the_guard_would_refuse_is_refused_with_its_place(
     assert hint in caught.value.hint
 
 
-@given(st.dictionaries(st.sampled_from(list(GuardSettings.__dataclass_fields__)), st.from_type(object) | st.text()))
+toml = st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes() | st.times()
+toml |= st.lists(toml, max_size=3) | st.dictionaries(st.text(max_size=5), toml, max_size=2)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(list(GuardSettings.__dataclass_fields__)), toml, max_size=3))
 def test_no_value_whatever_ends_in_anything_but_settings_or_a_sentence(table: dict[str, object]) -> None:
     try:
         assert isinstance(convert_guard_table(table, where), GuardSettings)
