@@ -109,6 +109,14 @@ def test_what_is_no_attempt_yet_is_looked_at_again(bench: Bench, kind: str) -> N
     assert bench.asks()
 
 
+def test_a_twin_that_is_still_being_written_is_not_passed_over_for_the_one_behind_it(bench: Bench) -> None:
+    (bench.attempts / "0004").touch()
+    bench.take(5, 13)
+    assert not bench.asks() and not bench.asks()
+    bench.take(4, 12)
+    assert "attempt 4" in bench.asks()
+
+
 def test_what_is_judged_for_good_is_not_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4, 100):
         bench.take(number, 1000 + number)

@@ -164,6 +164,18 @@ def test_a_switch_thrown_anew_after_a_failed_save_is_obeyed_at_once(bench: Bench
     assert bench.asks().label == "two"
 
 
+def test_the_pause_is_each_switchs_own(bench: Bench) -> None:
+    bench.throw("save", label="one")
+    for _ in range(5):
+        bench.monotonic += AN_HOUR
+        bench.asks()
+        bench.save.done(FAILED)
+    bench.throw("save", label="two")
+    bench.asks()
+    bench.save.done(FAILED)
+    assert "tried again in 60 s" in bench.said[-1]
+
+
 def test_another_switch_put_there_during_the_save_is_left_and_obeyed_too(bench: Bench) -> None:
     bench.throw("save", label="one")
     bench.asks()
