@@ -60,8 +60,10 @@ def test_what_the_guard_would_refuse_is_refused_with_its_place(
     assert hint in caught.value.hint
 
 
-toml = st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes() | st.times()
-toml |= st.lists(toml, max_size=3) | st.dictionaries(st.text(max_size=5), toml, max_size=2)
+plain = st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes() | st.times()
+toml: st.SearchStrategy[object] = st.one_of(
+    plain, st.lists(plain, max_size=3), st.dictionaries(st.text(max_size=5), plain, max_size=2)
+)
 
 
 @settings(deadline=None)
