@@ -123,8 +123,8 @@ class Parts:
         self._local.stop(STOP_S)
         if self._shared is not None:
             self._shared.stop(STOP_S)
-        self._mirror.stop(STOP_S)
         self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
+        self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self._signals.restore()
         self._exit.left(decision, code)
 
