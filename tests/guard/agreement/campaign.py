@@ -13,8 +13,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.guard.guards import make_run
 
@@ -81,6 +84,12 @@ class Plan:
         job_id = "".join(character for character in self.seed if character.isalnum())
         place = {"rank": rank, "generation": generation, "run_dir": str(run), "store": str(run / "store")}
         return {**asdict(self), **place, "dies": bool(self.dies), "job_id": job_id or "1"}
+
+
+def need_torch() -> None:
+    """Skip the test where there is no torch: the ranks are real ones."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed: real ranks need its gloo")
 
 
 def draw(seed: int) -> Plan:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.guard.agreement.campaign import ROOT, Event, Plan, Pool, check, draw
+from tests.guard.agreement.campaign import ROOT, Event, Plan, Pool, check, draw, need_torch
 
 RUNS = 200
 SOAK_RUNS = 1000
@@ -18,6 +19,7 @@ MOST_FAILURES = 3
 
 def run_seeds(folder: Path, seeds: list[int]) -> None:
     """Run them all; fail with the first few that went wrong, and how to run just these."""
+    need_torch()
     failures: dict[int, str] = {}
     begin = time.monotonic()
     seen: Counter[str] = Counter()
@@ -39,7 +41,8 @@ def run_seeds(folder: Path, seeds: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> object:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    need_torch()
     with Pool(tmp_path_factory.mktemp("ranks")) as pool:
         yield pool
 

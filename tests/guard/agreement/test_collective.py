@@ -13,12 +13,13 @@ from resilience.guard.agreement.collective import CollectiveAgreement
 from resilience.guard.agreement.heard import Heard
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
-from tests.guard.agreement.campaign import Event, Plan, Pool, check
+from tests.guard.agreement.campaign import Event, Plan, Pool, check, need_torch
 from tests.guard.agreement.ranks import save
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    need_torch()
     with Pool(tmp_path_factory.mktemp("ranks")) as pool:
         yield pool
 
@@ -34,7 +35,8 @@ def test_one_process_needs_no_collective() -> None:
 
 
 def agreement(every: int = 10) -> tuple[Gate, CollectiveAgreement, list[Heard]]:
-    gate, news = Gate(), []
+    gate = Gate()
+    news: list[Heard] = []
     made = Collective(every=every)(gate, news.append, Place(rank=0, world=2))
     assert isinstance(made, CollectiveAgreement)
     return gate, made, news
@@ -62,6 +64,7 @@ def test_a_signal_between_two_meetings_is_kept_for_the_next() -> None:
 
 @pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")  # torch's own, where there is no NumPy
 def test_without_torch_distributed_it_says_what_is_missing() -> None:
+    need_torch()
     gate, made, _ = agreement(every=1)
     start = made.wait_for_start(0.1)
     assert start is not None

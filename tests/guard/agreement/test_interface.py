@@ -38,7 +38,7 @@ def test_the_first_name_that_is_an_address_of_this_machine_is_taken() -> None:
 def test_without_any_name_the_address_towards_others_is_taken_and_never_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interface.socket, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert listening_host("", local=False, names=()) == own_address()
     monkeypatch.setattr(interface, "_address_towards_others", lambda: "")
     assert listening_host("", local=False, names=()) == "127.0.0.1"

@@ -254,7 +254,12 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
             assert ranks.step(rank)
         ranks.ranks[0].finish("saved", 0.1)
-        gone = threading.Thread(target=lambda: (ranks.ranks[0].outlast(20), ranks.ranks[0].leave(20)))
+
+        def go() -> None:
+            ranks.ranks[0].outlast(20)
+            ranks.ranks[0].leave(20)
+
+        gone = threading.Thread(target=go)
         gone.start()
         gone.join(0.5)
         assert gone.is_alive()
@@ -310,6 +315,7 @@ def test_rank_0_that_may_not_start_tells_all_others_before_it_goes() -> None:
         assert not gone.is_alive()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # 3.12 warns of threads: they are the point here
 def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
     with meeting(2) as ranks, ranks.training() as given:
         wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
