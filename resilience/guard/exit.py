@@ -69,6 +69,8 @@ class ForcedExit:
         self._what = ""
         self._exit_code = 75
         self._armed_by = 0
+        self._expected_since: float | None = None
+        self._has_shown = False
         self._timer = KernelTimer()
         self._texts: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._written = threading.Event()
@@ -87,6 +89,23 @@ class ForcedExit:
         if self._is_on and decision is not None and decision.stop:
             code = decision.exit_code if exit_code is None else exit_code
             self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")
+
+    def expect(self, decision: Decision | None, now: float) -> None:
+        """Asked every second while the training runs: a stop is decided, and the training has not come to it.
+
+        Show once, after the bound, where it hangs instead. It is not ended: it may be a long evaluation that nobody
+        polls in, and the work of hours is not saved yet. None: nothing is awaited.
+        """
+        if not self._is_on or self._armed_by or decision is None or not decision.stop:
+            self._expected_since = None
+        elif self._expected_since is None:
+            self._expected_since = now
+        elif now - self._expected_since > self._bound_s and not self._has_shown:
+            self._has_shown = True
+            self._show(
+                f"a stop is decided, because {decision.why}, and the training has not come to it in "
+                f"{now - self._expected_since:.0f} s: it hangs, or does without guard.step() and guard.poll() for long"
+            )
 
     def _set(self, bound_s: float, exit_code: int, what: str) -> None:
         with self._changed:
@@ -137,12 +156,15 @@ class ForcedExit:
     def _write(self) -> None:
         while True:
             text = self._texts.get()
-            self._recorder.event("forced_exit", text=text)
-            self._recorder.say(f"{text}. All stacks follow")
-            show_stacks()
-            self._keep_stacks(text)
+            self._show(text)
             self._write_journal()
             self._written.set()
+
+    def _show(self, text: str) -> None:
+        self._recorder.event("stacks", text=text)
+        self._recorder.say(f"{text}. All stacks follow")
+        show_stacks()
+        self._keep_stacks(text)
 
     def stacks_file(self) -> str:
         """Where the stacks are kept; empty without a run directory."""

@@ -268,6 +268,9 @@ class Parts:
         if self._shared is None:
             self._mirror.work()
         self._mirror.look_after()
+        awaited = getattr(self.agreement, "awaited", None)
+        if awaited is not None:
+            self._exit.expect(awaited(), time.monotonic())
 
     def _hear(self, heard: Heard) -> None:
         """News of the agreement, on rank 0 and of one process alone."""

@@ -92,7 +92,7 @@ def test_a_save_that_hangs_is_ended_with_all_stacks_and_the_decisions_code(run: 
     for told in (said, stacks(run)):
         assert "in save\n" in told and "in train\n" in told and "Thread 0x" in told
     assert "pid" in stacks(run).splitlines()[0]
-    assert events(run)[-1] == "forced_exit" and "save_begin" in events(run)
+    assert events(run)[-1] == "stacks" and "save_begin" in events(run)
 
 
 def test_a_save_that_holds_the_gil_is_ended_in_c_with_the_stacks(run: Path) -> None:
@@ -219,6 +219,32 @@ def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: P
     assert "by force" not in said
 
 
+def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not_ended(run: Path) -> None:
+    program = (
+        "import time\nfrom resilience.guard import TrainingGuard\n"
+        "def a_long_evaluation(): time.sleep(4)\n"
+        "with TrainingGuard.from_env(exit_timeout_s=0.3, poll_s=0.05, host_memory=False, gpu_memory='off', "
+        "walltime=False) as guard:\n"
+        "    guard.step()\n"
+        "    a_long_evaluation()\n"
+        "    decision = guard.step()\n"
+        "    assert decision.save and decision.stop\n"
+        "raise SystemExit(guard.exit_code)"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    job = {"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3", "RESIL_JOB_ID": "12"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=plain | job, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+    ) as training:
+        wait_until(lambda: (run / "journal" / "12.0.jsonl").exists())
+        (run / "switches" / "kill").touch()
+        _, said = training.communicate(timeout=60)
+    assert training.returncode == 75
+    assert "has not come to it in" in said and said.count("in a_long_evaluation") == 1
+    assert "in a_long_evaluation" in stacks(run)
+    assert "stacks" in events(run)
+
+
 # ---- pure ------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +280,20 @@ def test_a_guard_in_a_test_arms_nothing() -> None:
     armed.arm(Decision(stop=True), 100.0)
     armed.left(Decision(stop=True))
     assert armed._armed_by == 0
+
+
+def test_what_is_expected_is_shown_once_and_only_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    place = Place()
+    armed = ForcedExit(place, GuardSettings(force_exit="on", exit_timeout_s=10.0), Recorder(place))
+    monkeypatch.setattr(armed, "_show", shown.append)
+    stop = Decision(stop=True, reasons=["bob says so"])
+    for decision, now in [(stop, 0.0), (None, 9.0), (stop, 10.0), (stop, 19.0), (Decision(save=True), 19.5)]:
+        armed.expect(decision, now)
+    assert shown == []
+    for now in (20.0, 31.0, 42.0):
+        armed.expect(stop, now)
+    assert len(shown) == 1 and "bob says so" in shown[0] and "in 11 s" in shown[0]
 
 
 @pytest.mark.parametrize(("slowest_s", "bound_s"), [(None, 900.0), (10.0, 900.0), (400.0, 1200.0)])

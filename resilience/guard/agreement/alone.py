@@ -51,6 +51,11 @@ class Alone:
         self._started.wait(timeout_s)
         return self._start
 
+    def awaited(self) -> Decision | None:
+        """What the next step will decide, or None. Any thread may ask."""
+        asked = self._wishes.copy()
+        return merge(asked, self._gate.count + 1) if asked else None
+
     def arrive(self) -> Decision:
         """The training has done a step: merge what is wished into one decision."""
         if self._stopped is not None:

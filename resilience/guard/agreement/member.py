@@ -159,6 +159,10 @@ class Member:
         self._has_left = True
         return [{"say": "leave", "steps": self.gate.position()[0]}]
 
+    def awaited(self) -> Decision | None:
+        """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
+        return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
+
     # ---- training thread --------------------------------------------------------------------------------------
 
     def arrive(self) -> Decision | None:

@@ -100,6 +100,11 @@ class NetworkAgreement:
             self._changed.wait_for(lambda: self._control.member.start is not None, timeout_s)
             return self._control.member.start
 
+    def awaited(self) -> Decision | None:
+        """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
+        with self._changed:
+            return self._control.member.awaited()
+
     # ---- training thread --------------------------------------------------------------------------------------
 
     def arrive(self) -> Decision:
