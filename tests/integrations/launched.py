@@ -107,6 +107,10 @@ class Launched:
         text = (self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
+    def has_ended(self, rank: int = 0) -> bool:
+        """Whether the guard has written its last word."""
+        return any(entry["event"] == "end" for entry in self.guard_events(rank))
+
     def end(self, rank: int = 0) -> dict[str, Any]:
         """The guard's own last word."""
         ends = [entry for entry in self.guard_events(rank) if entry["event"] == "end"]
