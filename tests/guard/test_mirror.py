@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from resilience.guard import TrainingGuard
 from resilience.guard import mirror as mirror_module
 from resilience.guard.beat import BeatSlot
 from resilience.guard.mirror import Mirror, finished_text, start_mirror
@@ -24,7 +25,7 @@ from resilience.guard.place import Place
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.disks import fill, make_read_only, small_disk
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import QUIET, make_run, wait_until
 from tests.guard.ranks import REPOSITORY, a_node
 from tests.system.hung import hung_folder, release
 
@@ -333,6 +334,27 @@ def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> Non
     assert {"start", "decision", "save_begin", "save", "end"} <= {
         json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()
     }
+
+
+def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse and root")
+    with hung_folder(tmp_path / "hung") as run:
+        said: list[str] = []
+        guard = TrainingGuard.from_env({"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3"}, say=said.append, **QUIET)
+        with guard:
+            slowest_s, began = 0.0, time.monotonic()
+            for step in range(3000):
+                before = time.perf_counter()
+                assert not guard.step()
+                if step % 100 == 0:
+                    with guard.saving(), guard.phase("eval"):
+                        pass
+                slowest_s = max(slowest_s, time.perf_counter() - before)
+            assert time.monotonic() - began < 10.0 and slowest_s < 2.0
+            began = time.monotonic()
+        assert time.monotonic() - began < 15.0
+        release(run)
 
 
 def test_a_mirror_never_raises_into_the_thread_that_tends_it(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
