@@ -26,13 +26,3 @@ def iso_time(seconds: float) -> str:
     from datetime import UTC, datetime  # 5 ms that most commands need not pay
 
     return datetime.fromtimestamp(seconds, tz=UTC).astimezone().isoformat(timespec="seconds")
-
-
-def parse_iso_time(text: str) -> float:
-    """Given ISO time with an offset, return seconds since the epoch. Raise ValueError if it is not that."""
-    from datetime import datetime
-
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no offset from UTC")
-    return moment.timestamp()

@@ -45,6 +45,17 @@ label = "golden"
     assert switch == Switch("kill", "bob", 1795172250.0, "loss is NaN since step 41200", Scope.ALL, "golden")
 
 
+@pytest.mark.parametrize("when", ["2026-11-20T10:15:00+01:00", "2026-11-20T09:15:00Z", "2026-11-20T09:15:00+0000"])
+def test_another_machines_offset_is_the_same_moment(when: str) -> None:
+    """The last is how bash's printf writes it."""
+    assert parse_switch("kill", f'when = "{when}"'.encode(), who="bob", written=1.0).when == 1795166100.0
+
+
+@pytest.mark.parametrize("when", ["", "soon", "2026-11-20", "2026-11-20T10:15:00", "10:15+01:00"])
+def test_a_time_without_an_offset_gives_way_to_the_files_own(when: str) -> None:
+    assert parse_switch("kill", f'when = "{when}"'.encode(), who="bob", written=1.0).when == 1.0
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_break_it(content: bytes) -> None:
     switch = parse_switch("save", content, who="bob", written=1.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.system.clock import SystemClock, iso_time, parse_iso_time
+from resilience.system.clock import SystemClock, iso_time
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "Asia/Kolkata", "America/St_Johns"])
@@ -29,23 +29,13 @@ MOMENTS = [0, 1, 1774745999, 1774746000, 1792889999, 1792890000, 1792893600, 177
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_written_time_reads_back_in_every_zone(zone: str, moment: int) -> None:
     text = iso_time(moment)
-    assert parse_iso_time(text) == moment
+    assert datetime.fromisoformat(text).timestamp() == moment
     assert datetime.fromisoformat(text).utcoffset() is not None
 
 
 @given(st.integers(0, 2**32))
 def test_any_second_reads_back(moment: int) -> None:
-    assert parse_iso_time(iso_time(moment)) == moment
-
-
-@pytest.mark.parametrize("text", ["", "soon", "2026-11-20", "2026-11-20T10:15:00", "10:15+01:00"])
-def test_a_time_without_an_offset_is_no_moment(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_iso_time(text)
-
-
-def test_another_machines_offset_is_the_same_moment() -> None:
-    assert parse_iso_time("2026-11-20T10:15:00+01:00") == parse_iso_time("2026-11-20T09:15:00Z")
+    assert datetime.fromisoformat(iso_time(moment)).timestamp() == moment
 
 
 def test_the_system_clock_goes_with_the_machines() -> None:
