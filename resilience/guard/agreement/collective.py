@@ -103,6 +103,10 @@ class CollectiveAgreement:
         told: Any = next((fields for fields in self._gather(mine) if fields is not None), None)
         return None if told is None else Decision(**told)
 
+    def awaited(self) -> Decision | None:
+        """Nothing: what is agreed upon in a meeting is given to the training there and then."""
+        return None
+
     def arrive(self) -> Decision:
         """The training has done a step that reached the limit: a meeting, or something of this rank alone."""
         step = self._gate.count

@@ -177,6 +177,8 @@ class Coordinator:
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
         """A rank goes on from another step: what it promised, and what was decided with that promise, is void."""
         said: list[tuple[int, Message]] = []
+        if rank in self._old:  # it knew of a round of a coordinator before us, and nobody may wait for it to obey that
+            self._old[rank] = {**self._old[rank], "state": FREE, "verdict": {}, "wishes": {}}
         if number == self.round and self._promises is not None:
             said = self._abort(now, f"rank {rank} goes on from another step")
             self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S

@@ -29,6 +29,10 @@ class Nobody:
         """Go on: the others do as well."""
         return CONTINUE
 
+    def awaited(self) -> Decision | None:
+        """Nothing is agreed upon."""
+        return None
+
     def arrive(self) -> Decision:
         """Go on."""
         self.restore()

@@ -1,0 +1,138 @@
+"""Ranks that form anew: what one gives up is obeyed by none. The pure protocol, message by message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience.guard import Request
+from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.member import Member
+from resilience.guard.gate import NEVER, Gate
+
+
+class Ranks:
+    """Members and a coordinator; messages arrive at once, unless they are held back."""
+
+    def __init__(self, world: int) -> None:
+        self.coordinator = Coordinator(world)
+        self.members = [Member(Gate(), rank, f"life{rank}") for rank in range(world)]
+        self.held: dict[int, list[dict[str, Any]]] = {}  # by rank, what it is not told yet
+        for member in self.members:
+            member.gate.open()
+
+    def join(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.say(rank, self.members[rank].join())
+
+    def say(self, rank: int, messages: list[dict[str, Any]]) -> None:
+        for message in messages:
+            self.carry(self.coordinator.receive(rank, message, 0.0))
+
+    def carry(self, said: list[tuple[int, dict[str, Any]]]) -> None:
+        for rank, message in said:
+            if rank in self.held:
+                self.held[rank].append(message)
+            else:
+                self.say(rank, self.members[rank].receive(message))
+
+    def resume(self, rank: int, step: int) -> None:
+        self.members[rank].gate.count_from(step)
+        self.say(rank, self.members[rank].resume())
+
+    def wish(self, rank: int, why: str = "why") -> None:
+        self.say(rank, self.members[rank].wish(Request("test", why, stop=False)))
+
+    def step(self, rank: int) -> Any:
+        gate = self.members[rank].gate
+        gate.count += 1
+        return self.members[rank].arrive() if gate.count >= gate.limit else None
+
+    def states(self) -> list[str]:
+        return [member.state for member in self.members]
+
+
+def test_a_promise_of_before_is_asked_for_anew_at_the_step_of_now() -> None:
+    ranks = Ranks(3)
+    ranks.join(0, 1, 2)
+    for member in ranks.members:
+        member.gate.count = 50
+    ranks.held[2] = []  # rank 2 hangs: no verdict
+    ranks.wish(0)
+    assert ranks.states() == ["promised", "promised", "free"]
+    for rank in (0, 1):
+        ranks.resume(rank, 40)
+    held = ranks.held.pop(2)
+    ranks.resume(2, 40)
+    for message in held:
+        ranks.say(2, ranks.members[2].receive(message))
+    assert ranks.states() == ["committed"] * 3
+    assert [ranks.step(rank).step for rank in range(3)] == [41, 41, 41]
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_verdict_that_one_rank_gives_up_is_void_for_those_that_resumed_before_it(last: int) -> None:
+    ranks = Ranks(3)
+    ranks.join(0, 1, 2)
+    early = [rank for rank in range(3) if rank != last]
+    for member in ranks.members:
+        member.gate.count = 10
+    for rank in early:
+        ranks.resume(rank, 8)
+    ranks.wish(1)
+    assert ranks.states() == ["committed"] * 3  # at step 10, with the promise of a training that is no more
+    ranks.resume(last, 8)
+    assert [heard.kind for heard in ranks.coordinator.heard].count("void") == 1
+    assert not ranks.members[last].is_voiding
+    assert ranks.states() == ["committed"] * 3  # asked anew at once: the wish is as true as before
+    assert [ranks.step(rank).step for rank in range(3)] == [9, 9, 9]
+
+
+def test_who_has_obeyed_before_does_not_obey_again_and_the_wish_is_met_anew() -> None:
+    ranks = Ranks(2)
+    ranks.join(0, 1)
+    ranks.wish(0)
+    assert ranks.step(0).save
+    ranks.say(0, ranks.members[0].finish("failed", 0.1))  # rank 1's process hangs before its step, and all form anew
+    for rank in (0, 1):
+        ranks.resume(rank, 0)
+    assert ranks.states() == ["committed"] * 2
+    assert [ranks.step(rank).step for rank in range(2)] == [1, 1]
+
+
+def test_to_resume_with_nothing_promised_says_nothing() -> None:
+    member = Member(Gate(), 1, "life")
+    member.gate.count_from(100)
+    assert member.resume() == []
+    assert member.gate.limit == NEVER
+    assert member.gate.position() == (100, 0)
+
+
+def test_a_resume_that_was_lost_with_the_connection_is_told_after_it() -> None:
+    ranks = Ranks(2)
+    ranks.join(0, 1)
+    ranks.wish(0)
+    ranks.carry(ranks.coordinator.lost(1, 0.0))
+    ranks.members[1].gate.count_from(5)
+    assert ranks.members[1].resume()  # nobody hears it
+    assert ranks.members[0].state == "committed"
+    ranks.join(1)
+    assert [heard.kind for heard in ranks.coordinator.heard].count("void") == 1
+
+
+def test_a_new_coordinator_does_not_wait_for_a_verdict_that_was_given_up() -> None:
+    ranks = Ranks(3)
+    ranks.join(0, 1, 2)
+    ranks.wish(1)
+    assert ranks.states() == ["committed"] * 3
+    ranks.coordinator = Coordinator(3)  # rank 0 died and was started again
+    ranks.members[0] = Member(Gate(), 0, "another life")
+    ranks.members[0].gate.open()
+    ranks.join(1)  # still as it was
+    for rank in (1, 2):
+        ranks.resume(rank, 0)
+    ranks.join(2, 0)
+    ranks.wish(2, "another")
+    assert ranks.states() == ["committed"] * 3
+    assert [ranks.step(rank).step for rank in range(3)] == [1, 1, 1]
