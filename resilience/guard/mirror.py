@@ -80,7 +80,7 @@ class Mirror:
         self._owed_finish = ""
         self._why_unfinished = ""
         self._one_at_a_time = threading.Lock()
-        self._worked_at = 0.0
+        self._worked_at = time.monotonic()
         self._is_over = False
 
     def use(self, line: MirrorLine, address_file: str) -> None:
@@ -107,8 +107,10 @@ class Mirror:
 
     def look_after(self) -> None:
         """From a thread that touches no shared file: say so when the one that does has not come back for long."""
+        if not self._place.is_first or not self._place.run_dir or self._is_over:
+            return
         silent_s = max(SILENT_S, 3 * self._settings.poll_s)
-        if self._worked_at and not self._is_over and time.monotonic() - self._worked_at > silent_s:
+        if time.monotonic() - self._worked_at > silent_s:
             self._recorder.warn(
                 f"{self._place.run_dir} has not answered for {silent_s:g} s: switches are not seen and nothing is "
                 "written there until it does. The training goes on",

@@ -188,15 +188,25 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         release(run)
 
 
-def test_a_look_that_does_not_come_back_is_told_once(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror_module, "SILENT_S", 0.0)
+def test_a_look_that_does_not_come_back_is_told_once(alone: Alone) -> None:
     alone.mirror.look_after()
-    assert alone.said == []  # it has not begun to look
     alone.mirror.work()
+    alone.mirror.look_after()
+    assert alone.said == []
     alone.mirror._worked_at -= 1000.0
     alone.mirror.look_after()
     alone.mirror.look_after()
     assert len(alone.said) == 1 and "has not answered" in alone.said[0]
+
+
+def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) -> None:
+    place = Place(rank=1, world=2, run_dir=str(tmp_path))
+    recorder = Recorder(place)
+    other = Mirror(place, GuardSettings(), BeatSlot(), recorder)
+    other._worked_at -= 1000.0
+    other.look_after()
+    other.stop(1.0)
+    assert recorder.take() == []
 
 
 def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(tmp_path: Path) -> None:

@@ -76,14 +76,15 @@ def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: 
     assert set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*")) <= temporary
 
 
-def test_a_rank_whose_process_is_gone_is_marked_and_the_others_go_on(node: Node) -> None:
+@pytest.mark.parametrize("killed", [0, 1], ids=["the one that started the mirror", "another"])
+def test_a_rank_whose_process_is_gone_is_marked_and_the_others_go_on(node: Node, killed: int) -> None:
     ranks = [node.start(rank) for rank in range(2)]
-    wait_until(lambda: shows(node, 1, step=0))
-    ranks[1].kill()
-    wait_until(lambda: shows(node, 1, gone=True))
-    ranks[0].do("slot.words[0] = 9")
-    wait_until(lambda: shows(node, 0, step=9))
-    assert "gone" not in node.beats()["rank"]["0"]
+    wait_until(lambda: shows(node, 0, step=0) and shows(node, 1, step=0))
+    ranks[killed].kill()
+    wait_until(lambda: shows(node, killed, gone=True))
+    ranks[1 - killed].do("slot.words[0] = 9")
+    wait_until(lambda: shows(node, 1 - killed, step=9))
+    assert "gone" not in node.beats()["rank"][str(1 - killed)]
 
 
 def test_a_rank_that_left_is_not_called_gone(node: Node) -> None:
