@@ -30,7 +30,8 @@ class GuardSettings:
         save_switch: whether `switches/save` makes it save.
         switch_owners: whose switch files are obeyed: owner, group or any. Default: what the folder's mode allows.
         superseded: whether a newer attempt of the run stops this one, without a save.
-        signals: which signals ask to save and stop. The second INT or TERM takes effect at once.
+        signals: which signals ask to save and stop. A second INT takes effect at once; so does a second TERM, a second
+            later and outside of a save.
         host_memory: whether the memory of the node, of the job's cgroups and of /dev/shm is watched.
         host_memory_percent: stop when so much of the smallest limit is used.
         host_memory_free_bytes: or when less is left than this; 0 for no such limit.
