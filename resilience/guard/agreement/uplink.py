@@ -46,6 +46,8 @@ class Uplink:
         self._receive = receive
         self._note = note
         self._wire: Wire | None = None
+        self._address: Address | None = None
+        self._known: Address | None = None  # where rank 0 was last met: the file may be gone meanwhile
         self._connect_at = 0.0
         self._wait_s = FIRST_RETRY_S
 
@@ -65,7 +67,7 @@ class Uplink:
         self._connect_at = now + self._wait_s * random.uniform(0.5, 1.0)
         self._wait_s = min(2 * self._wait_s, LAST_RETRY_S)
         try:
-            address = self._locate()
+            address = self._locate() or self._known
             if address is None:
                 return None
             return socket.create_connection((address.host, address.port), timeout=CONNECT_S), address
@@ -75,6 +77,7 @@ class Uplink:
     def adopt(self, sock: socket.socket, address: Address, now: float) -> None:
         """This is the connection from now on."""
         self._wire = Wire(sock, self._selector, address.token, now)
+        self._address = address
 
     def serve(self, wire: Wire, mask: int) -> None:
         """Something can be read or written."""
@@ -144,4 +147,5 @@ class Uplink:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._note("nonsense", f"rank 0 says what no rank 0 says; rank {self._rank} connects again: {error}")
             raise WireBroken("nonsense") from error
+        self._known = self._address
         self._wait_s = FIRST_RETRY_S  # it is one of us, and it understands us

@@ -186,6 +186,27 @@ def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
     assert all(heard.outcome == "saved" for heard in ranks.heard("outcome"))
 
 
+def test_a_rank_finds_rank_0_again_although_its_address_file_is_gone() -> None:
+    ranks = Meeting(2)
+    cable = Proxy(lambda: ranks.true_address)
+    ranks.address = cable.address
+    ranks.start()
+    try:
+        uplink = ranks.ranks[1]._control.uplink
+        assert uplink is not None
+        wait_until(uplink.is_up)
+        wait_until(lambda: uplink._known is not None)
+        ranks.address = None
+        cable.cut()
+        wait_until(lambda: cable.connections == 2)
+        with ranks.training() as given:
+            ranks.ranks[1].wish(save())
+            wait_until(lambda: given[0] and given[1])
+    finally:
+        ranks.leave()
+        cable.close()
+
+
 def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile() -> None:
     ranks = Meeting(2)
     cable = Proxy(lambda: ranks.true_address)
