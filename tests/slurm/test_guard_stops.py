@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,10 +93,11 @@ with TrainingGuard.from_env() as guard:
     guard.finished()
 sys.exit(guard.exit_code)
 """
-# Understands what the template `torchrun` says, starts the workers, and forwards no signal to anybody.
+# Understands what the template `torchrun` says, and starts the workers. It forwards no signal to anybody; as torchrun
+# does, it ends the others as soon as one exits with anything but 0, and then exits with 1.
 LAUNCHER = """\
 #!/usr/bin/env python
-import os, subprocess, sys
+import os, subprocess, sys, time
 given = dict(word[2:].split("=", 1) for word in sys.argv[1:] if word.startswith("--") and "=" in word)
 command = [word for word in sys.argv[1:] if not word.startswith("--")]
 nodes, local, node = (int(given[name]) for name in ("nnodes", "nproc_per_node", "node_rank"))
@@ -105,7 +107,11 @@ workers = [
         "TORCHELASTIC_RUN_ID": given["rdzv_id"], "TORCHELASTIC_RESTART_COUNT": "0"})
     for number in range(local)
 ]
-sys.exit(max(worker.wait() for worker in workers))
+while None in [worker.poll() for worker in workers] and not any(worker.returncode for worker in workers):
+    time.sleep(0.1)
+for worker in workers:
+    worker.terminate()
+sys.exit(any([worker.wait() for worker in workers]))
 """
 SETTINGS = """\
 [run]
@@ -233,6 +239,15 @@ class Story:
         assert len(at[0]) == stops and at == [at[0]] * self.world, self.log
         assert self.triggers()[-1] == {because}, self.log
         assert len(logs[0]) == int(at[0][-1].split()[0]) + 10, "the last attempt went on where the stop had saved"
+        if any((self.directory / "attempts").iterdir()):  # a template's
+            until(lambda: len(self.ends()) > stops, f"the last end\n{self.log}", 60)
+            assert self.ends() == [("stopped", 75)] * stops + [("finished", 0)], self.log
+
+    def ends(self) -> list[tuple[str, int]]:
+        """How the batch shells say that the attempts ended."""
+        paths = sorted((self.directory / "attempts").glob("*.end"))
+        found = [tomllib.loads(path.read_text()) for path in paths]
+        return [(end["end"], end["exit_code"]) for end in found]
 
 
 @dataclass
