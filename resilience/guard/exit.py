@@ -81,11 +81,14 @@ class ForcedExit:
         The bound is `exit_timeout_s`, or three times the slowest save if that is longer.
         """
         if self._is_on:
-            bound_s = max(self._bound_s, SAVES * (slowest_save_s or 0.0))
-            self._set(bound_s, decision.exit_code, f"the stop decided at step {decision.step}")
+            self._bound_s = max(self._bound_s, SAVES * (slowest_save_s or 0.0))
+            self._set(self._bound_s, decision.exit_code, f"the stop decided at step {decision.step}")
 
     def left(self, decision: Decision | None, exit_code: int | None = None) -> None:
-        """The guard was closed after a decision to stop: what is left to do is to end, within the bound anew."""
+        """The guard was closed after a decision to stop: what is left to do is to end, within the same bound anew.
+
+        Anew, because some trainings save once more behind their loop.
+        """
         if self._is_on and decision is not None and decision.stop:
             code = decision.exit_code if exit_code is None else exit_code
             self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")

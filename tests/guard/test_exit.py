@@ -308,4 +308,4 @@ def test_the_bound_is_three_times_the_slowest_save_at_least(
     armed.left(None)
     assert told == [(bound_s, 1, "the stop decided at step 7")]
     armed.left(Decision(stop=True, step=7), 0)
-    assert told[1] == (900.0, 0, "the exit after the stop at step 7")
+    assert told[1] == (bound_s, 0, "the exit after the stop at step 7")
