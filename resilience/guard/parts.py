@@ -158,6 +158,10 @@ class Parts:
         for request in self._signals.take():
             self._wish(request)
 
+    def reinstall_signals(self) -> None:
+        """Set the signal handlers again."""
+        self._signals.reinstall()
+
     def watch_loss(self, loss: Any, step: int) -> None:
         """Look at a loss that the training gave."""
         request = self._loss.look(loss, step)

@@ -183,6 +183,14 @@ class TrainingGuard(RunningGuard):
             self._decide(decision)
         return self.decided is not None
 
+    def reinstall_signals(self) -> None:
+        """Take the signals back from a library that has replaced the guard's handlers; only in the main thread.
+
+        The guard tells when that has happened. Call this after the library was initialised.
+        """
+        if self._parts is not None and self._state == RUNNING:
+            self._parts.reinstall_signals()
+
     def finished(self) -> None:
         """The training is done: mark the run as finished, so that queued jobs end as they start."""
         self._finished = True

@@ -373,6 +373,16 @@ def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) ->
     assert '"event":"end"' in (run / "journal" / "12.0.jsonl").read_text()
 
 
+def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
+    taken = []
+    with make_guard(run, signals="USR1", say=lambda text: None) as guard:
+        signal.signal(signal.SIGUSR1, lambda *_: taken.append(1))
+        guard.reinstall_signals()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert train(guard).stop
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
 class FailingAgreement:
     """An agreement with a fault of its own."""
 
