@@ -181,7 +181,6 @@ class Coordinator:
             self._old[rank] = {**self._old[rank], "state": FREE, "verdict": {}, "wishes": {}}
         if number == self.round and self._promises is not None:
             said = self._abort(now, f"rank {rank} goes on from another step")
-            self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S
         elif number == self.round and self._verdict is not None:
             self._wishes |= self._decided
             for name in self._decided:
@@ -192,8 +191,9 @@ class Coordinator:
             said = self._to_all({"say": "abort", "round": number})
         # Who resumes hears it last: then it has been said to all others.
         said.sort(key=lambda letter: letter[0] == rank)
-        if not said:
+        if not said and number:
             said.append((rank, {"say": "abort", "round": number}))
+        self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S  # what kept them from agreeing may be over
         return said + self.proceed(now)
 
     def _leave(self, rank: int, steps: int) -> None:

@@ -146,7 +146,9 @@ class Member:
         self._done = None
         if self.state == FREE:
             self.restore()
-            return []
+            return [
+                {"say": "resume", "round": 0}
+            ]  # nothing to take back; but ranks whose counts differed may agree now
         wishes = self._give_up()
         self.state = FREE
         self.restore()

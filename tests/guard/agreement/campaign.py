@@ -119,9 +119,11 @@ def draw(seed: int) -> Plan:
         dead, died = anyone(), chance.randint(3, 40)
         plan.events.append(Event("die", dead, died))
         plan.resume = chance.randint(max(0, died - 20), died - 1)
-        before = [Event(chance.choice(("save", "signal", "memory")), anyone(), max(1, died - chance.randint(0, 3)))]
-        if before[0].kind == "save":  # a stop in the old life would end the run before the death, on some seeds
-            plan.events += before
+        if chance.random() < 0.5:
+            plan.events.append(Event("save", anyone(), max(1, died - chance.randint(0, 3)), why="before the death"))
+        if chance.random() < 0.6:  # nobody completes this step, so it is obeyed after the ranks have formed anew
+            other = chance.choice([rank for rank in range(world) if rank != dead])
+            plan.events.append(Event(chance.choice(STOPS), other, died, why="at the death"))
         last = plan.resume + chance.randint(1, 40)
     generation = 1 if kind == "death" else 0
     plan.asks_early = chance.random() < 0.3 and kind != "death"
@@ -313,4 +315,6 @@ def check(plan: Plan, results: list[dict[str, Any]]) -> None:
     stop = first["decisions"][-1]
     assert stop["step"] == steps[-1], "steps were done after the decision to stop"
     assert of(first, "saves")[-1][1] == steps[-1], "the last step was not saved"
-    assert steps[-1] >= min(event.step for event in plan.events if event.kind in STOPS)
+    at_death = any(event.kind in STOPS and event.generation < generation for event in plan.events)
+    asked = [event.step for event in plan.events if event.kind in STOPS and event.generation == generation]
+    assert at_death or steps[-1] >= min(asked), "stopped before anybody asked"

@@ -101,12 +101,24 @@ def test_who_has_obeyed_before_does_not_obey_again_and_the_wish_is_met_anew() ->
     assert [ranks.step(rank).step for rank in range(2)] == [1, 1]
 
 
-def test_to_resume_with_nothing_promised_says_nothing() -> None:
+def test_to_resume_with_nothing_promised_takes_nothing_back() -> None:
     member = Member(Gate(), 1, "life")
     member.gate.count_from(100)
-    assert member.resume() == []
+    assert member.resume() == [{"say": "resume", "round": 0}]
     assert member.gate.limit == NEVER
     assert member.gate.position() == (100, 0)
+
+
+def test_ranks_agree_as_soon_as_all_have_resumed_and_not_when_patience_allows() -> None:
+    ranks = Ranks(2)
+    ranks.join(0, 1)
+    ranks.members[0].gate.count = 50
+    ranks.wish(0)  # rank 1 was started again and loads its checkpoint: 50 steps apart
+    assert [heard.kind for heard in ranks.coordinator.heard] == ["aborted"]
+    ranks.resume(0, 40)
+    ranks.resume(1, 40)
+    assert ranks.states() == ["committed"] * 2
+    assert [ranks.step(rank).step for rank in range(2)] == [41, 41]
 
 
 def test_a_resume_that_was_lost_with_the_connection_is_told_after_it() -> None:
