@@ -80,6 +80,9 @@ class Coordinator:
         elif says == "done":
             if message["round"] == self.round:
                 self._obeyed(rank, message["outcome"], message["seconds"])
+            elif rank in self._old and message["round"] == self._old[rank]["round"]:
+                done = (message["outcome"], message["seconds"])
+                self._old[rank] = {**self._old[rank], "state": FREE, "done": done}
         elif says == "leave":
             self._leave(rank, message["steps"])
         elif says == "resume":
@@ -216,7 +219,7 @@ class Coordinator:
             if found.holding:
                 self._verdict = found.verdict
                 self._awaited = {rank for rank in found.holding if rank not in self._left}
-                self._outcomes = [(_missed(decision), 0.0)] * (len(found.holding) - len(self._awaited))
+                self._outcomes = [(_missed(decision), 0.0)] * (len(found.holding) - len(self._awaited)) + found.outcomes
             elif decision.stop:
                 self._stop(decision)
         return [(rank, self._outcome_message(rank, number)) for rank, number in found.waiting]

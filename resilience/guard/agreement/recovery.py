@@ -24,6 +24,7 @@ class Recovered:
         round: its number.
         verdict: what was decided, or None if nothing that anybody has heard of.
         holding: the ranks that have not told yet how they obeyed it.
+        outcomes: how those that have told obeyed it: the word and the seconds of the save.
         waiting: the ranks that have promised and heard nothing since, each with the round of its promise.
         answers: for each of these, which of its wishes the verdict answers.
         answered: all wishes that the verdict answers.
@@ -33,13 +34,17 @@ class Recovered:
         self.round = number
         self.verdict = verdict
         self.holding: list[int] = []
+        self.outcomes: list[tuple[str, float]] = []
         self.waiting: list[tuple[int, int]] = []
         self.answers: dict[int, list[str]] = {}
         self.answered: list[str] = []
 
 
 def recover(joins: Mapping[int, Message]) -> Recovered:
-    """Given the JOINs, by rank, of all ranks that know of earlier rounds, return how the last of these stands."""
+    """Given the JOINs, by rank, of all ranks that know of earlier rounds, return how the last of these stands.
+
+    The JOIN of a rank that has told its outcome since is `free` and has it as `done`.
+    """
     number = max(join["round"] for join in joins.values())
     last = {rank: join for rank, join in joins.items() if join["round"] == number}
     verdict = next((join["verdict"] for join in last.values() if join["verdict"]), None)
@@ -52,6 +57,8 @@ def recover(joins: Mapping[int, Message]) -> Recovered:
         found.answered += join["verdict"].get("wishes", [])
         if join["state"] in (PROMISED, COMMITTED, OBEYING):
             found.holding.append(rank)
+        elif "done" in join:
+            found.outcomes.append(join["done"])
         if join["state"] == PROMISED:
             # Its commit was lost, and with it the word which of its wishes were answered.
             own = [name for name, fields in join["wishes"].items() if effect(read_request(fields)) in effects]

@@ -14,12 +14,13 @@ each once, and claims in each:
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
-from resilience.guard.agreement.messages import PROMISED
+from resilience.guard.agreement.messages import FREE, PROMISED
 from resilience.guard.decision import SAVED, Request
 from resilience.guard.gate import Gate
 
@@ -539,6 +540,10 @@ class World:
                 raise Violation(f"rank {number} waits for ever in the collective of step {rank.gate.count + 1}")
         coordinator = self.coordinator
         assert coordinator is not None
+        for number in coordinator._awaited:
+            member = self.ranks[number].member
+            if member.round == coordinator.round and member.state == FREE:
+                raise Violation(f"rank {number} has obeyed, and rank 0 waits for its word for ever")
         # With a verdict that lies beyond the last step the training has simply ended before it.
         if coordinator._stopped is None and coordinator._verdict is None and coordinator._present():
             staying = [rank.member for rank in self.ranks if not rank.member._has_left]
@@ -566,6 +571,31 @@ class Seen:
     ends: int = 0
     whole: bool = True
     obeyed: int = 0
+
+
+def wander(case: Case, walks: int, seed: int, fault_share: float = 0.05) -> Seen:
+    """Go ways at random from the first world to an end: for cases too large to be searched, and to find a fault soon.
+
+    Raise Violation, with the way there, if a claim is broken.
+    """
+    chance = random.Random(seed)
+    seen = Seen(whole=False)
+    for _ in range(walks):
+        world = World(case)
+        trace: list[Move] = []
+        try:
+            while moves := world.moves():
+                faults = world.faults()
+                trace.append(chance.choice(faults if faults and chance.random() < fault_share else moves))
+                world = world.after(trace[-1])
+                seen.moves += 1
+            world.check_end()
+        except Violation as violation:
+            violation.trace = trace
+            raise
+        seen.ends += 1
+        seen.obeyed += all(rank.obeyed for rank in world.ranks)
+    return seen
 
 
 def explore(case: Case, most_states: int = 1_000_000) -> Seen:

@@ -1,0 +1,115 @@
+"""One process decides at its next step."""
+
+from __future__ import annotations
+
+import threading
+
+from resilience.guard.agreement.alone import Alone
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request
+from resilience.guard.gate import NEVER, Gate
+
+SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
+STOP = Request("kill switch", "bob stops the run")
+
+
+class Training:
+    """A gate, its agreement, and what was heard."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.heard: list[Heard] = []
+        self.agreement = Alone(self.gate, self.heard.append)
+        self.agreement.restore()
+
+    def step(self) -> Decision:
+        self.gate.count += 1
+        return CONTINUE if self.gate.count < self.gate.limit else self.agreement.arrive()
+
+
+def test_nothing_is_asked_while_nothing_is_wished() -> None:
+    training = Training()
+    assert training.gate.limit == training.gate.poll_limit == NEVER and training.step() is CONTINUE
+
+
+def test_wishes_of_the_moment_are_one_decision_at_the_next_step() -> None:
+    training = Training()
+    training.agreement.wish(SAVE)
+    training.agreement.wish(STOP)
+    decision = training.step()
+    assert decision.save and decision.stop and decision.step == 1 and len(decision.reasons) == 2
+    training.agreement.finish(SAVED, 2.0)
+    assert [(heard.kind, heard.outcome) for heard in training.heard] == [("committed", OBEYED), ("outcome", SAVED)]
+    again = training.step()
+    assert again.stop and not again.save and again.step == 2
+
+
+def test_a_save_lets_the_training_go_on() -> None:
+    training = Training()
+    training.agreement.wish(SAVE)
+    assert training.step().save
+    assert training.gate.limit == 2, "the next step tells that it was obeyed, if nothing did"
+    training.agreement.finish(FAILED, 2.0)
+    training.agreement.finish(SAVED, 2.0)
+    assert [heard.outcome for heard in training.heard if heard.kind == "outcome"] == [FAILED]
+    assert training.gate.limit == NEVER and training.step() is CONTINUE
+
+
+def test_a_stop_is_announced_at_a_poll_and_obeyed_at_the_step() -> None:
+    training = Training()
+    training.agreement.wish(SAVE)
+    assert training.agreement.arrive_at_poll() is CONTINUE
+    training.agreement.wish(STOP)
+    announced = training.agreement.arrive_at_poll()
+    assert announced.stop and not announced.save
+    assert training.step().save
+
+
+def test_no_wish_is_lost_between_two_threads() -> None:
+    training = Training()
+    wishes = 3_000
+
+    def wish() -> None:
+        for number in range(wishes):
+            training.agreement.wish(Request("mine", f"wish {number}", stop=False))
+
+    thread = threading.Thread(target=wish)
+    thread.start()
+    reasons: list[str] = []
+    while thread.is_alive() or training.gate.limit != NEVER:
+        reasons += training.step().reasons
+        training.agreement.finish(SAVED, 0.0)
+    thread.join()
+    assert sorted(reasons) == sorted(f"wish {number}" for number in range(wishes))
+
+
+def test_a_careless_request_is_no_error() -> None:
+    training = Training()
+    training.agreement.wish(Request("mine", None, stop=0))  # type: ignore[arg-type]
+    training.agreement.wish(Request(7, "why", stop=0))  # type: ignore[arg-type]
+    assert training.step().save
+
+
+def test_what_is_wished_while_it_saves_is_decided_at_the_next_step() -> None:
+    training = Training()
+    training.agreement.wish(SAVE)
+    assert training.step().save
+    training.agreement.wish(STOP)
+    training.agreement.finish(SAVED, 1.0)
+    assert training.step().stop
+
+
+def test_a_wish_outlives_the_loading_of_a_checkpoint() -> None:
+    training = Training()
+    training.agreement.wish(STOP)
+    training.gate.count_from(1000)
+    training.agreement.resumed()
+    assert training.step().step == 1001
+
+
+def test_the_first_word_about_the_start_counts() -> None:
+    training = Training()
+    assert training.agreement.wait_for_start(0.0) is None
+    training.agreement.decide_start(CONTINUE)
+    training.agreement.decide_start(Decision(stop=True))
+    assert training.agreement.wait_for_start(0.0) is CONTINUE

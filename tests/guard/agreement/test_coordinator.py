@@ -1,0 +1,320 @@
+"""Rank 0's side: when a round begins and ends, whom it waits for, what it answers, and what it tells its host."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from resilience.guard.agreement.coordinator import FIRST_RETRY_S, LAST_RETRY_S, Coordinator
+from resilience.guard.agreement.messages import check_coordinator_message
+from resilience.guard.agreement.selection import MOST_REQUESTS, select
+from resilience.guard.decision import EXIT_ERROR, FAILED, OBEYED, SAVED, Decision, Request, merge
+
+SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
+STOP = Request("kill switch", "bob stops the run")
+
+
+def join(rank: int, life: str = "", **more: Any) -> dict[str, Any]:
+    joining = {"say": "join", "rank": rank, "life": life or f"life{rank}", "steps": 0, "polls": 0}
+    return {**joining, "round": 0, "state": "free", "verdict": {}, "wishes": {}, **more}
+
+
+def wish(request: Request, name: str = "w1") -> dict[str, Any]:
+    return {"say": "wish", "id": name, "request": request.as_dict()}
+
+
+def promise(steps: int, number: int = 1, polls: int = 0) -> dict[str, Any]:
+    return {"say": "promise", "round": number, "steps": steps, "polls": polls}
+
+
+def done(outcome: str = SAVED, number: int = 1, seconds: float = 1.0) -> dict[str, Any]:
+    return {"say": "done", "round": number, "outcome": outcome, "seconds": seconds}
+
+
+def joined(world: int = 3, **settings: Any) -> Coordinator:
+    coordinator = Coordinator(world, **settings)
+    for rank in range(world):
+        coordinator.receive(rank, join(rank), 0.0)
+    return coordinator
+
+
+def committed(world: int = 3, request: Request = SAVE) -> Coordinator:
+    coordinator = joined(world)
+    coordinator.receive(1, wish(request), 0.0)
+    for rank in range(world):
+        coordinator.receive(rank, promise(10 + rank), 0.0)
+    return coordinator
+
+
+def kinds(coordinator: Coordinator) -> list[str]:
+    return [heard.kind for heard in coordinator.heard]
+
+
+def words(said: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, str]]:
+    for _, message in said:
+        check_coordinator_message(message)
+    return [(rank, message["say"]) for rank, message in said]
+
+
+def test_a_round_asks_all_and_commits_to_the_largest_promise() -> None:
+    coordinator = joined()
+    assert words(coordinator.receive(1, wish(SAVE), 0.0)) == [(0, "prepare"), (1, "prepare"), (2, "prepare")]
+    assert coordinator.receive(0, promise(12), 0.0) == coordinator.receive(2, promise(10), 0.0) == []
+    said = coordinator.receive(1, promise(11), 0.0)
+    assert sorted(words(said)) == [(0, "commit"), (1, "commit"), (2, "commit")]
+    assert {message["verdict"]["steps"] for _, message in said} == {12}
+    assert {rank: message["verdict"]["wishes"] for rank, message in said} == {0: [], 1: ["w1"], 2: []}
+    for rank in range(3):
+        assert not coordinator.is_over()
+        coordinator.receive(rank, done(seconds=rank), 1.0)
+    assert coordinator.is_over() and kinds(coordinator) == ["committed", "outcome"]
+    assert (coordinator.heard[1].outcome, coordinator.heard[1].seconds) == (SAVED, 2.0)
+
+
+def test_two_wishes_at_once_are_one_decision() -> None:
+    coordinator = joined()
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(2, wish(STOP, "w2"), 0.0)
+    for rank in range(3):
+        said = coordinator.receive(rank, promise(10), 0.0)
+    assert len(said[0][1]["verdict"]["requests"]) == 2
+    assert coordinator.heard[0].decision == merge([SAVE, STOP], 11)
+
+
+def test_a_wish_during_a_round_is_the_next_round() -> None:
+    coordinator = committed()
+    assert coordinator.receive(2, wish(STOP, "w2"), 0.0) == []
+    coordinator.receive(0, done(), 0.0)
+    coordinator.receive(1, done(), 0.0)
+    assert words(coordinator.receive(2, done(), 0.0)) == [(0, "prepare"), (1, "prepare"), (2, "prepare")]
+
+
+def test_a_wish_that_is_said_again_is_answered_once() -> None:
+    coordinator = committed()
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(1, join(1, round=1, state="promised", steps=11, wishes={"w1": SAVE.as_dict()}), 0.0)
+    for rank in range(3):
+        assert words(coordinator.receive(rank, done(), 0.0)) == []
+
+
+def test_nothing_begins_before_all_have_joined_and_that_is_named_once() -> None:
+    coordinator = Coordinator(3, absent_s=60.0)
+    coordinator.receive(0, join(0), 100.0)
+    assert coordinator.receive(0, wish(STOP), 100.0) == []
+    assert coordinator.next_deadline() == 160.0
+    coordinator.proceed(160.0)
+    coordinator.proceed(200.0)
+    assert kinds(coordinator) == ["absent"] and "ranks 1, 2 of 3" in coordinator.heard[0].text
+    assert coordinator.next_deadline() is None, "a join will wake it"
+    coordinator.receive(1, join(1), 300.0)
+    assert ("prepare") in [message["say"] for _, message in coordinator.receive(2, join(2), 300.0)]
+
+
+def test_a_silent_rank_ends_the_round_and_it_is_tried_again() -> None:
+    coordinator = joined(round_s=10.0)
+    coordinator.receive(0, wish(STOP), 0.0)
+    coordinator.receive(0, promise(5), 0.0)
+    coordinator.receive(1, promise(5), 0.0)
+    assert coordinator.proceed(9.9) == [] and coordinator.next_deadline() == 10.0
+    assert words(coordinator.proceed(10.0)) == [(0, "abort"), (1, "abort"), (2, "abort")]
+    assert "rank 2 did not answer" in coordinator.heard[0].text
+    assert coordinator.receive(2, promise(5), 10.1) == [], "too late"
+    assert coordinator.next_deadline() == 10.0 + FIRST_RETRY_S
+    assert {word for _, word in words(coordinator.proceed(11.0))} == {"prepare"} and coordinator.round == 2
+    for _ in range(10):  # it never gives up, and never waits longer than that
+        coordinator.proceed(coordinator.next_deadline() or 0.0)
+        aborted_s = coordinator.next_deadline() or 0.0
+        assert coordinator.proceed(aborted_s)
+    assert coordinator._retry_s == LAST_RETRY_S
+
+
+def test_ranks_that_count_differently_decide_nothing_and_are_named_if_it_lasts() -> None:
+    coordinator = joined(2, skew_steps=16)
+    coordinator.receive(0, wish(STOP), 0.0)
+    now = 0.0
+    for number in range(1, 8):
+        coordinator.receive(0, promise(1000, number), now)
+        said = coordinator.receive(1, promise(3, number), now)
+        assert {word for _, word in words(said)} == {"abort"}
+        assert ("skew" in kinds(coordinator)) == (now >= LAST_RETRY_S)
+        now = coordinator.next_deadline() or 0.0
+        coordinator.proceed(now)
+    (skew,) = (heard for heard in coordinator.heard if heard.kind == "skew")
+    assert "rank 1 counts 3 steps where others count 1000" in skew.text and "resumed" in skew.text
+
+
+# ---- connections, lives, leaves --------------------------------------------------------------------------------------
+
+
+def test_a_lost_rank_keeps_its_promise_and_hears_the_verdict_when_it_joins_again() -> None:
+    coordinator = joined()
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(2, promise(10), 0.0)
+    coordinator.lost(2, 0.0)
+    coordinator.receive(0, promise(10), 0.0)
+    coordinator.receive(1, promise(10), 0.0)
+    said = coordinator.receive(2, join(2, round=1, state="promised", steps=10), 1.0)
+    assert words(said) == [(2, "welcome"), (2, "commit")]
+
+
+def test_a_rank_that_lost_the_abort_hears_it_and_the_next_prepare() -> None:
+    coordinator = joined(round_s=10.0)
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.proceed(10.0)
+    coordinator.proceed(11.0)
+    said = coordinator.receive(2, join(2, round=1, state="promised", steps=10), 11.0)
+    assert words(said) == [(2, "welcome"), (2, "abort"), (2, "prepare")]
+
+
+def test_no_round_begins_while_a_rank_is_lost() -> None:
+    coordinator = joined()
+    coordinator.lost(2, 0.0)
+    assert coordinator.receive(1, wish(SAVE), 0.0) == []
+    assert (2, "prepare") in words(coordinator.receive(2, join(2), 1.0))
+
+
+def test_a_restarted_rank_has_promised_nothing_and_nobody_says_that_it_has_saved() -> None:
+    coordinator = joined(2)
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(1, promise(10), 0.0)
+    assert words(coordinator.receive(1, join(1, "again"), 0.0)) == [(1, "welcome"), (1, "prepare")]
+    assert coordinator.receive(0, promise(10), 0.0) == []
+    coordinator.receive(1, promise(10), 0.0)
+    coordinator.receive(1, join(1, "and again"), 0.0)
+    coordinator.receive(0, done(SAVED), 0.0)
+    assert kinds(coordinator) == ["restarted", "committed", "restarted", "outcome"]
+    assert coordinator.heard[-1].outcome == FAILED
+
+
+def test_two_processes_of_one_rank_are_named() -> None:
+    coordinator = joined(2)
+    for life in ("other", "life1", "other", "life1"):
+        coordinator.receive(1, join(1, life), 0.0)
+    assert kinds(coordinator).count("twins") == 1
+
+
+def test_the_verdict_lies_where_a_rank_has_left_if_that_is_further() -> None:
+    """The trainings end together: whoever is a step behind must not save alone."""
+    coordinator = joined()
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(1, promise(99), 0.0)
+    coordinator.receive(2, promise(99), 0.0)
+    said = coordinator.receive(0, {"say": "leave", "steps": 100}, 0.0)
+    assert sorted((rank, message["verdict"]["steps"]) for rank, message in said) == [(1, 100), (2, 100)]
+
+
+@pytest.mark.parametrize(("request_", "outcome"), [(SAVE, FAILED), (Request("x", "y", save=False), OBEYED)])
+def test_a_save_that_a_rank_left_without_has_failed(request_: Request, outcome: str) -> None:
+    coordinator = committed(2, request_)
+    coordinator.receive(0, done(OBEYED), 0.0)
+    coordinator.receive(1, {"say": "leave", "steps": 11}, 0.0)
+    assert coordinator.heard[-1].kind == "outcome" and coordinator.heard[-1].outcome == outcome
+
+
+def test_when_all_have_left_nothing_begins_and_nothing_is_waited_for() -> None:
+    coordinator = joined(2)
+    for rank in range(2):
+        coordinator.receive(rank, {"say": "leave", "steps": 9}, 0.0)
+    assert coordinator.receive(1, wish(SAVE), 0.0) == []
+    assert coordinator.next_deadline() is None and coordinator.is_over() and coordinator.has_all_left()
+
+
+def test_rank_0_that_goes_away_sets_free_who_has_promised() -> None:
+    coordinator = joined(2)
+    coordinator.receive(1, wish(SAVE), 0.0)
+    coordinator.receive(1, promise(9), 0.0)
+    assert {word for _, word in words(coordinator.end())} == {"abort"}
+    assert coordinator.receive(1, wish(STOP, "w2"), 0.0) == [] and coordinator.is_over()
+
+
+def test_after_a_stop_nothing_is_decided_and_who_starts_now_hears_of_it() -> None:
+    coordinator = committed(2, STOP)
+    for rank in range(2):
+        coordinator.receive(rank, done(), 0.0)
+    assert coordinator.receive(1, wish(SAVE, "w9"), 0.0) == []
+    said = coordinator.receive(1, join(1, "again"), 0.0)
+    assert words(said) == [(1, "welcome"), (1, "start")]
+    assert said[1][1]["decision"]["stop"] and not said[1][1]["decision"]["save"]
+
+
+def test_the_first_word_about_the_start_counts() -> None:
+    coordinator = joined(2)
+    assert len(coordinator.decide_start(Decision())) == 2
+    assert coordinator.decide_start(Decision(stop=True)) == [] and not coordinator.start.stop  # type: ignore[union-attr]
+
+
+# ---- a coordinator after another -------------------------------------------------------------------------------------
+
+VERDICT = {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": ["w0"]}
+
+
+def test_a_verdict_that_one_rank_has_heard_holds_for_all() -> None:
+    coordinator = Coordinator(3)
+    coordinator.receive(1, join(1, round=7, verdict=VERDICT), 0.0)  # has obeyed
+    coordinator.receive(2, join(2, round=7, state="promised", steps=9, wishes={"w2": SAVE.as_dict()}), 0.0)
+    said = coordinator.receive(0, join(0), 0.0)  # the last one knows nothing
+    assert (2, "commit") in words(said)
+    assert said[-1][1]["verdict"]["wishes"] == ["w2"], "it is the same wish: it is not obeyed twice"
+    coordinator.receive(2, done(number=7), 0.0)
+    assert coordinator.is_over() and coordinator.round == 7 and kinds(coordinator) == ["outcome"]
+
+
+def test_a_promise_that_nobody_heard_a_verdict_for_is_set_free() -> None:
+    coordinator = Coordinator(2)
+    coordinator.receive(1, join(1, round=7, state="promised", steps=9, wishes={"w2": SAVE.as_dict()}), 0.0)
+    said = words(coordinator.receive(0, join(0), 0.0))
+    assert said[:2] == [(0, "welcome"), (1, "abort")] and sorted(said[2:]) == [(0, "prepare"), (1, "prepare")]
+    assert coordinator.round == 8
+
+
+def test_a_stop_that_all_have_obeyed_is_not_forgotten() -> None:
+    coordinator = Coordinator(2)
+    stop = {**VERDICT, "requests": [STOP.as_dict()]}
+    coordinator.receive(1, join(1, round=7, verdict=stop), 0.0)
+    coordinator.receive(0, join(0), 0.0)
+    assert coordinator.start is not None and coordinator.start.stop
+    assert coordinator.receive(0, wish(SAVE), 0.0) == []
+
+
+def test_an_outcome_told_before_all_have_joined_is_not_waited_for_again() -> None:
+    coordinator = Coordinator(3)
+    coordinator.receive(1, join(1, round=7, state="committed", verdict=VERDICT), 0.0)
+    coordinator.receive(1, done(FAILED, number=7), 0.0)
+    coordinator.receive(2, join(2, round=7, state="committed", verdict=VERDICT), 0.0)
+    coordinator.receive(0, join(0), 0.0)
+    coordinator.receive(2, done(SAVED, number=7), 0.0)
+    assert coordinator.is_over() and coordinator.heard[-1].outcome == FAILED
+
+
+# ---- which requests travel -------------------------------------------------------------------------------------------
+
+
+def test_few_requests_make_the_decision_that_all_would_have_made() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        requests = [
+            Request(
+                chance.choice("abc"),
+                f"why {number}",
+                save=chance.random() < 0.5,
+                stop=chance.random() < 0.1,
+                label=chance.choice(["", "", "", "", "x", "y"]),
+                discard=chance.random() < 0.3,
+                exit_code=chance.choice([75, 75, EXIT_ERROR, 0]),
+                rank=chance.randrange(8),
+            )
+            for number in range(chance.randrange(1, 80))
+        ]
+        chosen = select(requests)
+        assert len(chosen) <= MOST_REQUESTS
+        few, all_ = merge(chosen, 1), merge(requests, 1)
+        assert (few.save, few.stop, few.label) == (all_.save, all_.stop, all_.label)
+        assert not few.stop or few.exit_code == all_.exit_code
+
+
+def test_the_signal_of_4096_ranks_is_one_request() -> None:
+    requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in reversed(range(4096))]
+    (chosen,) = select(requests)
+    assert chosen.rank == 0

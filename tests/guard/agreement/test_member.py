@@ -1,0 +1,281 @@
+"""One rank's side: what it says, what it holds back, and what it gives to the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience.guard.agreement.member import MOST_WISHES, Member
+from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, check_member_message
+from resilience.guard.decision import CONTINUE, OBEYED, SAVED, Decision, Request
+from resilience.guard.gate import NEVER, Gate
+
+SAVE = Request("save switch", "alice wants a checkpoint", stop=False, label="best")
+STOP = Request("kill switch", "bob stops the run")
+
+
+def member_at(steps: int, polls: int = 0) -> Member:
+    gate = Gate()
+    gate.open()
+    gate.count, gate.polls, gate.polled_step = steps, polls, steps
+    return Member(gate, 1, "life")
+
+
+def prepare(number: int = 1) -> dict[str, Any]:
+    return {"say": "prepare", "round": number}
+
+
+def commit(steps: int, *requests: Request, polls: int = 0, number: int = 1, wishes: tuple[str, ...] = ()) -> Any:
+    fields = [request.as_dict() for request in requests or (STOP,)]
+    verdict = {"steps": steps, "polls": polls, "requests": fields, "wishes": list(wishes)}
+    return {"say": "commit", "round": number, "verdict": verdict}
+
+
+def step(member: Member) -> Decision | None:
+    member.gate.count += 1
+    return CONTINUE if member.gate.count < member.gate.limit else member.arrive()
+
+
+def poll(member: Member) -> Decision | None:
+    gate = member.gate
+    if gate.polled_step != gate.count:
+        gate.polled_step, gate.polls = gate.count, 0
+    gate.polls += 1
+    return CONTINUE if gate.polls < gate.poll_limit else member.arrive_at_poll()
+
+
+def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lies_ahead() -> None:
+    member = member_at(5)
+    assert member.receive(prepare()) == [{"say": "promise", "round": 1, "steps": 5, "polls": 0}]
+    assert step(member) is None
+    assert member.receive(commit(7)) == []
+    assert member.arrive() is CONTINUE and step(member) is CONTINUE
+    decision = step(member)
+    assert decision is not None and (decision.step, decision.save, decision.stop) == (8, True, True)
+
+
+def test_an_abort_sets_it_free() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    assert step(member) is None
+    member.receive({"say": "abort", "round": 2})
+    assert member.arrive() is None, "of another round"
+    member.receive({"say": "abort", "round": 1})
+    assert member.arrive() is CONTINUE and member.gate.limit == NEVER and member.state == FREE
+
+
+def test_a_prepare_that_comes_twice_gets_the_same_promise() -> None:
+    member = member_at(5)
+    first = member.receive(prepare())
+    step(member)
+    assert member.receive(prepare()) == first
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_round_of_the_past_is_promised_nothing(number: int) -> None:
+    member = member_at(5)
+    member.receive(prepare(1))
+    member.receive({"say": "abort", "round": 1})
+    assert member.receive(prepare(number)) == [] and member.state == FREE and member.gate.limit == NEVER
+
+
+def test_nothing_is_promised_while_a_verdict_is_not_obeyed_and_told() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5, SAVE))
+    assert member.receive(prepare(2)) == [] and member.state == COMMITTED
+    assert step(member)
+    assert member.receive(prepare(2)) == [] and member.state == OBEYING
+    (done,) = member.finish(SAVED, 2)
+    assert done == {"say": "done", "round": 1, "outcome": SAVED, "seconds": 2.0}
+    assert member.receive(prepare(2)) != []
+
+
+def test_a_commit_is_obeyed_once_however_often_it_comes() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5, SAVE))
+    member.receive(commit(9, SAVE))
+    assert step(member) == Decision(
+        save=True, label="best", reasons=[SAVE.why], step=6, triggers=["save switch"], exit_code=75
+    )
+    member.receive(commit(5, SAVE))
+    member.finish(SAVED, 1)
+    member.receive(commit(5, SAVE))
+    assert [step(member) for _ in range(3)] == [CONTINUE] * 3
+
+
+def test_a_commit_of_a_round_that_was_not_promised_is_not_obeyed() -> None:
+    member = member_at(5)
+    member.receive(commit(5))
+    assert member.state == FREE and step(member) is CONTINUE
+
+
+def test_a_stop_is_given_again_without_its_save() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5))
+    first, second = step(member), step(member)
+    assert first is not None and first.save and first.stop
+    assert second is not None and second.stop and not second.save and second.step == 7
+    announced = poll(member)
+    assert announced is not None and announced.stop and not announced.save
+
+
+def test_the_outcome_is_told_once_and_said_again_after_a_reconnection() -> None:
+    member = member_at(5)
+    assert member.finish(SAVED, 1) == []
+    member.receive(prepare())
+    member.receive(commit(5, SAVE))
+    step(member)
+    (done,) = member.finish(SAVED, 1)
+    assert member.finish(OBEYED, 0) == []
+    joining, again = member.join()
+    assert again == done and joining["state"] == FREE and joining["verdict"]["steps"] == 5
+    for message in (joining, again):
+        check_member_message(message)
+
+
+def test_a_rank_that_has_not_told_its_outcome_asks_at_the_next_step() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5, SAVE))
+    step(member)
+    assert member.gate.limit == member.gate.count + 1
+
+
+# ---- joining again ---------------------------------------------------------------------------------------------------
+
+
+def test_joining_tells_the_promise_and_not_the_position() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    step(member)
+    (joining,) = member.join()
+    assert (joining["state"], joining["round"], joining["steps"]) == (PROMISED, 1, 5)
+
+
+def test_wishes_are_said_again_until_a_verdict_answers_them() -> None:
+    member = member_at(5)
+    (wish,) = member.wish(SAVE)
+    assert member.join()[0]["wishes"] == {wish["id"]: wish["request"]}
+    member.receive(prepare())
+    member.receive(commit(5, SAVE, wishes=(wish["id"],)))
+    assert member.join()[0]["wishes"] == {}
+
+
+def test_leaving_is_said_again_after_a_reconnection() -> None:
+    member = member_at(5)
+    assert member.leave() == [{"say": "leave", "steps": 5}]
+    assert member.join()[-1] == {"say": "leave", "steps": 5}
+
+
+# ---- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_wish_is_said_once_while_nothing_answers_it() -> None:
+    member = member_at(5)
+    assert len(member.wish(SAVE)) == 1 and member.wish(SAVE) == [] and len(member.wish(STOP)) == 1
+
+
+def test_a_flood_of_wishes_with_ever_other_reasons_is_bounded() -> None:
+    member = member_at(5)
+    for number in range(10_000):
+        member.wish(Request("loss", f"the loss is {number}", stop=False))
+    assert len(member.wishes) == MOST_WISHES
+    assert member.wish(STOP), "another kind is still said"
+
+
+@pytest.mark.parametrize(
+    "careless",
+    [
+        Request("mine", "x" * 100_000),
+        Request("mine", None, save=1, stop=0, label=None),  # type: ignore[arg-type]
+        Request(7, ValueError("no"), exit_code="75"),  # type: ignore[arg-type]
+        Request("mine", "why", exit_code=10**400, rank="0"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_careless_request_travels_in_good_form(careless: Request) -> None:
+    (wish,) = member_at(5).wish(careless)
+    assert check_member_message(wish)["request"]["rank"] == 1
+
+
+# ---- polls -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_is_announced_at_the_same_poll_by_ranks_that_poll_alike() -> None:
+    """One had done 5 polls when it promised, the other 3: both leave at the sixth."""
+    members = [member_at(10, 5), member_at(10, 3)]
+    for member in members:
+        member.receive(prepare())
+    assert poll(members[0]) is None, "beyond its promise"
+    for member in members:
+        member.receive(commit(10, polls=5))
+    assert members[0].arrive_at_poll().stop  # type: ignore[union-attr]
+    assert [bool(poll(members[1])) for _ in range(3)] == [False, False, True]
+    assert members[0].gate.polls == members[1].gate.polls == 6
+    for member in members:
+        decision = step(member)
+        assert decision is not None and decision.step == 11 and decision.save and decision.stop
+
+
+def test_a_save_is_not_announced_at_a_poll() -> None:
+    member = member_at(10, 5)
+    member.receive(prepare())
+    member.receive(commit(10, SAVE, polls=5))
+    assert poll(member) is CONTINUE
+    assert step(member).save  # type: ignore[union-attr]
+
+
+def test_a_rank_that_polls_less_loses_nothing() -> None:
+    member = member_at(10)
+    member.receive(prepare())
+    member.receive(commit(10, polls=500))
+    assert poll(member) is CONTINUE
+    assert step(member).stop  # type: ignore[union-attr]
+
+
+# ---- going on from another step --------------------------------------------------------------------------------------
+
+
+def test_a_verdict_of_before_a_checkpoint_was_loaded_is_obeyed_at_the_first_step_after() -> None:
+    """The kill switch came while it was loading: lost it must not be."""
+    member = member_at(0)
+    member.receive(prepare())
+    member.receive(commit(0))
+    member.gate.count_from(1000)
+    member.restore()
+    assert step(member) == member.stopped and member.gate.count == 1001
+
+
+def test_a_promise_is_kept_by_a_training_that_goes_back() -> None:
+    member = member_at(1000)
+    member.receive(prepare())
+    member.gate.count_from(800)
+    member.restore()
+    assert step(member) is None and member.gate.count == 801
+    member.receive(commit(1002))
+    assert member.arrive() is CONTINUE and step(member) is CONTINUE
+    decision = step(member)
+    assert decision is not None and decision.step == 803
+
+
+def test_a_signal_while_a_promise_is_made_is_looked_at_by_the_next_step() -> None:
+    member = member_at(5)
+    member.look()
+    member.hold()
+    member.gate.urgent = True  # its handler ran here
+    member.gate.limit = member.gate.poll_limit = 0
+    assert member.keep(1)
+    assert member.gate.limit == 0
+
+
+def test_a_decision_that_comes_to_nothing_is_told_from_going_on() -> None:
+    """Two requests that cancel each other: the guard has to tell that it was obeyed, or no round would follow."""
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5, Request("loss", "NaN", save=False, stop=False, discard=True), SAVE))
+    decision = step(member)
+    assert not decision and decision is not CONTINUE
+    assert member.finish(OBEYED, 0.0)

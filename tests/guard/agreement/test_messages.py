@@ -1,0 +1,143 @@
+"""What arrives from the network is exactly what is said, or a ValueError: never an exception into the training."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.guard.agreement.frames import LARGEST_FRAME, encode
+from resilience.guard.agreement.member import Member
+from resilience.guard.agreement.messages import (
+    LABEL_LIMIT,
+    TRIGGER_LIMIT,
+    WHY_LIMIT,
+    check_coordinator_message,
+    check_member_message,
+    read_decision,
+)
+from resilience.guard.agreement.selection import MOST_REQUESTS
+from resilience.guard.decision import Decision, Request
+from resilience.guard.gate import Gate
+
+REQUEST = Request("kill switch", "bob stops the run").as_dict()
+VERDICT = {"steps": 5, "polls": 0, "requests": [REQUEST], "wishes": ["life.1"]}
+JOIN = {
+    "say": "join",
+    "rank": 1,
+    "life": "life",
+    "steps": 5,
+    "polls": 0,
+    "round": 3,
+    "state": "committed",
+    "verdict": VERDICT,
+    "wishes": {"life.2": REQUEST},
+}
+MEMBER_SAYS: list[dict[str, Any]] = [
+    JOIN,
+    {"say": "wish", "id": "life.1", "request": REQUEST},
+    {"say": "promise", "round": 1, "steps": 5, "polls": 0},
+    {"say": "done", "round": 1, "outcome": "saved", "seconds": 3},
+    {"say": "leave", "steps": 9},
+]
+COORDINATOR_SAYS: list[dict[str, Any]] = [
+    {"say": "welcome", "round": 1},
+    {"say": "start", "decision": Decision(stop=True, reasons=["why"], triggers=["x"]).as_dict()},
+    {"say": "prepare", "round": 1},
+    {"say": "commit", "round": 1, "verdict": VERDICT},
+    {"say": "abort", "round": 1},
+]
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check(message: object) -> Any:
+    for known, checks in ((MEMBER_SAYS, check_member_message), (COORDINATOR_SAYS, check_coordinator_message)):
+        if isinstance(message, dict) and message.get("say") in [said["say"] for said in known]:
+            return checks(message)
+    raise ValueError("nobody says this")
+
+
+@pytest.mark.parametrize("message", MEMBER_SAYS + COORDINATOR_SAYS, ids=lambda message: message["say"])
+def test_what_is_said_is_understood(message: dict[str, Any]) -> None:
+    assert check(json.loads(json.dumps(message))) == message
+
+
+def places(thing: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a message where something else could stand."""
+    inner = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    return [path, *(place for name, value in inner for place in places(value, (*path, name)))]
+
+
+@given(st.sampled_from(MEMBER_SAYS + COORDINATOR_SAYS), st.data(), JUNK)
+def test_junk_in_any_place_is_a_value_error_or_still_a_message(
+    message: dict[str, Any], data: st.DataObject, junk: Any
+) -> None:
+    place = data.draw(st.sampled_from(places(message)))
+    broken: Any = copy.deepcopy(message)
+    if not place:
+        broken = junk
+    else:
+        inside = broken
+        for name in place[:-1]:
+            inside = inside[name]
+        inside[place[-1]] = junk
+    try:
+        checked = check(broken)
+    except ValueError:
+        return
+    member = Member(Gate(), 1, "life")  # what passes does no harm
+    member.receive({"say": "prepare", "round": 1})
+    member.receive(checked)
+    member.gate.count += 20
+    member.arrive()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {**JOIN, "state": "confused"},
+        {**JOIN, "verdict": {}},
+        {**JOIN, "verdict": {**VERDICT, "requests": [{**REQUEST, "stop": 1}]}},
+        {**JOIN, "wishes": {"life.2": {**REQUEST, "why": "x" * (WHY_LIMIT + 1)}}},
+        {**JOIN, "rank": True},
+        {**JOIN, "steps": -1},
+        {**JOIN, "round": 1 << 62},
+        {**JOIN, "extra": 1},
+        {"say": "done", "round": 1, "outcome": "perfect", "seconds": 1.0},
+        {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
+        {"say": "done", "round": 1, "outcome": "saved", "seconds": -1.0},
+        {"say": "commit", "round": 1, "verdict": {}},
+        {"say": "commit", "round": 1, "verdict": {**VERDICT, "wishes": [1]}},
+        {"say": "start", "decision": {**Decision().as_dict(), "exit_code": "75"}},
+        {"say": "start", "decision": {**Decision().as_dict(), "reasons": [1]}},
+        {"say": "start", "decision": {**Decision().as_dict(), "stop": "yes"}},
+        {"say": ["join"]},
+        {"say": "shutdown"},
+        {},
+    ],
+)
+def test_what_means_nothing_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        check_member_message(broken)
+    with pytest.raises(ValueError):
+        check_coordinator_message(broken)
+
+
+def test_a_decision_survives_the_way() -> None:
+    decision = Decision(save=True, stop=True, label="best", reasons=["a", "b"], step=7, exit_code=1, triggers=["t"])
+    assert read_decision(json.loads(json.dumps(decision.as_dict()))) == decision
+
+
+def test_the_largest_verdict_fits_into_a_frame() -> None:
+    longest = Request("😀" * TRIGGER_LIMIT, "😀" * WHY_LIMIT, label="😀" * LABEL_LIMIT)
+    verdict = {**VERDICT, "requests": [longest.as_dict()] * MOST_REQUESTS, "wishes": ["f" * 40] * 64}
+    message = {"say": "commit", "round": 1, "verdict": verdict}
+    assert len(encode(check_coordinator_message(message))) < LARGEST_FRAME
