@@ -17,6 +17,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from resilience.system.files import read_lines
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
 
-# argv: how many stops to go through before finishing, 10 steps after the last.
+# argv: how many stops to go through before finishing, 10 steps after the last; and `gloo` for a real all-reduce.
 TRAINING = """\
 import json, os, sys, time
 from multiprocessing.connection import Client, Listener
@@ -67,7 +68,15 @@ step, stopped = 0, 0
 if os.path.exists(f"{root}/checkpoint.{rank}"):
     step, stopped = map(int, open(f"{root}/checkpoint.{rank}").read().split())
 last = step + 10 if stopped >= stops else 10**6
-others = meet()
+if sys.argv[2:] == ["gloo"]:
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+
+    def barrier():
+        dist.all_reduce(torch.ones(1))
+else:
+    others = meet()
 with TrainingGuard.from_env() as guard:
     if guard.should_stop_early():
         sys.exit(guard.exit_code)
@@ -152,6 +161,16 @@ PreemptMode=REQUEUE
 PartitionName=urgent Nodes=n5 PriorityTier=10 PreemptMode=OFF MaxTime=10 State=UP
 """
 FOR_PREEMPTION = "n5"
+HAS_TORCH = find_spec("torch") is not None
+# The nodes are all on this host, and nobody knows them by name.
+TORCHRUN = """\
+[environment]
+GLOO_SOCKET_IFNAME = "lo"
+OMP_NUM_THREADS = 1
+[template]
+gpus_per_node = 2
+torchrun_args = '--rdzv_endpoint="127.0.0.1:$MASTER_PORT" --local_addr=127.0.0.1'
+"""
 
 
 @dataclass
@@ -262,7 +281,7 @@ class Stage:
         cluster = self.cluster
         story = Story(cluster, name, world, user=cluster.users[0])
         cluster.run(["mkdir", str(story.folder)], user=story.user, check=True)
-        command = f"{cluster.shared}/train.py {stops}"
+        command = f"{cluster.shared}/train.py {stops} {settings.pop('how', '')}".strip()
         if settings.get("template") != "torchrun":
             command = f"{cluster.python} {command}"
         wishes = {"template": "python", "run": "", "guard": "", "sbatch": "", "more": ""}
@@ -285,9 +304,11 @@ def stage() -> Iterator[Stage]:
     with Cluster(nodes=5, kill_wait=20, extra=PREEMPTION) as cluster:
         stage = Stage(cluster)
         (cluster.shared / "train.py").write_text(TRAINING)
-        (cluster.shared / "bin").mkdir()
-        (cluster.shared / "bin" / "torchrun").write_text(LAUNCHER)
-        (cluster.shared / "bin" / "torchrun").chmod(0o755)
+        for folder, text in (("bin", LAUNCHER), ("torch", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')):
+            (cluster.shared / folder).mkdir()
+            (cluster.shared / folder / "torchrun").write_text(text)
+            (cluster.shared / folder / "torchrun").chmod(0o755)
+        two_nodes = "nodes = 2\nntasks-per-node = 2"
         no_clock = "walltime = false"  # else it might be the first to tell
         stage.play("clock", script=WITHOUT_SIGNAL.replace("MINUTES", "1"))
         stage.play("clock-changed", guard="walltime_ask_s = 10", script=WITHOUT_SIGNAL.replace("MINUTES", "10"))
@@ -300,12 +321,17 @@ def stage() -> Iterator[Stage]:
             "batch-signal", world=2, guard=no_clock, template="torchrun", more="[template]\ngpus_per_node = 2",
             run=f"setup = ['export PATH={cluster.shared}/bin:$PATH']",
         )  # fmt: skip
+        if HAS_TORCH:
+            stage.play(
+                "torchrun", how="gloo", world=4, guard=no_clock, template="torchrun", sbatch="nodes = 2",
+                run=f"setup = ['export PATH={cluster.shared}/torch:$PATH']", more=TORCHRUN,
+            )  # fmt: skip
         stage.play("cancelled", world=2, template="srun", guard=no_clock, sbatch="ntasks = 2")
-        two_nodes = "nodes = 2\nntasks-per-node = 2"
         stage.play("two-nodes", world=4, stops=2, template="srun", sbatch=two_nodes)
         stage.play("killed", world=4, template="srun", run='group = "resil-lab"', guard=no_clock, sbatch=two_nodes)
-        for story in stage.stories.values():
-            story.until_trains()
+        for name, story in stage.stories.items():
+            if name != "torchrun":  # it takes its time to import
+                story.until_trains()
         stage.stories["step-signal"].shorten(35)
         stage.stories["batch-signal"].shorten(35)
         stage.stories["clock-changed"].shorten(45)
@@ -377,6 +403,15 @@ def test_ranks_on_two_nodes_stop_together_when_one_is_told_and_when_the_batch_sh
     story.cluster.run(["scancel", "--signal=USR1", "--batch", story.raw_job()], story.user, check=True)
     story.check(stops=2, because="stop")
     assert story.triggers()[0] == {"signal"}
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed: pip install torch (extra `torch`)")
+def test_a_real_torchrun_with_real_all_reduces_on_two_nodes(stage: Stage) -> None:
+    """The ranks save at different speeds, and torchrun exits with 1 where its workers exit with 75."""
+    story = stage.stories["torchrun"]
+    story.until_trains()
+    story.cluster.run(["scancel", "--signal=USR1", "--batch", story.raw_job()], story.user, check=True)
+    story.check(stops=1, because="stop")
 
 
 def test_a_colleague_stops_a_run_that_he_may_not_cancel(stage: Stage) -> None:
