@@ -52,9 +52,10 @@ def steps(shell: Shell) -> list[int]:
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def begin(shell: Shell, *words: str) -> None:
+def begin(shell: Shell, *words: str) -> str:
     said = shell.resil("submit", "--array", "1", *words)
     assert said.returncode == 0, said.stderr
+    return said.stdout + said.stderr
 
 
 def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) -> None:
@@ -81,7 +82,7 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
 
     refused = shell.resil("submit", "--array", "1")
     assert refused.returncode == 2 and "has a kill switch, thrown by" in refused.stderr
-    begin(shell, "--force")  # its jobs end as they start
+    assert "has a kill switch, thrown by" in begin(shell, "--force")  # its jobs end as they start
     shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=60)
     assert steps(shell)[-1] == stopped
 
