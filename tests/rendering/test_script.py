@@ -162,6 +162,8 @@ def test_what_is_wrong_in_a_template_is_one_sentence_and_never_a_traceback(
         ({"signal": "SIGUSR1"}, "signal"),
         ({"signal": "KILL"}, "signal"),
         ({"owner_policy": "everybody"}, "owner policy"),
+        ({"guard": {"RESIL_GUARD__POLL_S; true": "1"}}, "setting of the guard"),
+        ({"guard": {"POLL_S": "1"}}, "setting of the guard"),
         ({"directives": (("comment", "a\nb"),)}, "line end"),
         ({"launcher": {"a b": 1}}, "template variable"),
     ],
