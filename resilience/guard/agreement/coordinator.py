@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from resilience.guard.agreement import recovery
 from resilience.guard.agreement.heard import Heard as Heard
-from resilience.guard.agreement.messages import FREE, PROMISED, read_request
+from resilience.guard.agreement.messages import COMMITTED, FREE, PROMISED, read_request
 from resilience.guard.agreement.selection import select
 from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request, merge
 
@@ -160,7 +160,8 @@ class Coordinator:
         elif state == PROMISED and number == self.round and self._promises is not None:
             self._promises[rank] = (message["steps"], message["polls"])
         else:
-            if state == PROMISED:
+            # Committed to what is not open any more: it became void while its connection was broken.
+            if state == PROMISED or (state == COMMITTED and self._verdict is None):
                 said.append((rank, self._outcome_message(rank, number)))
             if self._promises is not None:
                 said.append((rank, {"say": "prepare", "round": self.round}))

@@ -245,6 +245,16 @@ def test_the_first_word_about_the_start_counts() -> None:
     assert coordinator.decide_start(Decision(stop=True)) == [] and not coordinator.start.stop  # type: ignore[union-attr]
 
 
+def test_a_rank_that_was_away_when_a_verdict_became_void_hears_it_when_it_joins_again() -> None:
+    coordinator = committed(2, STOP)
+    coordinator.lost(1, 0.0)
+    coordinator.receive(0, {"say": "resume", "round": 1}, 0.0)
+    verdict = {"steps": 11, "polls": 0, "requests": [STOP.as_dict()], "wishes": ["w1"]}
+    said = coordinator.receive(1, join(1, round=1, state="committed", verdict=verdict), 1.0)
+    assert words(said)[:2] == [(1, "welcome"), (1, "abort")]
+    assert (1, "prepare") in words(said), "and it is asked anew"
+
+
 # ---- a coordinator after another -------------------------------------------------------------------------------------
 
 VERDICT = {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": ["w0"]}
