@@ -151,7 +151,7 @@ def _check_bash(text: str, what: str) -> str:
 def _check_variable(name: str) -> str:
     if _VARIABLE_NAME.fullmatch(name) is None:
         raise TemplateError(f"{name!r} cannot be the name of an environment variable")
-    if name.startswith(("RESIL_", "resil_")):
+    if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
         raise TemplateError(f"{name} is resil's own and cannot be set in [environment]")
     return name
 

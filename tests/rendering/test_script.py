@@ -175,6 +175,10 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], words: str) ->
         render(SHIPPED, "python", spec(**changes))
 
 
+def test_the_guard_can_be_switched_off_for_a_run() -> None:
+    assert "export RESIL_GUARD=off\n" in render(SHIPPED, "python", spec(environment={"RESIL_GUARD": "off"}))
+
+
 def test_a_container_needs_an_image_and_a_runtime_that_is_known() -> None:
     with pytest.raises(TemplateError, match="the variable 'image' is not given"):
         render(SHIPPED, "container", spec())
