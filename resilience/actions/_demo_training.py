@@ -26,7 +26,7 @@ from typing import Any
 if __name__ == "__main__":  # what lies beside it is not meant
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 from resilience.guard import TrainingGuard
-from resilience.guard.memory_limits import MemoryLimits
+from resilience.guard.memory.limits import MemoryLimits
 
 CONTEXT, EMBEDDING, HIDDEN, BATCH = 3, 6, 20, 16
 LEARNING_RATE = 0.06

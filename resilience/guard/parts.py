@@ -6,10 +6,10 @@ import _thread
 import time
 
 from resilience.guard.agreement.alone import Alone
-from resilience.guard.beat import BeatSlot
 from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, Decision, Request, merge
 from resilience.guard.exit import ForcedExit
-from resilience.guard.mirror import start_mirror
+from resilience.guard.mirror.beat import BeatSlot
+from resilience.guard.mirror.mirror import start_mirror
 from resilience.guard.pace import Pace
 from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.triggers import built_in_triggers

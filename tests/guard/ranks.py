@@ -17,9 +17,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 _PROGRAM = """
 import ctypes, json, os, sys, threading, time
-from resilience.guard import mirror_line
-from resilience.guard.beat import BeatSlot
-from resilience.guard.mirror import start_mirror
+from resilience.guard.mirror import line as mirror_line
+from resilience.guard.mirror.beat import BeatSlot
+from resilience.guard.mirror.mirror import start_mirror
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from resilience.guard.cgroup import find_folders
+from resilience.guard.memory.cgroup import find_folders
 from tests.slurm.cluster import Cluster
 
 MIB = 2**20

@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from resilience.guard.decision import Request
-from resilience.guard.gpu_use import GpuLook, GpuUse, initialised_torch
-from resilience.guard.node_memory import physical_bytes
+from resilience.guard.memory.gpu import GpuLook, GpuUse, initialised_torch
+from resilience.guard.memory.node import physical_bytes
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False

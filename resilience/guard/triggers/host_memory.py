@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 from resilience.guard.decision import Request
-from resilience.guard.forecast import History
-from resilience.guard.memory_limits import FAMILY, NODE, MemoryLimits, Reading
+from resilience.guard.memory.forecast import History
+from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
 from resilience.quantities import format_bytes, format_duration
 
 TYPE_CHECKING = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from resilience.guard.cgroup import parse_mounts
 from resilience.guard.decision import Request
+from resilience.guard.memory.cgroup import parse_mounts
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False

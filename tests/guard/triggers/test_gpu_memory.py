@@ -15,7 +15,7 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Request
-from resilience.guard.gpu_use import GpuUse
+from resilience.guard.memory.gpu import GpuUse
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings

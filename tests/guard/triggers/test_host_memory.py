@@ -16,7 +16,7 @@ import pytest
 from resilience.errors import GuardError
 from resilience.guard import Request, TrainingGuard
 from resilience.guard.end_time import NO_LIMIT, EndTime
-from resilience.guard.memory_limits import FAMILY, NODE, Reading
+from resilience.guard.memory.limits import FAMILY, NODE, Reading
 from resilience.guard.pace import Pace
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
@@ -25,7 +25,7 @@ from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, d
 from resilience.guard.triggers.walltime import Walltime
 from tests.guard import leaking_training
 from tests.guard.guards import QUIET, wait_until
-from tests.guard.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
+from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
 
 GIB = 2**30
 JOB = "the job's cgroup /slurm/uid_1000/job_12"

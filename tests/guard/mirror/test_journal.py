@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.guard.journal import LONGEST_LINE, append, as_line
+from resilience.guard.mirror.journal import LONGEST_LINE, append, as_line
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -83,7 +83,7 @@ def test_a_line_that_a_crash_has_cut_is_closed_off_by_the_next(tmp_path: Path) -
 
 
 def test_a_writer_killed_at_any_system_call_spoils_no_other_line(tmp_path: Path) -> None:
-    request = f"from resilience.guard.journal import *; append({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
+    request = f"from resilience.guard.mirror.journal import *; append({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
     append(str(tmp_path), "12", 0, [as_line({"event": "first"})])
     with writer(tmp_path / "strace.log") as process:
         for name, count in process.kill_points(request):

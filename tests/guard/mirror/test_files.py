@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.beat import Pulse
-from resilience.guard.beats_file import RankBeat
-from resilience.guard.mirror_files import MOST_LINES, Files, look_again
+from resilience.guard.mirror.beat import Pulse
+from resilience.guard.mirror.beats_file import RankBeat
+from resilience.guard.mirror.files import MOST_LINES, Files, look_again
 from tests.guard.guards import make_run, wait_until
 
 

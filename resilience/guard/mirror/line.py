@@ -1,4 +1,4 @@
-"""A rank's line to the process beside its node's ranks (`mirror_process.py`), and how that process is started.
+"""A rank's line to the process beside its node's ranks (`process.py`), and how that process is started.
 
 The name of the socket is abstract (unix(7)): nothing lies in a folder, nothing is left behind. Whoever may start the
 process binds the name first; binding is atomic, so that there is one process per node and launch. Both ends ask the
@@ -19,14 +19,14 @@ import threading
 import time
 
 from resilience.guard.agreement.network import Address
-from resilience.guard.mirror_process import DEAF_TO, LARGEST_PACKET, PEER
+from resilience.guard.mirror.process import DEAF_TO, LARGEST_PACKET, PEER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from resilience.guard.beat import BeatSlot
+    from resilience.guard.mirror.beat import BeatSlot
     from resilience.guard.place import Place
 
 CONNECT_S = 30.0
@@ -35,9 +35,9 @@ RETRY_S = 0.1
 ANSWER_S = 0.5
 MOST_STARTS = 3
 PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from resilience.guard.mirror_process import main; main(sys.argv[2])"
+    "import sys; sys.path.append(sys.argv[1]); from resilience.guard.mirror.process import main; main(sys.argv[2])"
 )
-_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
 """Not for a light process: what is preloaded into a training may start threads or take memory."""
 

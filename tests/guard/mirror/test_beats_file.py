@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.actions.last_step import last_step
-from resilience.guard.beat import Pulse
-from resilience.guard.beats_file import GONE, LEFT, RankBeat, compose, file_name, quote
+from resilience.guard.mirror.beat import Pulse
+from resilience.guard.mirror.beats_file import GONE, LEFT, RankBeat, compose, file_name, quote
 from resilience.system.run_directory import RunDirectory
 
 

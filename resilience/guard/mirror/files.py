@@ -10,9 +10,9 @@ import os
 import threading
 import time
 
-from resilience.guard.beats_file import RankBeat, compose, file_name
-from resilience.guard.journal import append
-from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
+from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
+from resilience.guard.mirror.journal import append
+from resilience.guard.mirror.run_folder import file_mode, remove_remains, replace_file, subfolder
 from resilience.guard.small_files import read_own
 from resilience.model import layout
 

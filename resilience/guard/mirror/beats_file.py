@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from resilience.guard.beat import Pulse
+    from resilience.guard.mirror.beat import Pulse
 
 RUNNING, LEFT, GONE = "", "left", "gone"
 

@@ -1,6 +1,6 @@
 """The process beside the ranks of a node: copies their beats to the run directory, and is gone when they are.
 
-A fresh interpreter with the standard library only, started by the node's first rank (`mirror_line.py`) with the
+A fresh interpreter with the standard library only, started by the node's first rank (`line.py`) with the
 listening socket as its standard input. Each rank connects and hands over its memory (SCM_RIGHTS, unix(7)). From then on
 nothing of a rank is needed: not its GIL, not its main thread. Ranks ask here where rank 0 listens, so that only this
 process of the node looks at the run directory.
@@ -25,9 +25,9 @@ import socket
 import struct
 import time
 
-from resilience.guard.beat import SIZE, Pulse, read_phase
-from resilience.guard.beats_file import GONE, LEFT, RUNNING, RankBeat
-from resilience.guard.mirror_files import Files
+from resilience.guard.mirror.beat import SIZE, Pulse, read_phase
+from resilience.guard.mirror.beats_file import GONE, LEFT, RUNNING, RankBeat
+from resilience.guard.mirror.files import Files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def close_inherited() -> None:
 
 
 def main(order: str) -> None:
-    """Serve with standard input as the listening socket; `order` is the JSON of `mirror_line.order`."""
+    """Serve with standard input as the listening socket; `order` is the JSON of `line.order`."""
     be_deaf()
     close_inherited()
     os.chdir("/")

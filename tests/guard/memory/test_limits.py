@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.memory_limits import FAMILY, NODE, REFRESH_S, MemoryLimits, Reading
-from tests.guard.memory_cgroups import MIB, Machine, count_descriptors
+from resilience.guard.memory.limits import FAMILY, NODE, REFRESH_S, MemoryLimits, Reading
+from tests.guard.memory.memory_cgroups import MIB, Machine, count_descriptors
 
 
 @pytest.fixture

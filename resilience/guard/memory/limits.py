@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from resilience.guard.cgroup import CgroupMemory, find_folders
-from resilience.guard.kept_file import KeptFile
-from resilience.guard.node_memory import (
+from resilience.guard.memory.cgroup import CgroupMemory, find_folders
+from resilience.guard.memory.kept_file import KeptFile
+from resilience.guard.memory.node import (
     MEMINFO_BYTES,
     family_bytes,
     parse_available,
@@ -34,7 +34,7 @@ class Reading:
 
     Attributes:
         whose: `node`, `family` (the processes of this training, where nothing else tells), or a cgroup as in
-            `resilience.guard.cgroup.whose`.
+            `resilience.guard.memory.cgroup.whose`.
         used_bytes: without file cache that the kernel would give up.
         shared_bytes: how much of it is shared memory; 0 where that was not looked up.
     """

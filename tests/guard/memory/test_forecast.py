@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.guard.forecast import MOST_READINGS, History, Trend, fit
+from resilience.guard.memory.forecast import MOST_READINGS, History, Trend, fit
 
 
 def remember(value: Callable[[int], float], *, hours: float = 1.0, every_s: float = 10.0) -> History:

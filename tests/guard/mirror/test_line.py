@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror_line import socket_name
+from resilience.guard.mirror.line import socket_name
 from resilience.guard.place import Place
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import Node, a_node
@@ -87,13 +87,13 @@ def test_a_mirror_that_dies_again_and_again_is_given_up(node: Node) -> None:
 def test_the_start_of_a_training_waits_for_nothing(tmp_path: Path) -> None:
     program = (
         "import time, sys\n"
-        "from resilience.guard.beat import BeatSlot\n"
-        "from resilience.guard.mirror import start_mirror\n"
+        "from resilience.guard.mirror.beat import BeatSlot\n"
+        "from resilience.guard.mirror.mirror import start_mirror\n"
         "from resilience.guard.place import Place\n"
         "from resilience.guard.recorder import Recorder\n"
         "from resilience.guard.settings import GuardSettings\n"
         f"place = Place(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', meeting='x{os.getpid()}')\n"
-        "import resilience.guard.mirror_line, resilience.guard.agreement.meeting\n"
+        "import resilience.guard.mirror.line, resilience.guard.agreement.meeting\n"
         "began = time.perf_counter()\n"
         "mirror = start_mirror(place, GuardSettings(), BeatSlot(), Recorder(place))\n"
         "print(time.perf_counter() - began)\n"

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from resilience.guard import TrainingGuard
-from resilience.guard import mirror as mirror_module
-from resilience.guard.beat import BeatSlot
-from resilience.guard.mirror import Mirror, finished_text, start_mirror
+from resilience.guard.mirror import mirror as mirror_module
+from resilience.guard.mirror.beat import BeatSlot
+from resilience.guard.mirror.mirror import Mirror, finished_text, start_mirror
 from resilience.guard.place import Place
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings

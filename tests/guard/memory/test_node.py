@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.node_memory import (
+from resilience.guard.memory.node import (
     family_bytes,
     parse_available,
     parse_meminfo,
     parse_process,
     physical_bytes,
 )
-from tests.guard.memory_cgroups import MIB, RECORDED
+from tests.guard.memory.memory_cgroups import MIB, RECORDED
 
 RECORDED_MEMINFO = (RECORDED / "meminfo_linux_6.18.txt").read_text()
 

@@ -13,7 +13,7 @@ import math
 import os
 import stat
 
-from resilience.guard.run_folder import file_mode, subfolder
+from resilience.guard.mirror.run_folder import file_mode, subfolder
 from resilience.model import layout
 
 TYPE_CHECKING = False

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.cgroup import find_folders
+from resilience.guard.memory.cgroup import find_folders
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "memory"
+RECORDED = Path(__file__).parents[2] / "recorded" / "memory"
 MIB = 2**20
 NO_LIMIT_V1 = "9223372036854771712\n"
 MEMINFO = "MemTotal:       24684096 kB\nMemFree:        23544596 kB\nMemAvailable:   {available} kB\nBuffers: 8 kB\n"

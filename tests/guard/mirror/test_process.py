@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror_line import socket_name
+from resilience.guard.mirror.line import socket_name
 from resilience.guard.place import Place
 from tests.guard.disks import fill, small_disk
 from tests.guard.guards import make_run, wait_until
@@ -269,7 +269,9 @@ def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
 
 def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
-        rank = node.start(0, first="from resilience.guard import mirror; mirror.Mirror._write_journal = lambda self: 0")
+        rank = node.start(
+            0, first="from resilience.guard.mirror import mirror; mirror.Mirror._write_journal = lambda self: 0"
+        )
         wait_until(lambda: node.beats())
         ballast = fill(run)
         wait_until(lambda: rank.said())
@@ -319,7 +321,7 @@ def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"
             "mirror_line.PROGRAM = mirror_line.PROGRAM.replace("
-            "'main(', 'import resilience.guard.mirror_process as m; m.HUNG_S = 0.2; main(', 1)"
+            "'main(', 'import resilience.guard.mirror.process as m; m.HUNG_S = 0.2; main(', 1)"
         )
         rank = node.start(0, first=first)
         wait_until(lambda: rank.ask("mirror._line.tend()") or rank.said())
@@ -387,7 +389,7 @@ def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> 
 
 def test_it_ends_when_no_rank_ever_comes() -> None:
     program = (
-        "import json, socket, sys; from resilience.guard import mirror_process as m\n"
+        "import json, socket, sys; from resilience.guard.mirror import process as m\n"
         "m.FIRST_GUEST_S = 0.2\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.bind(b'\\0resil-test-' + m.os.urandom(8).hex().encode())\n"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from resilience.guard.kept_file import KeptFile
+from resilience.guard.memory.kept_file import KeptFile
 
 NO_LIMIT = 2**62
 """Version 1 says "none" as the largest multiple of the page size in 63 bits: 9223372036854771712 with 4 KiB pages."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.kept_file import KeptFile
-from tests.guard.memory_cgroups import count_descriptors
+from resilience.guard.memory.kept_file import KeptFile
+from tests.guard.memory.memory_cgroups import count_descriptors
 
 
 def test_each_reading_shows_what_is_there_now(tmp_path: Path) -> None:
