@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import selectors
-import socket
 import threading
 import time
 
@@ -20,9 +19,11 @@ from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.hub import Hub
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.uplink import Uplink
+from resilience.guard.agreement.wakeup import Wakeup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from resilience.guard.agreement.messages import Message
@@ -77,21 +78,12 @@ class Control:
         self._noted: set[str] = set()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
+        self._wakeup = Wakeup()
         self._hub: Hub | None = None
         if coordinator is not None:
             self._hub = Hub(self._selector, world, receive=self._heard_rank, lost=self._lost_rank, note=self._note)
         else:
-            self.uplink = Uplink(
-                self._selector,
-                rank,
-                locate=locate,
-                joining=self._joining,
-                receive=self._heard_coordinator,
-                note=self._note,
-            )
+            self.uplink = Uplink(self._selector, rank, locate, self._joining, self._heard_coordinator, self._note)
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
@@ -112,8 +104,7 @@ class Control:
 
     def wake(self) -> None:
         """There is something to be said."""
-        with contextlib.suppress(OSError):  # full: it will wake; closed: it is over
-            self._wake_write.send(b".")
+        self._wakeup.ring()
 
     def end(self) -> None:
         """Wait until the thread has said its last words; not for long, since it may hang in looking for rank 0."""
@@ -127,8 +118,7 @@ class Control:
         for side in (self._hub, self.uplink):
             if side is not None:
                 side.abandon()
-        self._wake_read.close()
-        self._wake_write.close()
+        self._wakeup.close()
         self._selector.close()
 
     def is_over(self, *, lost_too: bool = True) -> bool:
@@ -177,7 +167,7 @@ class Control:
             self._shut()
 
     def _open(self) -> None:
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._selector.register(self._wakeup.ear, selectors.EVENT_READ, None)
         if self.coordinator is None:
             return
         with self.changed:
@@ -217,9 +207,7 @@ class Control:
 
     def _serve(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.data is None:
-            with contextlib.suppress(BlockingIOError):
-                while self._wake_read.recv(4096):
-                    pass
+            self._wakeup.heard()
         with self.changed:
             if key.data is None:
                 self._flush_outbox()
@@ -244,8 +232,7 @@ class Control:
                 self._hub.close()
             if self.uplink is not None:
                 self.uplink.drop()
-            self._wake_read.close()
-            self._wake_write.close()
+            self._wakeup.close()
             self._selector.close()
             self.changed.notify_all()
 

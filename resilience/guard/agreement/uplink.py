@@ -33,7 +33,6 @@ class Uplink:
         self,
         selector: selectors.BaseSelector,
         rank: int,
-        *,
         locate: Callable[[], Address | None],
         joining: Callable[[], Iterable[Message]],
         receive: Callable[[Message], None],
