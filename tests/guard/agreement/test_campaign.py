@@ -107,3 +107,9 @@ def test_ranks_say_that_the_agreement_is_lost_when_rank_0_dies_between_promise_a
     assert [result["code"] for result in results] == [-9, 1, 1]
     assert time.monotonic() - begin < 25
     assert pool.log().count("AgreementLost: rank") == 2
+
+
+def test_ranks_that_ask_their_node_s_mirror_find_a_rank_0_that_was_started_again(pool: Pool) -> None:
+    plan = Plan("mirror", 3, resume=8, settings={"mirror": "process"})
+    plan.events = [Event("die", 0, 10), Event("memory", 1, 20, generation=1, why="only here")]
+    check(plan, pool.run(plan))
