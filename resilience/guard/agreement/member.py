@@ -93,8 +93,11 @@ class Member:
             return self._prepare(message["round"])
         elif says == "commit":
             self._commit(message["round"], message["verdict"])
-        elif says == "abort" and self.round == message["round"]:
-            return self._give_up()
+        elif says == "abort":
+            if message["round"] == self._resumed:  # also when a later round was promised meanwhile
+                self.is_voiding = False
+            if message["round"] == self.round:
+                return self._give_up()
         return []
 
     def may_promise(self, number: int) -> bool:
@@ -143,7 +146,6 @@ class Member:
         whoever has heard of it: the coordinator takes it back from all, and asks anew.
         """
         self.gate.rewound = 0
-        self._done = None
         if self.state == FREE:
             self.restore()
             return [

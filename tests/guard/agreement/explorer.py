@@ -26,6 +26,7 @@ from resilience.guard.gate import Gate
 
 # What a training thread does next.
 RUNNING, COUNTED, ASKING, SAVING, ENDED, LOST = "running", "counted", "asking", "saving", "ended", "lost"
+VOIDING = "voiding"  # waits until what it has given up is taken back from the others, too
 # What a control thread does next.
 IDLE, LOOKED, HELD = "idle", "looked", "held"
 
@@ -65,6 +66,7 @@ class Case:
         restarts: how many ranks, not rank 0, may be killed and started again.
         deaths: how often rank 0's process may die. It is started again when `reborn`, with a new coordinator.
         reborn: see `deaths`.
+        resumes: after which step all ranks call `guard.resumed`, and with which. For coupled cases.
         leave_early: how many ranks may leave before their last step.
     """
 
@@ -81,6 +83,7 @@ class Case:
     deaths: int = 0
     reborn: bool = False
     leave_early: int = 0
+    resumes: tuple[int, int] | None = None
     member: type[Member] = Member
     coordinator: type[Coordinator] = Coordinator
 
@@ -150,6 +153,7 @@ class Rank:
             (
                 (gate.count, gate.limit, gate.rewound, self.training, self.control, self.preparing),
                 (self.linked, self.unnoticed, self.born, self.obeyed),
+                (member.is_voiding, member._resumed, tuple(sorted(member._answered))),
                 (member.life, member.round, member.state, member.promise, member._looked, member._has_left),
                 (written(member.verdict), tuple(sorted(member.wishes)), member._wished),
                 (written(member.stopped), written(member._done), written(member.start)),
@@ -228,7 +232,13 @@ class World:
             return _keys.number("dead")
         return _keys.number(
             (
-                (coordinator.round, coordinator._retry_s, written(coordinator._verdict), written(coordinator._stopped)),
+                (
+                    coordinator.round,
+                    coordinator._retry_s,
+                    tuple(sorted(coordinator._decided)),
+                    written(coordinator._verdict),
+                    written(coordinator._stopped),
+                ),
                 tuple(sorted(coordinator._lives.items())),
                 (
                     frozenset(coordinator._gone),
@@ -336,6 +346,8 @@ class World:
         rank = self.ranks[number]
         others = [other for index, other in enumerate(self.ranks) if index != number]
         if rank.training == RUNNING:
+            if self._resumes_now(rank):
+                return rank.control == IDLE
             if rank.gate.count >= self.case.steps:
                 return self.case.leaves and rank.control == IDLE
             # An all-reduce: all others are in this step, too, or beyond it.
@@ -346,6 +358,8 @@ class World:
             )
         if rank.training == COUNTED:
             return True
+        if rank.training == VOIDING:
+            return not rank.member.is_voiding
         if rank.training == ASKING:  # the lock is held while a promise is made
             return rank.control == IDLE and (rank.copy().member.arrive() is not None or self._is_lost())
         if rank.training == SAVING:  # together
@@ -357,6 +371,9 @@ class World:
                 )
             )
         return False
+
+    def _resumes_now(self, rank: Rank) -> bool:
+        return self.case.resumes is not None and rank.gate.count == self.case.resumes[0]
 
     def _is_lost(self) -> bool:
         return self.coordinator is None and not self.case.reborn
@@ -383,6 +400,12 @@ class World:
 
     def _running(self, number: int) -> None:
         rank = self.open_rank(number)
+        if self._resumes_now(rank):
+            assert self.case.resumes is not None
+            rank.gate.count_from(self.case.resumes[1])
+            self.say(number, rank.member.resume())
+            rank.training = VOIDING
+            return
         if rank.gate.count >= self.case.steps:
             self._go(number, rank)
             return
@@ -394,6 +417,9 @@ class World:
     def _go(self, number: int, rank: Rank) -> None:
         rank.training = ENDED
         self.say(number, rank.member.leave())
+
+    def _voiding(self, number: int) -> None:
+        self.open_rank(number).training = RUNNING
 
     def _counted(self, number: int) -> None:
         self._compare(number, self.open_rank(number))
@@ -534,7 +560,7 @@ class World:
         if self._is_lost():
             return
         for number, rank in enumerate(self.ranks):
-            if rank.training in (COUNTED, ASKING, SAVING):
+            if rank.training in (COUNTED, ASKING, SAVING, VOIDING):
                 raise Violation(f"rank {number} waits for ever: it is {rank.training} at step {rank.gate.count}")
             if rank.training == RUNNING and rank.gate.count < self.case.steps:
                 raise Violation(f"rank {number} waits for ever in the collective of step {rank.gate.count + 1}")

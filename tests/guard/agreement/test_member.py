@@ -261,6 +261,16 @@ def test_a_promise_is_kept_by_a_training_that_goes_back() -> None:
     assert decision is not None and decision.step == 803
 
 
+def test_an_outcome_that_was_lost_on_the_way_is_said_again_after_a_resume() -> None:
+    member = member_at(5)
+    member.receive(prepare())
+    member.receive(commit(5, SAVE))
+    step(member)
+    (done,) = member.finish(SAVED, 1)
+    member.resume()
+    assert done in member.join()
+
+
 def test_a_signal_while_a_promise_is_made_is_looked_at_by_the_next_step() -> None:
     member = member_at(5)
     member.look()

@@ -123,6 +123,15 @@ def test_the_larger_searches_find_nothing_either(title: str) -> None:
     assert seen.obeyed
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=Violation,
+    reason="rank 0 tells who resumes that a round is void before the others have heard it: one of them may still obey",
+)
+def test_ranks_that_resume_while_a_round_is_open_agree() -> None:
+    search("resume", Case(ranks=2, steps=13, wishes=ONE, coupled=True, resumes=(1, 11)))
+
+
 # ---- The search can fail: each of these is the protocol with one thought left out. -----------------------------------
 
 
