@@ -142,7 +142,8 @@ def run_demo(
         tell(clock.monotonic() - began, f"everything is kept in {path}")
         raise
     if not keep and folder is None:
-        shutil.rmtree(path, ignore_errors=True)
+        gone = path.rename(path.with_name(f".{path.name}.gone"))  # now nobody can put a new file into it
+        shutil.rmtree(gone, ignore_errors=True)
     return result
 
 

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +189,18 @@ def test_clients_that_race_start_one_daemon_and_one_job_per_token(local: Lab) ->
         ["pgrep", "-f", f"_local.daemon {local.spool}$"], capture_output=True, text=True, check=False
     )
     assert names.stdout.split() == [str(local.daemon_pid())]
+
+
+def test_the_daemon_leaves_when_its_spool_is_removed_though_a_folder_of_that_name_is_there(local: Lab) -> None:
+    """Somebody who was about to lock the queue has made a file in the folder while it was being removed."""
+    local.end_of("true")
+    pid = local.daemon_pid()
+    assert pid
+    local.spool.rename(local.spool.with_name("removed"))
+    local.spool.mkdir()
+    shutil.rmtree(local.spool.with_name("removed"))
+    (local.spool / "lock").touch()
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_the_daemon_leaves_when_nothing_is_left_to_do(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def run(spool: Spool, ready: Callable[[], None]) -> None:
     fifo = os.open(spool.root / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     engine.recover()
     ready()
-    while spool.root.is_dir():
+    # When ours is removed, a folder of that name may be left with a file that was made in it meanwhile.
+    while spool.root.is_dir() and os.fstat(lock).st_nlink:
         try:
             if not engine.step() and _leave(spool, lock):
                 break
