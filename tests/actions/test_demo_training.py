@@ -44,7 +44,8 @@ def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path
     run_dir = tmp_path / "run"
     crashed = train(tmp_path, "--faults", '{"1": ["crash", 2]}', run_dir=run_dir)
     assert crashed.returncode == 1 and "injected: CUDA error at step 2" in crashed.stderr
-    killed = train(tmp_path, "--faults", '{"2": ["kill", 4]}', run_dir=run_dir, RESIL_ATTEMPT="2")
+    # Paced: the journal is written a moment later, by another thread.
+    killed = train(tmp_path, "--faults", '{"2": ["kill", 4]}', "--pace", "0.3", run_dir=run_dir, RESIL_ATTEMPT="2")
     assert killed.returncode == -9
     leaked = train(
         tmp_path, "--faults", '{"3": ["leak", 4]}', "--steps", "400", "--pace", "0.02", run_dir=run_dir,
