@@ -114,10 +114,11 @@ def _summary(result: DemoResult) -> Sequence[str]:
         for attempt in result.attempts
     ]
     redone = sum(attempt.redone for attempt in result.attempts)
+    turned_away = f"{result.turned_away} turned away by the kill switch, " if result.turned_away else ""
     return [
         "",
         *table(headers, rows),
-        f"{len(result.attempts)} attempts, {redone} steps redone, {result.burned} of {JOBS} jobs not needed, "
+        f"{len(result.attempts)} attempts, {redone} steps redone, {turned_away}{result.burned} of {JOBS} jobs not needed, "
         f"{result.seconds:.0f} s in all",
     ]
 

@@ -41,7 +41,10 @@ def test_the_table_tells_each_attempt_and_that_nothing_was_changed(
     assert said.code == 0 and asked["scheduler"] == "local"
     assert "   1.0 s  attempt 1 ended at step 90: crashed" in said.out
     assert "2        7_2  80-400  10      3 s     0     finished" in said.out
-    assert "2 attempts, 10 steps redone, 7 of 10 jobs not needed, 20 s in all" in said.out
+    assert (
+        "2 attempts, 10 steps redone, 1 turned away by the kill switch, 7 of 10 jobs not needed, 20 s in all"
+        in said.out
+    )
     assert "final loss 1.5; left alone 1.5: exactly the same" in said.out
 
 
