@@ -118,8 +118,8 @@ def _summary(result: DemoResult) -> Sequence[str]:
     return [
         "",
         *table(headers, rows),
-        f"{len(result.attempts)} attempts, {redone} steps redone, {turned_away}{result.burned} of {JOBS} jobs not needed, "
-        f"{result.seconds:.0f} s in all",
+        f"{len(result.attempts)} attempts, {redone} steps redone, {turned_away}"
+        f"{result.burned} of {JOBS} jobs not needed, {result.seconds:.0f} s in all",
     ]
 
 
