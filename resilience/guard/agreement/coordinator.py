@@ -10,6 +10,7 @@ from resilience.guard.agreement import recovery
 from resilience.guard.agreement.heard import Heard as Heard
 from resilience.guard.agreement.messages import COMMITTED, FREE, PROMISED, read_request
 from resilience.guard.agreement.selection import select
+from resilience.guard.agreement.void import VoidRound
 from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request, merge
 
 TYPE_CHECKING = False
@@ -56,6 +57,7 @@ class Coordinator:
         self._awaited: set[int] = set()  # who has not obeyed it yet
         self._outcomes: list[tuple[str, float]] = []
         self._stopped: Decision | None = None
+        self._void = VoidRound()
         self._old: dict[int, Message] = {}  # joins that tell of rounds of a coordinator before us
         self._deadline = 0.0
         self._retry_at = LONG_AGO
@@ -87,6 +89,8 @@ class Coordinator:
             self._leave(rank, message["steps"])
         elif says == "resume":
             return self._resume(rank, message["round"], now)
+        elif says == "aborted" and message["round"] == self._void.number:
+            self._void.heard(rank)
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
@@ -107,6 +111,7 @@ class Coordinator:
         said: list[tuple[int, Message]] = []
         if self._old and self._promises is None and self._verdict is None and len(self._lives) == self.world:
             said += self._recover()
+        said += [(rank, {"say": "abort", "round": self._void.number}) for rank in self._void.release()]
         if self._promises is not None:
             said += self._collect(now)
         if self._verdict is not None:
@@ -160,6 +165,8 @@ class Coordinator:
         elif state == PROMISED and number == self.round and self._promises is not None:
             self._promises[rank] = (message["steps"], message["polls"])
         else:
+            if state not in (PROMISED, COMMITTED) or number != self._void.number:
+                self._void.heard(rank)
             # Committed to what is not open any more: it became void while its connection was broken.
             if state == PROMISED or (state == COMMITTED and self._verdict is None):
                 said.append((rank, self._outcome_message(rank, number)))
@@ -174,34 +181,47 @@ class Coordinator:
         else:
             self._tell("restarted", f"rank {rank} was restarted", again=True)
         self._dead_lives.add(former)
+        self._void.forget(rank)
         if self._promises is not None:
             self._promises.pop(rank, None)
         self._not_obeyed(rank)
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
-        """A rank goes on from another step: what it promised, and what was decided with that promise, is void."""
+        """A rank goes on from another step: what it promised, and what was decided with that promise, is void.
+
+        It waits, and no other round begins, until every rank has said that it has given up the round: one that has
+        heard of the verdict, and not that it is void, would obey it while this one goes on.
+        """
         said: list[tuple[int, Message]] = []
         if rank in self._old:  # it knew of a round of a coordinator before us, and nobody may wait for it to obey that
             self._old[rank] = {**self._old[rank], "state": FREE, "verdict": {}, "wishes": {}}
-        if number == self.round and self._promises is not None:
-            said = self._abort(now, f"rank {rank} goes on from another step")
-        elif number == self.round and self._verdict is not None:
-            self._wishes |= self._decided
-            for name in self._decided:
-                self._answered.pop(name, None)
-            self._verdict = None
-            self._awaited = set()
-            self.heard.append(Heard("void", f"rank {rank} goes on from another step: what was decided is asked anew"))
-            said = self._to_all({"say": "abort", "round": number})
-        # Who resumes hears it last: then it has been said to all others.
-        said.sort(key=lambda letter: letter[0] == rank)
-        if not said and number:
+        is_open = number == self.round and (self._promises is not None or self._verdict is not None)
+        if is_open:
+            self._void.begin(number, (other for other in self._lives if other not in self._left))
+            said = [letter for letter in self._make_void(rank, now) if letter[0] != rank]
+        if number and number == self._void.number and (is_open or self._void.is_open):
+            self._void.wait(rank)
+        elif number:
             said.append((rank, {"say": "abort", "round": number}))
         self._retry_at, self._retry_s = LONG_AGO, FIRST_RETRY_S  # what kept them from agreeing may be over
         return said + self.proceed(now)
 
+    def _make_void(self, rank: int, now: float) -> list[tuple[int, Message]]:
+        """Take back the open round, and ask anew for what it would have answered."""
+        why = f"rank {rank} goes on from another step"
+        if self._promises is not None:
+            return self._abort(now, why)
+        self._wishes |= self._decided
+        for name in self._decided:
+            self._answered.pop(name, None)
+        self._verdict = None
+        self._awaited = set()
+        self.heard.append(Heard("void", f"{why}: what was decided is asked anew"))
+        return self._to_all({"say": "abort", "round": self.round})
+
     def _leave(self, rank: int, steps: int) -> None:
         self._left[rank] = steps
+        self._void.forget(rank)
         self._gone.discard(rank)
         if self._promises is not None:
             self._promises.pop(rank, None)
@@ -232,7 +252,8 @@ class Coordinator:
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def _is_idle(self) -> bool:
-        return self._promises is None and self._verdict is None and self._stopped is None and not self._has_ended
+        is_open = self._promises is not None or self._verdict is not None or self._void.is_open
+        return not is_open and self._stopped is None and not self._has_ended
 
     def _wish(self, rank: int, name: str, fields: dict[str, Any]) -> None:
         if name not in self._answered:

@@ -96,8 +96,8 @@ class Member:
         elif says == "abort":
             if message["round"] == self._resumed:  # also when a later round was promised meanwhile
                 self.is_voiding = False
-            if message["round"] == self.round:
-                return self._give_up()
+            heard: Message = {"say": "aborted", "round": message["round"]}
+            return [heard, *(self._give_up() if message["round"] == self.round else [])]
         return []
 
     def may_promise(self, number: int) -> bool:

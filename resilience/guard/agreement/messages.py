@@ -42,6 +42,7 @@ _MEMBER_SAYS: dict[str, dict[str, type]] = {
     "done": {"round": int, "outcome": str, "seconds": float},
     "leave": {"steps": int},
     "resume": {"round": int},
+    "aborted": {"round": int},
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {

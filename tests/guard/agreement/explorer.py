@@ -13,6 +13,7 @@ each once, and claims in each:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from collections.abc import Hashable, Iterator
@@ -204,6 +205,8 @@ class World:
         for name, value in former.__dict__.items():
             if isinstance(value, dict | set | list) and name != "_verdict":
                 coordinator.__dict__[name] = value.copy()
+        void = coordinator._void = copy.copy(former._void)
+        void._waiting, void._unheard = set(void._waiting), set(void._unheard)
         self._coordinator_key = -1
         return coordinator
 
@@ -241,6 +244,10 @@ class World:
                 ),
                 tuple(sorted(coordinator._lives.items())),
                 (
+                    (
+                        coordinator._void.number,
+                        *map(frozenset, (coordinator._void._waiting, coordinator._void._unheard)),
+                    ),
                     frozenset(coordinator._gone),
                     frozenset(coordinator._awaited),
                     tuple(sorted(coordinator._left.items())),
