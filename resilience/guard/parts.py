@@ -15,7 +15,7 @@ from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
-from resilience.guard.watch import Watch, asked_here
+from resilience.guard.watch import Watches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from resilience.guard.decision import Trigger
     from resilience.guard.running import RunningGuard
 
-LOOK_S = 1.0
-"""How often the training's position is sampled, at most: steps are timed to within this."""
 FIRST_LOOK_S = 10.0
 """How long `should_stop_early` waits for the run directory before it goes on without an answer."""
 LEAVE_S = 30.0
@@ -65,32 +63,17 @@ class Parts:
         self._loss = Loss(place, settings, self._recorder)
         self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
-        asked = [trigger for trigger in (*built_in, *own_triggers) if asked_here(trigger, place)]
-        self._told_of_saves = [saved for saved in (getattr(trigger, "saved", None) for trigger in asked) if saved]
-        shared = [trigger for trigger in asked if getattr(trigger, "shared", False)]
-        local = [trigger for trigger in asked if not getattr(trigger, "shared", False)]
         self._stepping_thread = 0
         self._went_wrong = False
-        self._shared: Watch | None = None
-        if place.is_first and place.run_dir:
-            self._shared = Watch(
-                "files",
-                shared,
-                every_s=settings.poll_s,
-                wish=self._wish,
-                recorder=self._recorder,
-                first=self._decide_start,
-                also=self._mirror.work,
-            )
-        else:
-            local += shared
-        self._local = Watch(
-            "watch",
-            [self._signals, *local],
-            every_s=min(settings.poll_s, LOOK_S),
+        self._watches = Watches(
+            place,
+            settings,
+            self._recorder,
+            [self._signals, *built_in, *own_triggers],
             wish=self._wish,
-            recorder=self._recorder,
-            also=self._sample,
+            first=self._decide_start,
+            at_files=self._mirror.work,
+            at_node=self._sample,
         )
 
     def start(self) -> None:
@@ -102,11 +85,7 @@ class Parts:
         self._recorder.event("start", step=self._guard.count, world=place.world, job_id=place.job_id)
         self._signals.install()
         self.agreement.start()
-        if self._shared is None:
-            self._decide_start([])
-        else:
-            self._shared.start()
-        self._local.start()
+        self._watches.start()
 
     def close(self, decision: Decision | None, exit_code: int) -> None:
         """Say good-bye to the other ranks, and write down how it ended."""
@@ -120,9 +99,7 @@ class Parts:
         stopped = decision is not None and not self._went_wrong
         code = EXIT_ERROR if self._went_wrong else exit_code
         self._recorder.event("end", step=self._guard.count, exit_code=code, stopped=stopped)
-        self._local.stop(STOP_S)
-        if self._shared is not None:
-            self._shared.stop(STOP_S)
+        self._watches.stop(STOP_S)
         self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
         self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self._signals.restore()
@@ -213,19 +190,9 @@ class Parts:
         if error is None:
             self._pace.saved(seconds)
             self._recorder.event("save", step=step, seconds=round(seconds, 3))
-            self._tell_of_save(step)
+            self._watches.saved(step)
         else:
             self._recorder.event("save_failed", step=step, seconds=round(seconds, 3), error=repr(error)[:500])
-
-    def _tell_of_save(self, step: int) -> None:
-        """Triggers that would rather stop right after a save look now: any later and steps are done for nothing."""
-        for saved in self._told_of_saves:
-            try:
-                saved(step)
-            except Exception as error:
-                self._recorder.warn(f"a trigger failed in saved(): {error!r}", key="saved")
-        if self._told_of_saves:
-            self._local.wake()
 
     def enter_phase(self, phase: str, step: int) -> None:
         """The training does something else now."""
@@ -269,7 +236,7 @@ class Parts:
 
     def _sample(self) -> None:
         self._pace.look(time.monotonic(), self._guard.position(), time.process_time())
-        if self._shared is None:
+        if not self._watches.has_files:
             self._mirror.work()
         self._mirror.look_after()
         awaited = getattr(self.agreement, "awaited", None)
@@ -284,16 +251,14 @@ class Parts:
             if heard.seconds:
                 self._pace.saved(heard.seconds)
             self._tell_triggers(heard.decision, heard.outcome)
-        elif heard.kind in ("absent", "skew", "broken"):
+        elif heard.kind in ("absent", "skew", "twins", "fault", "broken"):
             self._recorder.warn(heard.text)
         elif heard.kind != "committed":
             self._recorder.event(heard.kind, text=heard.text)
 
     def _tell_triggers(self, decision: Decision, outcome: str) -> None:
         self._loss.hear(decision.triggers, outcome)
-        for watch in (self._local, self._shared):
-            if watch is not None:
-                watch.obeyed(decision.triggers, outcome)
+        self._watches.obeyed(decision.triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from resilience.guard.decision import Trigger
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
+    from resilience.guard.settings import GuardSettings
 
+LOOK_S = 1.0
+"""How often what is on this node is looked at, at most: steps are timed to within this."""
 MOST_FAILURES = 10
 """A trigger that raised so often in a row is not asked again."""
 
@@ -146,3 +149,67 @@ class Watch:
             self._also()
         except Exception as error:
             self._recorder.warn(f"the guard cannot do its side work: {error!r}", key="also")
+
+
+class Watches:
+    """The two threads together: on rank 0 with a run directory one is for files, which may hang with their server.
+
+    Attributes:
+        has_files: whether there is a thread for files.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        triggers: Sequence[Trigger],
+        *,
+        wish: Callable[[Request], None],
+        first: Callable[[Sequence[Request]], None],
+        at_files: Callable[[], None],
+        at_node: Callable[[], None],
+    ) -> None:
+        """`first` gets the first look at the files; `at_files` and `at_node` are side work for the two threads."""
+        asked = [trigger for trigger in triggers if asked_here(trigger, place)]
+        self.has_files = bool(place.is_first and place.run_dir)
+        self._recorder = recorder
+        self._first = first
+        self._told_of_saves = [saved for saved in (getattr(trigger, "saved", None) for trigger in asked) if saved]
+        shared = [trigger for trigger in asked if self.has_files and getattr(trigger, "shared", False)]
+        local = [trigger for trigger in asked if trigger not in shared]
+        every_s = min(settings.poll_s, LOOK_S)
+        self._node = Watch("watch", local, every_s=every_s, wish=wish, recorder=recorder, also=at_node)
+        self._all = [self._node]
+        if self.has_files:
+            every_s = settings.poll_s
+            self._all.append(
+                Watch("files", shared, every_s=every_s, wish=wish, recorder=recorder, first=first, also=at_files)
+            )
+
+    def start(self) -> None:
+        """Begin to look."""
+        if not self.has_files:
+            self._first([])
+        for watch in reversed(self._all):
+            watch.start()
+
+    def obeyed(self, names: Iterable[str], outcome: str) -> None:
+        """A decision was obeyed that these triggers asked for."""
+        for watch in self._all:
+            watch.obeyed(names, outcome)
+
+    def saved(self, step: int) -> None:
+        """Triggers that would rather stop right after a save look now: any later and steps are done for nothing."""
+        for saved in self._told_of_saves:
+            try:
+                saved(step)
+            except Exception as error:
+                self._recorder.warn(f"a trigger failed in saved(): {error!r}", key="saved")
+        if self._told_of_saves:
+            self._node.wake()
+
+    def stop(self, wait_s: float) -> None:
+        """Hear the last outcomes, then end; a thread that hangs is left behind after `wait_s`."""
+        for watch in self._all:
+            watch.stop(wait_s)

@@ -1,0 +1,107 @@
+"""What is started with a guard, and what becomes of its news."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.decision import Decision, Request
+from tests.guard.guards import Wisher, make_guard, make_run, train
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+def events(run: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
+
+
+def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        guard.resumed(100)
+        train(guard)
+        with guard.saving():
+            pass
+    told = [event for event in events(run) if event != "phase"]
+    assert [told[0], told[-1]] == ["start", "end"]
+    kept = ("resume", "request", "decision", "save_begin", "save")
+    assert sorted(event for event in told if event in kept) == sorted(kept)
+    assert told.index("decision") < told.index("save_begin") < told.index("save")
+
+
+@pytest.mark.parametrize("kind", ["absent", "skew", "twins", "fault", "broken"])
+def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str) -> None:
+    said: list[str] = []
+    with make_guard(run, say=said.append) as guard:
+        assert guard._parts is not None
+        guard._parts._hear(Heard(kind, "two processes say that they are rank 3"))
+    assert any("rank 3" in sentence for sentence in said)
+
+
+def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> None:
+    said: list[str] = []
+    with make_guard(run, say=said.append) as guard:
+        assert guard._parts is not None
+        guard._parts._hear(Heard("restarted", "rank 3 was restarted"))
+    assert said == []
+    assert "restarted" in events(run)
+
+
+def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
+    """The batch shell reads this line: a job whose last save failed must not count as stopped in good order."""
+    with make_guard(run, say=lambda text: None) as guard:
+        assert guard._parts is not None
+        stop = Decision(save=True, stop=True, step=1, reasons=["enough"])
+        guard.decided = stop
+        guard._parts._hear(Heard("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed"))
+    end = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[-1])
+    assert (end["event"], end["stopped"], end["exit_code"]) == ("end", False, 1)
+
+
+def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
+    class Listener(Wisher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.saves: list[int] = []
+
+        def saved(self, step: int) -> None:
+            self.saves.append(step)
+            raise ValueError("and it has a fault")
+
+    listener, said = Listener(), list[str]()
+    with make_guard(run, triggers=[listener], say=said.append) as guard:
+        guard.step()
+        with guard.saving():
+            pass
+        guard.step()
+        with guard.saving():
+            pass
+        with pytest.raises(OSError), guard.saving():
+            raise OSError
+    assert listener.saves == [1, 2]
+    assert sum("saved()" in sentence for sentence in said) == 1
+
+
+def test_notes_about_the_place_are_told_at_the_start(run: Path) -> None:
+    said: list[str] = []
+    with make_guard(run, say=said.append) as guard:
+        pass
+    guard = make_guard(run, say=said.append)
+    guard.place.notes = ("RANK=3 is odd",)
+    with guard:
+        pass
+    assert any("RANK=3 is odd" in sentence for sentence in said)
+
+
+def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
+    with make_guard(run) as guard:
+        assert guard._phase == "start"
+        guard.step()
+        assert guard._phase == "train"
+    beat = (run / "beats").glob("12.*")
+    assert 'phase = "train"' in next(beat).read_text()
