@@ -6,7 +6,7 @@ acted, and everybody may be set free. Therefore it must have heard every rank.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED, read_request
+from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, read_request
 from resilience.guard.agreement.selection import effect
 
 TYPE_CHECKING = False
@@ -15,6 +15,38 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.agreement.messages import Message
+
+
+class EarlierRounds:
+    """What ranks have told, when they joined, of rounds that this coordinator knows nothing of.
+
+    Attributes:
+        joins: the JOIN of each rank that has, as it stands now.
+    """
+
+    def __init__(self) -> None:
+        self.joins: dict[int, Message] = {}
+
+    def joined(self, rank: int, join: Message) -> None:
+        """A rank knows of such a round."""
+        self.joins[rank] = join
+
+    def restarted(self, rank: int) -> None:
+        """Its process was started again and knows of nothing; what the former one had heard is still true."""
+        self._change(rank, state=FREE, wishes={})
+
+    def resumed(self, rank: int) -> None:
+        """It goes on from another step: nobody may wait for it to obey what it has given up."""
+        self._change(rank, state=FREE, verdict={}, wishes={})
+
+    def obeyed(self, rank: int, number: int, outcome: str, seconds: float) -> None:
+        """It has obeyed the verdict of round `number` and says how."""
+        if rank in self.joins and self.joins[rank]["round"] == number:
+            self._change(rank, state=FREE, done=(outcome, seconds))
+
+    def _change(self, rank: int, **fields: Any) -> None:
+        if rank in self.joins:
+            self.joins[rank] = {**self.joins[rank], **fields}
 
 
 class Recovered:

@@ -13,7 +13,6 @@ each once, and claims in each:
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import random
 from collections.abc import Hashable, Iterator
@@ -24,6 +23,7 @@ from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE, PROMISED
 from resilience.guard.decision import SAVED, Request
 from resilience.guard.gate import Gate
+from tests.guard.agreement.states import copied, key_of
 
 # What a training thread does next.
 RUNNING, COUNTED, ASKING, SAVING, ENDED, LOST = "running", "counted", "asking", "saving", "ended", "lost"
@@ -106,26 +106,15 @@ class Interned:
 
 letters = Interned()
 _keys = Interned()
-_written: dict[int, tuple[Any, str]] = {}
-
-
-def written(thing: Any) -> str:
-    """A table as text, remembered by identity: tables are not changed once they were made."""
-    known = _written.get(id(thing))
-    if known is None or known[0] is not thing:
-        text = repr(thing.as_dict() if hasattr(thing, "as_dict") else thing)
-        known = _written[id(thing)] = (thing, text)
-    return known[1]
 
 
 class Rank:
     """One process: its training thread, its control thread, and its end of the connection."""
 
-    __slots__ = ("born", "control", "gate", "linked", "member", "obeyed", "preparing", "training", "unnoticed")
+    __slots__ = ("born", "control", "linked", "member", "obeyed", "preparing", "training", "unnoticed")
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.gate = member.gate
         self.gate.open()
         self.training = RUNNING
         self.control = IDLE
@@ -135,31 +124,19 @@ class Rank:
         self.born = 0  # the last round before this process was started
         self.obeyed: tuple[str, ...] = ()  # reasons of what it has obeyed
 
+    @property
+    def gate(self) -> Gate:
+        return self.member.gate
+
     def copy(self) -> Rank:
         other = Rank.__new__(Rank)
         for name in Rank.__slots__:
             setattr(other, name, getattr(self, name))
-        gate = other.gate = Gate.__new__(Gate)
-        for name in Gate.__slots__:
-            setattr(gate, name, getattr(self.gate, name))
-        member = other.member = type(self.member).__new__(type(self.member))
-        member.__dict__.update(self.member.__dict__)
-        member.gate = gate
-        member.wishes = dict(member.wishes)
+        other.member = copied(self.member)
         return other
 
     def key(self) -> int:
-        gate, member = self.gate, self.member
-        return _keys.number(
-            (
-                (gate.count, gate.limit, gate.rewound, self.training, self.control, self.preparing),
-                (self.linked, self.unnoticed, self.born, self.obeyed),
-                (member.is_voiding, member._resumed, tuple(sorted(member._answered))),
-                (member.life, member.round, member.state, member.promise, member._looked, member._has_left),
-                (written(member.verdict), tuple(sorted(member.wishes)), member._wished),
-                (written(member.stopped), written(member._done), written(member.start)),
-            )
-        )
+        return _keys.number(key_of(self))
 
 
 class World:
@@ -198,15 +175,9 @@ class World:
         return rank
 
     def open_coordinator(self) -> Coordinator:
-        former = self.coordinator
-        assert former is not None
-        coordinator = self.coordinator = type(former).__new__(type(former))
-        coordinator.__dict__.update(former.__dict__)
-        for name, value in former.__dict__.items():
-            if isinstance(value, dict | set | list) and name != "_verdict":
-                coordinator.__dict__[name] = value.copy()
-        void = coordinator._void = copy.copy(former._void)
-        void._waiting, void._unheard = set(void._waiting), set(void._unheard)
+        assert self.coordinator is not None
+        coordinator: Coordinator = copied(self.coordinator)
+        self.coordinator = coordinator
         self._coordinator_key = -1
         return coordinator
 
@@ -215,50 +186,9 @@ class World:
             if key < 0:
                 self._keys[number] = self.ranks[number].key()
         if self._coordinator_key < 0:
-            self._coordinator_key = self._key_of_coordinator()
+            self._coordinator_key = _keys.number(key_of(self.coordinator, self.now))
         rest = (self.to_wish, *self.left.values(), *sorted(self.said.items()), self.passed, self.lives)
-        return (
-            *self._keys,
-            self._coordinator_key,
-            _keys.number((*self.up, *self.down)),
-            _keys.number(rest),
-            self._time_left(),
-        )
-
-    def _time_left(self) -> float:
-        deadline = self.coordinator.next_deadline() if self.coordinator is not None else None
-        return max(-1.0, deadline - self.now) if deadline is not None else -2.0
-
-    def _key_of_coordinator(self) -> int:
-        coordinator = self.coordinator
-        if coordinator is None:
-            return _keys.number("dead")
-        return _keys.number(
-            (
-                (
-                    coordinator.round,
-                    coordinator._retry_s,
-                    tuple(sorted(coordinator._decided)),
-                    written(coordinator._verdict),
-                    written(coordinator._stopped),
-                ),
-                tuple(sorted(coordinator._lives.items())),
-                (
-                    (
-                        coordinator._void.number,
-                        *map(frozenset, (coordinator._void._waiting, coordinator._void._unheard)),
-                    ),
-                    frozenset(coordinator._gone),
-                    frozenset(coordinator._awaited),
-                    tuple(sorted(coordinator._left.items())),
-                ),
-                (tuple(sorted(coordinator._wishes)), frozenset(coordinator._answered)),
-                tuple(sorted(coordinator._promises.items())) if coordinator._promises is not None else None,
-                tuple(sorted(coordinator._outcomes)),
-                tuple((rank, written(join)) for rank, join in sorted(coordinator._old.items())),
-                coordinator._missing_since is None,
-            )
-        )
+        return (*self._keys, self._coordinator_key, _keys.number((*self.up, *self.down)), _keys.number(rest))
 
     # ---- what is said -------------------------------------------------------------------------------------------
 
@@ -332,7 +262,7 @@ class World:
         left, coordinator = self.left, self.coordinator
         if coordinator is None:
             return found
-        if left["overdue"] and coordinator._promises is not None:
+        if left["overdue"] and coordinator._collecting() is not None:
             found.append(("overdue", 0))
         if left["deaths"]:
             found.append(("die", 0))
@@ -573,17 +503,18 @@ class World:
                 raise Violation(f"rank {number} waits for ever in the collective of step {rank.gate.count + 1}")
         coordinator = self.coordinator
         assert coordinator is not None
-        for number in coordinator._awaited:
+        committed = coordinator._committed()
+        for number in committed.awaited if committed is not None else ():
             member = self.ranks[number].member
             if member.round == coordinator.round and member.state == FREE:
                 raise Violation(f"rank {number} has obeyed, and rank 0 waits for its word for ever")
         # With a verdict that lies beyond the last step the training has simply ended before it.
-        if coordinator._stopped is None and coordinator._verdict is None and coordinator._present():
+        if coordinator._stopped is None and committed is None and coordinator._ranks.count_training():
             staying = [rank.member for rank in self.ranks if not rank.member._has_left]
             unheard = [name for member in staying for name in member.wishes]
-            if unheard or coordinator._wishes:
-                raise Violation(f"wishes were never answered: {unheard} {list(coordinator._wishes)}")
-        if coordinator._promises is not None:
+            if unheard or coordinator._wishes.open:
+                raise Violation(f"wishes were never answered: {unheard} {list(coordinator._wishes.open)}")
+        if coordinator._collecting() is not None:
             raise Violation("a round is never over")
 
 

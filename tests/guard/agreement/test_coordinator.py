@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.agreement.coordinator import FIRST_RETRY_S, LAST_RETRY_S, Coordinator
+from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import check_coordinator_message
+from resilience.guard.agreement.patience import FIRST_RETRY_S, LAST_RETRY_S
 from resilience.guard.agreement.selection import MOST_REQUESTS, select
 from resilience.guard.decision import EXIT_ERROR, FAILED, OBEYED, SAVED, Decision, Request, merge
 
@@ -127,7 +128,7 @@ def test_a_silent_rank_ends_the_round_and_it_is_tried_again() -> None:
         coordinator.proceed(coordinator.next_deadline() or 0.0)
         aborted_s = coordinator.next_deadline() or 0.0
         assert coordinator.proceed(aborted_s)
-    assert coordinator._retry_s == LAST_RETRY_S
+    assert coordinator._patience.retry_s == LAST_RETRY_S
 
 
 def test_ranks_that_count_differently_decide_nothing_and_are_named_if_it_lasts() -> None:
@@ -218,7 +219,7 @@ def test_when_all_have_left_nothing_begins_and_nothing_is_waited_for() -> None:
     for rank in range(2):
         coordinator.receive(rank, {"say": "leave", "steps": 9}, 0.0)
     assert coordinator.receive(1, wish(SAVE), 0.0) == []
-    assert coordinator.next_deadline() is None and coordinator.is_over() and coordinator.has_all_left()
+    assert coordinator.next_deadline() is None and coordinator.is_over()
 
 
 def test_rank_0_that_goes_away_sets_free_who_has_promised() -> None:

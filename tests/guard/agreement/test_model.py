@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE
+from resilience.guard.agreement.open_round import OpenRound
+from resilience.guard.agreement.wishes import Wishes
 from resilience.guard.decision import Request
 from tests.guard.agreement.explorer import Case, Violation, explore, wander
 
@@ -135,37 +138,46 @@ def test_ranks_that_resume_while_a_round_is_open_agree() -> None:
 class LeastPromise(Coordinator):
     """The verdict lies where the slowest rank is."""
 
-    def _place_verdict(self, promises: Any) -> tuple[int, int]:
-        return min(promises.values())  # type: ignore[no-any-return]
+    def _place_verdict(self, collecting: OpenRound) -> tuple[int, int]:
+        return min(collecting.promises.values())
 
 
 class FirstPromise(Coordinator):
     """Commits when the first promise is there."""
 
-    def _has_all_promises(self) -> bool:
-        return bool(self._promises)
+    def _has_all_promises(self, collecting: OpenRound) -> bool:
+        return bool(collecting.promises)
 
 
 class LeaversForgotten(Coordinator):
     """Those who have left do not count."""
 
-    def _place_verdict(self, promises: Any) -> tuple[int, int]:
-        return max(promises.values())  # type: ignore[no-any-return]
+    def _place_verdict(self, collecting: OpenRound) -> tuple[int, int]:
+        return max(collecting.promises.values())
 
 
 class NextRoundAtOnce(Coordinator):
     """Does not wait until all have obeyed."""
 
-    def _close(self) -> None:
-        self._awaited = set()
-        super()._close()
+    def _close(self, committed: OpenRound) -> None:
+        committed.awaited = set()
+        super()._close(committed)
+
+
+class ForgetfulWishes(Wishes):
+    """Does not know which wishes were answered."""
+
+    def answer(self, names: Iterable[str]) -> None:
+        super().answer(names)
+        self._answered.clear()
 
 
 class Forgetful(Coordinator):
-    """Does not know which wishes it has answered."""
+    """Answers each wish as often as it hears it."""
 
-    def _remember(self, wish: str) -> None:
-        self._wishes.pop(wish, None)
+    def __init__(self, world: int, **settings: Any) -> None:
+        super().__init__(world, **settings)
+        self._wishes = ForgetfulWishes()
 
 
 class Deaf(Coordinator):
@@ -179,9 +191,10 @@ class FreshStart(Coordinator):
     """A new coordinator sets everybody free without asking who has heard a verdict."""
 
     def _recover(self) -> list[tuple[int, Message]]:
-        said = [(rank, {"say": "abort", "round": join["round"]}) for rank, join in self._old.items()]
-        self.round = max(join["round"] for join in self._old.values())
-        self._old.clear()
+        joins = self._earlier.joins
+        said = [(rank, {"say": "abort", "round": join["round"]}) for rank, join in joins.items()]
+        self.round = max(join["round"] for join in joins.values())
+        joins.clear()
         return said
 
 
@@ -201,7 +214,7 @@ class VoidAtOnce(Coordinator):
 
     def _resume(self, rank: int, number: int, now: float) -> Any:
         said = super()._resume(rank, number, now)
-        for other in range(self.world):
+        for other in range(self._ranks.world):
             self._void.heard(other)
         return said + self.proceed(now)
 

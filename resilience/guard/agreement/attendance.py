@@ -1,0 +1,71 @@
+"""Which ranks are there: who has joined, whose connection is lost, whose training has ended. Pure."""
+
+from __future__ import annotations
+
+
+class Attendance:
+    """What is known of the processes of all ranks.
+
+    Attributes:
+        world: how many ranks there are.
+        lives: of each rank that has ever joined, the word of its process, in the order in which they joined.
+        gone: ranks whose connection is lost: they may come again.
+        left: ranks that do no step any more, and how many they have done.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.lives: dict[int, str] = {}
+        self.gone: set[int] = set()
+        self.left: dict[int, int] = {}
+        self._former: set[str] = set()
+
+    def join(self, rank: int, life: str) -> bool:
+        """A rank is there. Return whether its process is another one than before."""
+        before = self.lives.get(rank, life)
+        self.lives[rank] = life
+        self.gone.discard(rank)
+        self.left.pop(rank, None)
+        if before != life:
+            self._former.add(before)
+        return before != life
+
+    def is_twin(self, rank: int) -> bool:
+        """Whether the process of this rank was there before another took its place: both live, and take turns."""
+        return self.lives[rank] in self._former
+
+    def lost(self, rank: int) -> None:
+        """The connection is gone. Of a rank that has left nothing else was expected."""
+        if rank not in self.left:
+            self.gone.add(rank)
+
+    def leave(self, rank: int, steps: int) -> None:
+        """The training of a rank has ended after so many steps."""
+        self.left[rank] = steps
+        self.gone.discard(rank)
+
+    def has_everybody_joined(self) -> bool:
+        """Whether every rank was there, at some time."""
+        return len(self.lives) == self.world
+
+    def are_all_there(self) -> bool:
+        """Whether none is missing."""
+        return self.has_everybody_joined() and not self.gone
+
+    def missing(self) -> list[int]:
+        """Ranks that are not there and should be: they never joined, or are lost."""
+        return [rank for rank in range(self.world) if rank not in self.lives or rank in self.gone]
+
+    def training(self) -> list[int]:
+        """Ranks that have joined and not left, lost or not."""
+        return [rank for rank in self.lives if rank not in self.left]
+
+    def count_training(self) -> int:
+        """How many these are."""
+        return len(self.lives) - len(self.left)
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Ranks as people read them, not more than eight: `rank 3`, `ranks 3, 5, ... and 12 more`."""
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
