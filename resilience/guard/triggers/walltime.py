@@ -46,6 +46,8 @@ GUESS_WARNING_S = 600.0
 """So long before the last moment people hear that the length of a save is a guess."""
 STALE_S = 600.0
 """No training starts so long after its job's end; OverTimeLimit, where there is one, is a few minutes."""
+NO_SAVE_S = 1.0
+"""A rank 0 that is done sooner has left the writing to others: their time is known once all have saved."""
 LEAD_LIMIT_S = 65535
 """sbatch(1), --signal: sig_time must be between 0 and 65535."""
 
@@ -129,6 +131,7 @@ class Walltime:
         self._recorder = recorder
         self._pace = pace
         self._lead_s = place.lead_s
+        self._told_lead_s = 0
         self._end = end_time or find_end_time(place, environ, settings.walltime_ask_s)
         self._forget_stale_end(wall())
         self._told_end = self._end.end
@@ -225,15 +228,19 @@ class Walltime:
             self._warn_of_lead(step_s, save_s)
 
     def _warn_of_lead(self, step_s: float, save_s: float) -> None:
-        wanted = self._settings.walltime_safety * (step_s + save_s)
-        if not 0 < self._lead_s < wanted:
+        """Once, and again when the lead that was named then is too short as well: slower ranks tell their saves later."""
+        safety = self._settings.walltime_safety
+        wanted = safety * (step_s + save_s)
+        is_only_ours = self._place.world > 1 and save_s < NO_SAVE_S
+        if not 0 < self._lead_s < (safety * step_s if is_only_ours else wanted) or wanted <= self._told_lead_s:
             return
+        self._told_lead_s = lead_for(wanted)
         self._recorder.warn(
             f"the signal comes {self._lead_s:g} s before the end, but a step takes up to {_about(step_s)} and a save "
             f"{_about(save_s)}, {self._settings.walltime_safety:g} times that are {format_duration(round(wanted))}: "
-            f"set signal_lead_s = {lead_for(wanted)} in [submit] of resil.toml. Until then the guard's clock alone is "
-            "in time",
-            key="lead",
+            f"set signal_lead_s = {self._told_lead_s} in [submit] of resil.toml. Until then the guard's clock alone "
+            "is in time",
+            key=f"lead {self._told_lead_s}",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -146,7 +147,7 @@ class Job:
         self.now = 5000.0
         self.clock_is_off_s = 0.0
         self.said: list[str] = []
-        self.place = place = Place(lead_s=more.pop("lead_s", 0.0), end_time=end.end)
+        self.place = place = Place(lead_s=more.pop("lead_s", 0.0), world=more.pop("world", 1), end_time=end.end)
         self.recorder = Recorder(place, self.said.append)
         self.pace = FixedPace(step_s, save_s)
         self.trigger = Walltime(
@@ -364,6 +365,33 @@ def test_a_lead_that_is_long_enough_is_not_spoken_of_nor_is_one_that_nobody_can_
     for job in (long_enough, no_save_yet, no_lead):
         job.run(100)
         assert not job.said
+
+
+def test_a_lead_is_not_judged_by_rank_0_that_saved_nothing_itself_but_by_the_slowest_rank() -> None:
+    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=39.5, save_s=0.6, lead_s=60, world=2)
+    job.run(100)
+    assert not job.said
+    job.pace.save_s = 400.0
+    job.run(100)
+    (said,) = job.said
+    assert "a save 6 min 40 s" in said and "signal_lead_s = 900" in said
+
+
+def test_steps_that_are_too_long_for_the_lead_are_told_however_short_the_saves() -> None:
+    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=100, save_s=0.0, lead_s=60, world=2)
+    job.run(100)
+    (said,) = job.said
+    assert "signal_lead_s = 240" in said
+
+
+def test_a_lead_that_was_named_too_short_itself_is_corrected_once_slower_saves_are_known() -> None:
+    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=5, lead_s=10, world=2)
+    job.run(100)
+    job.pace.save_s = 400.0
+    job.run(100)
+    job.pace.save_s = 410.0  # the lead of 900 s is enough for that
+    job.run(100)
+    assert [re.findall(r"signal_lead_s = (\d+)", said) for said in job.said] == [["60"], ["900"]]
 
 
 def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_matters() -> None:
