@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilience.actions import steer, submit
-from resilience.actions.demo_plot import FAULTS, LABEL, WHY, Deed, due
+from resilience.actions.demo_plot import FAULTS, LABEL, PACES, WHY, Deed, Pace, due
 from resilience.actions.demo_story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.actions.project import Project
 from resilience.actions.submit_plan import SubmitRequest
@@ -36,33 +36,6 @@ _TRAINING = Path(__file__).with_name("_demo_training.py")
 
 class DemoFailed(ResilError):
     """The demo did not end as it must."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How slow a demo must be for its scheduler.
-
-    Attributes:
-        step_s: seconds that a step takes at least.
-        walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
-        lead_s: how long before the limit the signal comes.
-        time_limit: of every job.
-        look_s: how often the guard looks at its switches.
-        deadline_s: after which the demo gives up.
-    """
-
-    step_s: float
-    walltime_s: float
-    lead_s: int
-    time_limit: str
-    look_s: float
-    deadline_s: float
-
-
-PACES = {
-    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", look_s=0.1, deadline_s=90),
-    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", look_s=1.0, deadline_s=600),
-}
 
 
 @dataclass(frozen=True, slots=True)

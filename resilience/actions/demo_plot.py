@@ -1,8 +1,9 @@
-"""The demo's plot: what happens to which attempt, and when. Pure: `demo.py` does it."""
+"""The demo's plot: what happens to which attempt, when, and how fast. Pure: `demo.py` does it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience.actions.demo_story import DemoAttempt
@@ -15,6 +16,33 @@ AMID_STEPS = 10
 """How many steps an attempt has done when somebody comes with a switch."""
 WHY = "a colleague wants the GPUs"
 LABEL = "keep-this"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slow a demo must be for its scheduler.
+
+    Attributes:
+        step_s: seconds that a step takes at least.
+        walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
+        lead_s: how long before the limit the signal comes.
+        time_limit: of every job.
+        look_s: how often the guard looks at its switches.
+        deadline_s: after which the demo gives up.
+    """
+
+    step_s: float
+    walltime_s: float
+    lead_s: int
+    time_limit: str
+    look_s: float
+    deadline_s: float
+
+
+PACES = {
+    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", look_s=0.1, deadline_s=90),
+    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", look_s=1.0, deadline_s=600),
+}
 
 
 class Deed(StrEnum):

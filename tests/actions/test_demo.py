@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.actions import demo, demo_plot
-from resilience.actions.demo import DemoFailed, DemoResult, Pace, run_demo
+from resilience.actions.demo import DemoFailed, DemoResult, run_demo
 from resilience.actions.project import Project
 from resilience.errors import UsageError
 from resilience.schedulers.local import LocalScheduler
@@ -54,8 +54,8 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     monkeypatch.setattr(demo_plot, "AMID_STEPS", 2)
     for module in (demo, demo_plot):
         monkeypatch.setattr(module, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
-    pace = Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
-    monkeypatch.setitem(demo.PACES, "local", pace)
+    pace = demo_plot.Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
+    monkeypatch.setitem(demo_plot.PACES, "local", pace)
     told: list[str] = []
     strange = {"RUN__STATE_DIR": "/nope", "RUN__COMMAND": "false", "SUBMIT__ARRAY": "99", "GUARD__POLL_S": "9"}
     project = a_project(
@@ -117,7 +117,7 @@ def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_f
 
 
 def test_the_two_paces_leave_room_for_the_signal_before_the_limit() -> None:
-    for pace in demo.PACES.values():
+    for pace in demo_plot.PACES.values():
         assert 0 < pace.lead_s < pace.walltime_s < pace.deadline_s
 
 
