@@ -136,7 +136,8 @@ class Rank:
         return other
 
     def key(self) -> int:
-        return _keys.number(key_of(self))
+        own = [getattr(self, name) for name in Rank.__slots__ if name != "member"]
+        return _keys.number((*own, key_of(self.member)))
 
 
 class World:

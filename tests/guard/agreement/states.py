@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from typing import Any
 
+from resilience.guard.agreement.heard import Heard
+from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
 
 PLAIN = frozenset((int, float, str, bool, type(None)))
+NEVER_CHANGED = frozenset((*PLAIN, tuple, Request, Decision, Heard))
+"""By convention: whoever wants another one makes another one."""
+
 FOR_OTHERS = frozenset(("beat", "fence"))
 """Attributes of a gate that the protocol neither reads nor writes."""
 
@@ -17,33 +23,38 @@ SAID = frozenset(("verdict", "_done"))
 
 DEADLINES = frozenset(("deadline", "retry_at"))
 MOMENTS = frozenset(("_missing_since", "_skewed_since"))
+TIMES = DEADLINES | MOMENTS
 """Attributes that hold a time. What lies ahead of it is the same in an hour, so keys count from now."""
 
+# What has slots holds plain things and tuples of these alone.
+_read_slots: dict[type, Any] = {
+    kind: operator.attrgetter(*(name for name in kind.__slots__ if name not in FOR_OTHERS))
+    for kind in (Gate, Request, Decision)
+}
 _written: dict[int, tuple[Any, str]] = {}
 
 
 def copied(thing: Any) -> Any:
     """A copy that can be changed without changing `thing`. Raise TypeError for what is nobody's state."""
     kind = type(thing)
-    if kind in PLAIN or kind is tuple:
+    if kind in NEVER_CHANGED:
         return thing
     if kind is dict:
-        return {name: copied(value) for name, value in thing.items()}
+        return {name: copied(value) for name, value in thing.items()} if thing else {}
     if kind is list:
-        return [copied(value) for value in thing]
+        return [copied(value) for value in thing] if thing else []
     if kind is set:
         return set(thing)
-    if kind is Gate:
-        gate = Gate.__new__(Gate)
-        for name in Gate.__slots__:
-            setattr(gate, name, getattr(thing, name))
-        return gate
-    if hasattr(thing, "as_dict") or hasattr(kind, "__slots__"):  # requests, decisions, news: immutable by convention
-        return thing
     other = object.__new__(kind)
+    if kind is Gate:
+        for name in Gate.__slots__:
+            setattr(other, name, getattr(thing, name))
+        return other
     mine = other.__dict__
-    for name, value in vars(thing).items():  # an object without attributes is no state: TypeError
-        mine[name] = value if type(value) in PLAIN or name in SAID else copied(value)
+    mine.update(vars(thing))  # an object without attributes is no state: TypeError
+    for name, value in mine.items():
+        if type(value) not in NEVER_CHANGED and name not in SAID:
+            mine[name] = copied(value)
     return other
 
 
@@ -53,14 +64,19 @@ def key_of(thing: Any, now: float = 0.0) -> Hashable:
     if kind in PLAIN:
         return thing  # type: ignore[no-any-return]
     if kind is tuple or kind is list:
-        return tuple([key_of(value, now) for value in thing])
+        return tuple([value if type(value) in PLAIN else key_of(value, now) for value in thing])
     if kind is dict:
-        return frozenset([(name, key_of(value, now)) for name, value in thing.items()])
+        return frozenset([(name, key_of(value, now)) for name, value in thing.items()]) if thing else None
     if kind is set:
-        return frozenset(thing)
-    if hasattr(kind, "__slots__"):
-        return tuple([key_of(getattr(thing, name), now) for name in kind.__slots__ if name not in FOR_OTHERS])
-    return tuple([_key_of_attribute(name, value, now) for name, value in vars(thing).items()])
+        return frozenset(thing) if thing else None
+    if kind in _read_slots:
+        return _read_slots[kind](thing)  # type: ignore[no-any-return]
+    return tuple(
+        [
+            value if type(value) in PLAIN and name not in TIMES else _key_of_attribute(name, value, now)
+            for name, value in vars(thing).items()
+        ]
+    )
 
 
 def _key_of_attribute(name: str, value: Any, now: float) -> Hashable:
@@ -68,8 +84,8 @@ def _key_of_attribute(name: str, value: Any, now: float) -> Hashable:
         return written(value)
     if name in DEADLINES:
         return max(0.0, float(value) - now)
-    if name in MOMENTS and value is not None:
-        return float(value) - now
+    if name in MOMENTS:
+        return None if value is None else float(value) - now
     return key_of(value, now)
 
 

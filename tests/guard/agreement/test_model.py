@@ -39,7 +39,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 # Three ranks: rank 0 hears promptly, everything else takes any time.
 THREE: dict[str, dict[str, Any]] = {
-    "three ranks that step together": {"steps": 2, "wishes": ((1, STOP),), "coupled": True},
+    "three ranks that step together": {"steps": 1, "wishes": ((1, STOP),), "coupled": True},
     "one of three is too slow": {"steps": 1, "wishes": ONE, "coupled": True, "overdue": 1},
 }
 LARGE: dict[str, dict[str, Any]] = {
