@@ -228,7 +228,7 @@ class Walltime:
             self._warn_of_lead(step_s, save_s)
 
     def _warn_of_lead(self, step_s: float, save_s: float) -> None:
-        """Once, and again when the lead that was named then is too short as well: slower ranks tell their saves later."""
+        """Once, and again if the lead that was named then is too short as well: slower ranks tell their saves later."""
         safety = self._settings.walltime_safety
         wanted = safety * (step_s + save_s)
         is_only_ours = self._place.world > 1 and save_s < NO_SAVE_S
