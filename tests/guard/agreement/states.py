@@ -45,14 +45,16 @@ def copied(thing: Any) -> Any:
         return [copied(value) for value in thing] if thing else []
     if kind is set:
         return set(thing)
-    other = object.__new__(kind)
     if kind is Gate:
+        gate = Gate.__new__(Gate)
         for name in Gate.__slots__:
-            setattr(other, name, getattr(thing, name))
-        return other
+            setattr(gate, name, getattr(thing, name))
+        return gate
+    attributes = vars(thing)  # without attributes it is no state: TypeError
+    other = object.__new__(kind)
     mine = other.__dict__
-    mine.update(vars(thing))  # an object without attributes is no state: TypeError
-    for name, value in mine.items():
+    mine.update(attributes)
+    for name, value in attributes.items():
         if type(value) not in NEVER_CHANGED and name not in SAID:
             mine[name] = copied(value)
     return other

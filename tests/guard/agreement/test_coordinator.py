@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import check_coordinator_message
 from resilience.guard.agreement.patience import FIRST_RETRY_S, LAST_RETRY_S
-from resilience.guard.agreement.selection import MOST_REQUESTS, select
-from resilience.guard.decision import EXIT_ERROR, FAILED, OBEYED, SAVED, Decision, Request, merge
+from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request, merge
 
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 STOP = Request("kill switch", "bob stops the run")
@@ -298,35 +296,3 @@ def test_an_outcome_told_before_all_have_joined_is_not_waited_for_again() -> Non
     coordinator.receive(0, join(0), 0.0)
     coordinator.receive(2, done(SAVED, number=7), 0.0)
     assert coordinator.is_over() and coordinator.heard[-1].outcome == FAILED
-
-
-# ---- which requests travel -------------------------------------------------------------------------------------------
-
-
-def test_few_requests_make_the_decision_that_all_would_have_made() -> None:
-    chance = random.Random(5)
-    for _ in range(300):
-        requests = [
-            Request(
-                chance.choice("abc"),
-                f"why {number}",
-                save=chance.random() < 0.5,
-                stop=chance.random() < 0.1,
-                label=chance.choice(["", "", "", "", "x", "y"]),
-                discard=chance.random() < 0.3,
-                exit_code=chance.choice([75, 75, EXIT_ERROR, 0]),
-                rank=chance.randrange(8),
-            )
-            for number in range(chance.randrange(1, 80))
-        ]
-        chosen = select(requests)
-        assert len(chosen) <= MOST_REQUESTS
-        few, all_ = merge(chosen, 1), merge(requests, 1)
-        assert (few.save, few.stop, few.label) == (all_.save, all_.stop, all_.label)
-        assert not few.stop or few.exit_code == all_.exit_code
-
-
-def test_the_signal_of_4096_ranks_is_one_request() -> None:
-    requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in reversed(range(4096))]
-    (chosen,) = select(requests)
-    assert chosen.rank == 0

@@ -1,0 +1,63 @@
+"""Which ranks are there, which are lost, and which have done their last step."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.guard.agreement.attendance import Attendance, name_ranks
+
+
+def joined(world: int = 3) -> Attendance:
+    ranks = Attendance(world)
+    for rank in range(world):
+        assert not ranks.join(rank, f"life{rank}")
+    return ranks
+
+
+def test_who_has_not_joined_or_is_lost_is_missing() -> None:
+    ranks = Attendance(3)
+    ranks.join(1, "life1")
+    assert not ranks.has_everybody_joined() and not ranks.are_all_there()
+    ranks.join(0, "life0")
+    ranks.join(2, "life2")
+    assert ranks.has_everybody_joined() and ranks.are_all_there()
+    ranks.lost(1)
+    assert ranks.has_everybody_joined() and not ranks.are_all_there()
+    assert not ranks.join(1, "life1"), "the same process"
+    assert ranks.are_all_there()
+
+
+def test_who_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
+    ranks = joined()
+    ranks.lost(2)
+    ranks.leave(2, 100)
+    ranks.lost(2)
+    assert ranks.are_all_there()
+    assert ranks.training() == [0, 1] and ranks.count_training() == 2 and ranks.left == {2: 100}
+    ranks.join(2, "life2")
+    assert ranks.training() == [0, 1, 2] and ranks.left == {}
+
+
+def test_a_lost_rank_trains_on() -> None:
+    ranks = joined()
+    ranks.lost(0)
+    assert ranks.training() == [0, 1, 2] and ranks.count_training() == 3
+
+
+def test_a_process_that_comes_back_after_another_took_its_place_is_a_twin() -> None:
+    ranks = joined()
+    assert ranks.join(1, "again") and not ranks.is_twin(1)
+    assert ranks.join(1, "life1") and ranks.is_twin(1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([3], "rank 3"),
+        ([1, 2], "ranks 1, 2"),
+        (list(range(8)), "ranks 0, 1, 2, 3, 4, 5, 6, 7"),
+        (list(range(4096)), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4088 more"),
+    ],
+)
+def test_ranks_are_named_as_people_read_them(ranks: list[int], said: str) -> None:
+    assert name_ranks(ranks) == said
