@@ -88,10 +88,14 @@ class RunAlive(SchedulerError):
 
 
 class GuardError(ResilError):
-    """The guard is used in a way that cannot work: two in one process, pickled, a threshold that means nothing."""
+    """The guard is used in a way that cannot work: two in one process, pickled, a threshold that means nothing.
+
+    Raised into trainings, whose tracebacks show nothing but its text: so that has the hint as well.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
 
 
 class AgreementLost(GuardError):
     """A rank has promised where to wait, and the word from rank 0 never came: going on alone would break the others."""
-
-    exit_code = EX_TEMPFAIL

@@ -616,7 +616,8 @@ resil_check_job() {
 }
 
 # A launcher turns the 75 of its workers into a 1 (torchrun, accelerate), or into 137 when it ends the others because of
-# it (srun --kill-on-bad-exit). The guard of rank 0 writes what was meant, once all ranks have saved.
+# it (srun --kill-on-bad-exit), and a training that forgets sys.exit(guard.exit_code) ends with 0 as if it were done. The
+# guard of rank 0 writes what was meant, once all ranks have saved.
 resil_meant_to_stop() {
   local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl line last=
   [ -f "$file" ] && [ ! -L "$file" ] || return
@@ -629,8 +630,8 @@ resil_meant_to_stop() {
 resil_end() { # the launch is over: why, and with which code
   local text
   resil_deaf
-  if [ "$resil_code" != 0 ] && [ "$resil_code" != 75 ] && resil_meant_to_stop; then
-    resil_say "the launcher exited with $resil_code; its training stopped on purpose, with 75"
+  if [ "$resil_code" != 75 ] && resil_meant_to_stop; then
+    resil_say "the launch exited with $resil_code; its training was stopped by its guard, on purpose: that is a 75"
     resil_code=75
   fi
   resil_check_job

@@ -110,6 +110,18 @@ class ForcedExit:
                 f"{now - self._expected_since:.0f} s: it hangs, or does without guard.step() and guard.poll() for long"
             )
 
+    def before_fork(self) -> None:
+        """Disarm what is in C: a child inherits it without its thread, and waits for that for ever at its exit."""
+        if self._armed_by == os.getpid():
+            faulthandler.cancel_dump_traceback_later()
+
+    def after_fork(self) -> None:
+        """In the parent: arm it for what is left."""
+        if self._armed_by == os.getpid():
+            left_s = max(0.0, self._deadline - time.monotonic())
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                faulthandler.dump_traceback_later(left_s + IN_C_AFTER_S, exit=True, file=stderr_descriptor())
+
     def _set(self, bound_s: float, exit_code: int, what: str) -> None:
         with self._changed:
             self._deadline = time.monotonic() + bound_s

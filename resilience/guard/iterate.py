@@ -25,7 +25,9 @@ def iterate(guard: TrainingGuard, loader: Iterable[Batch], save: Callable[..., A
     for batch in loader:
         yield batch
         decision = guard.step()
-        if decision.save and save is not None:
+        if decision.save and save is None:
+            guard.pass_over_save(decision)
+        elif decision.save and save is not None:
             with guard.saving():
                 if takes_label:
                     save(label=decision.label)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import time
 
 from resilience.guard.agreement.alone import Alone
-from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, Decision, Request, merge
+from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, OBEYED, Decision, Request, merge
 from resilience.guard.exit import ForcedExit
 from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import start_mirror
@@ -31,6 +32,8 @@ FIRST_LOOK_S = 10.0
 LEAVE_S = 30.0
 """How long a rank stays at the end until all ranks have told how the last save went. After a stop: as long as an exit
 may take at all, because a slow save of one rank must not be cut short by the launcher of another."""
+MOST_ABORTS = 3
+"""So many rounds in a row that come to nothing are told to people: what was wished waits."""
 DAY_S = 86_400.0
 STOP_S = 2.0
 
@@ -40,6 +43,7 @@ class Parts:
 
     Attributes:
         agreement: `Alone`, `NetworkAgreement`, or what the caller gave.
+        went_wrong: whether the loop was left by an exception, or the last save failed.
     """
 
     def __init__(
@@ -64,12 +68,14 @@ class Parts:
         self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
         self._stepping_thread = 0
-        self._went_wrong = False
+        self.went_wrong = False
+        self._aborts = 0
         self._watches = Watches(
             place,
             settings,
             self._recorder,
-            [self._signals, *built_in, *own_triggers],
+            [self._signals, *built_in],
+            own_triggers,
             wish=self._wish,
             first=self._decide_start,
             at_files=self._mirror.work,
@@ -89,21 +95,29 @@ class Parts:
 
     def close(self, decision: Decision | None, exit_code: int) -> None:
         """Say good-bye to the other ranks, and write down how it ended."""
-        in_peace = decision is not None and not self._went_wrong
+        in_peace = decision is not None and not self.went_wrong
         wait_s = (self._guard.settings.exit_timeout_s or DAY_S) if in_peace else LEAVE_S
         outlast = getattr(self.agreement, "outlast", None)
         if outlast is not None:
             outlast(wait_s)
         # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
         # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
-        stopped = decision is not None and not self._went_wrong
-        code = EXIT_ERROR if self._went_wrong else exit_code
+        stopped = decision is not None and not self.went_wrong
+        code = EXIT_ERROR if self.went_wrong else exit_code
         self._recorder.event("end", step=self._guard.count, exit_code=code, stopped=stopped)
         self._watches.stop(STOP_S)
         self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
         self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self._signals.restore()
         self._exit.left(decision, code)
+
+    def before_fork(self) -> None:
+        """A child would hang at its exit in what faulthandler has armed here."""
+        self._exit.before_fork()
+
+    def after_fork(self) -> None:
+        """In the parent: armed as before."""
+        self._exit.after_fork()
 
     def forget(self) -> None:
         """In a forked child: leave alone what belongs to the parent."""
@@ -173,9 +187,24 @@ class Parts:
         """A decision to save was obeyed on this rank."""
         if outcome == FAILED:
             self._recorder.warn(f"the save failed that was asked for because {decision.why}: what asked for it stays")
+            if decision.stop:
+                self.went_wrong = True
+        elif outcome == OBEYED and decision.save:
+            self._recorder.warn(
+                "a save was asked for and no `with guard.saving():` block followed: it is taken as made, how long it "
+                "takes is not known, and nobody would notice if it failed",
+                key="saving",
+            )
         self.agreement.finish(outcome, seconds)
         if not self._place.is_first:
             self._tell_triggers(decision, outcome)
+
+    def has_no_save(self) -> None:
+        """There is nothing to save with."""
+        self._recorder.warn(
+            "a save was asked for, and guard.steps() was given nothing to save with: give it save=save_checkpoint",
+            key="saving",
+        )
 
     def save_begins(self, step: int) -> None:
         """The training saves."""
@@ -207,14 +236,22 @@ class Parts:
 
     def left_by(self, error: BaseException) -> None:
         """The training loop ended with an exception."""
-        if isinstance(error, SystemExit) and error.code == self._guard.exit_code:
+        if isinstance(error, SystemExit) and (error.code or 0) == self._guard.exit_code:
             return  # sys.exit(guard.exit_code) within the block
-        self._went_wrong = True
+        self.went_wrong = True
         self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
 
     def failed(self, error: Exception) -> None:
         """The guard itself is broken somewhere."""
-        self._recorder.warn(f"the guard failed and decides nothing now; the training goes on: {error!r}", key="failed")
+        with contextlib.suppress(Exception):
+            self._recorder.warn(
+                f"the guard failed and may decide nothing now; the training goes on: {error!r}", "failed"
+            )
+
+    def refuse_finished(self, stop: Decision) -> None:
+        """The training was stopped, and yet it says that it is done."""
+        why = f"it was stopped at step {stop.step}, because {stop.why}"
+        self._recorder.warn(f"the run is not marked as finished: {why}")
 
     def write_finished(self, step: int) -> None:
         """Mark the run as finished."""
@@ -244,17 +281,24 @@ class Parts:
             self._exit.expect(awaited(), time.monotonic())
 
     def _hear(self, heard: Heard) -> None:
-        """News of the agreement, on rank 0 and of one process alone."""
+        """News of the agreement: most of it on rank 0, and of one process alone."""
         if heard.kind == "outcome" and heard.decision is not None:
             if heard.decision.stop and heard.outcome == FAILED:
-                self._went_wrong = True
+                self.went_wrong = True
             if heard.seconds:
                 self._pace.saved(heard.seconds)
             self._tell_triggers(heard.decision, heard.outcome)
-        elif heard.kind in ("absent", "skew", "twins", "fault", "broken"):
+        elif heard.kind in ("absent", "lost", "skew", "twins", "fault", "broken"):
             self._recorder.warn(heard.text)
-        elif heard.kind != "committed":
+        elif heard.kind == "committed":
+            self._aborts = 0
+        else:
             self._recorder.event(heard.kind, text=heard.text)
+            if heard.kind == "back":
+                self._recorder.say(heard.text)
+            self._aborts += heard.kind == "aborted"
+            if self._aborts == MOST_ABORTS:
+                self._recorder.warn(heard.text, key="aborted")
 
     def _tell_triggers(self, decision: Decision, outcome: str) -> None:
         self._loss.hear(decision.triggers, outcome)

@@ -6,19 +6,22 @@ import atexit
 import os
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.decision import CONTINUE, EXIT_DONE, FAILED, OBEYED, SAVED, Decision
+from resilience.guard.decision import CONTINUE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, SAVED, Decision
 from resilience.guard.gate import Gate
+from resilience.guard.recorder import say_on_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Any, Self, TypeVar
 
     from resilience.guard.decision import Trigger
     from resilience.guard.parts import Parts
     from resilience.guard.place import Place
     from resilience.guard.settings import GuardSettings
+
+    Result = TypeVar("Result")
 
 NEW, RUNNING, CLOSED, INERT = "new", "running", "closed", "inert"
 
@@ -34,6 +37,7 @@ class RunningGuard(Gate):
         "_agreement_factory",
         "_finished",
         "_has_stopped",
+        "_has_told",
         "_owed",
         "_own_triggers",
         "_parts",
@@ -70,10 +74,17 @@ class RunningGuard(Gate):
         self._owed: Decision | None = None
         self._finished = False
         self._has_stopped = False
+        self._has_told = False
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with: 0 done, 75 stopped on purpose, 1 stopped by an error."""
+        """What the process should exit with: 0 done, 75 stopped on purpose, 1 stopped by an error.
+
+        1 also when the loop was left by an exception, or the last save failed, on this rank or on another as far as
+        rank 0 knows: a job whose last save failed did not stop in good order.
+        """
+        if self._parts is not None and self._parts.went_wrong:
+            return EXIT_ERROR
         return EXIT_DONE if self._finished or self.decided is None else self.decided.exit_code
 
     def start(self) -> None:
@@ -81,8 +92,6 @@ class RunningGuard(Gate):
         global _active
         if self._state != NEW:
             return
-        from resilience.guard.recorder import say_on_stderr
-
         if self._pid != os.getpid():
             (self._say or say_on_stderr)(
                 "warning: this guard was made in another process and does nothing here: make it in the process that "
@@ -118,25 +127,28 @@ class RunningGuard(Gate):
         if _active is self:
             _active = None
         atexit.unregister(self.close)
-        if self._state == RUNNING and self._parts is not None and self._pid == os.getpid():
+        if self._pid == os.getpid():
             self._settle(OBEYED)
-            try:
-                self._parts.close(self.decided, self.exit_code)
-            except Exception as error:  # at the very end a fault of ours must not turn a success into a failure
-                self._parts.failed(error)
+            self._safely(lambda parts: parts.close(self.decided, self.exit_code))
         if self._state != INERT:
             self._state = CLOSED
         self.open()
+        if self._state == CLOSED and not self._has_told:
+            self.limit = self.poll_limit = 0  # whoever goes on with it asks, and is told once that nobody answers
 
     def __enter__(self) -> Self:
+        if self._state == CLOSED:
+            raise GuardError(
+                "this guard was closed, and guards nothing any more", hint="make a new one for each training"
+            )
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._parts is not None and self._state == RUNNING:
-            self._parts.left_by(error)
+        if error is not None:
+            self._safely(lambda parts: parts.left_by(error))
             self._settle(FAILED)  # a save that was asked for and not made
         self.close()
 
@@ -150,58 +162,62 @@ class RunningGuard(Gate):
 
     def _ask(self, loss: Any) -> Decision:
         """There may be something to do: a limit was reached, or a loss came."""
-        if not self._is_running():
-            return CONTINUE
-        parts = self._parts
-        assert parts is not None
-        try:
-            if loss is not None:
-                parts.watch_loss(loss, self.count)
-                if self.count < self.limit:
-                    return CONTINUE
-            parts.check_thread()
-            self._settle(OBEYED)
-            self.urgent = False
-            parts.take_signals()
-            decision: Decision = parts.agreement.arrive()
-            if decision:
-                self._give(decision)
-            elif decision is not CONTINUE:  # decided, and it came to nothing: a request without a wish
-                parts.agreement.finish(OBEYED, 0.0)
-        except AgreementLost as lost:
-            parts.left_by(lost)
-            raise
-        except Exception as error:  # our own fault, whatever it is, must not cost the training
-            parts.failed(error)
-            self.open()
-            return CONTINUE
+        return (self._safely(lambda parts: self._arrive(parts, loss)) if self._is_running() else None) or CONTINUE
+
+    def _arrive(self, parts: Parts, loss: Any) -> Decision:
+        if loss is not None:
+            parts.watch_loss(loss, self.count)
+            if self.count < self.limit:
+                return CONTINUE
+        parts.check_thread()
+        self._settle(OBEYED)
+        self.urgent = False
+        parts.take_signals()
+        decision: Decision = parts.agreement.arrive()
+        if decision:
+            self._give(decision)
+        elif decision is not CONTINUE:  # decided, and it came to nothing: a request without a wish
+            parts.agreement.finish(OBEYED, 0.0)
         return decision
 
     def _ask_at_poll(self) -> Decision:
-        if not self._is_running():
-            return CONTINUE
+        return (self._safely(self._arrive_at_poll) if self._is_running() else None) or CONTINUE
+
+    def _arrive_at_poll(self, parts: Parts) -> Decision:
+        self.urgent = False
+        parts.take_signals()
+        decision: Decision = parts.agreement.arrive_at_poll()
+        if decision.stop and self.decided is None:
+            self.decided = decision
+        return decision
+
+    def _safely(self, call: Callable[[Parts], Result]) -> Result | None:
+        """Do something with the parts, if they run. A fault of ours, whatever it is, must not cost the training.
+
+        AgreementLost passes: a rank that has promised to wait would break the others by going on.
+        """
         parts = self._parts
-        assert parts is not None
+        if parts is None or self._state != RUNNING:
+            return None
         try:
-            self.urgent = False
-            parts.take_signals()
-            decision: Decision = parts.agreement.arrive_at_poll()
+            return call(parts)
         except AgreementLost as lost:
             parts.left_by(lost)
             raise
         except Exception as error:
             parts.failed(error)
             self.open()
-            return CONTINUE
-        if decision.stop and self.decided is None:
-            self.decided = decision
-        return decision
+            return None
 
     def _is_running(self) -> bool:
         if self._state == NEW:
             self.start()
         if self._state != RUNNING:
             self.open()
+        if self._state == CLOSED and not self._has_told:
+            self._has_told = True
+            tell = self._say or say_on_stderr
+            tell("warning: this guard was closed, and guards nothing any more: make a new one for each training")
         return self._state == RUNNING
 
     def _give(self, decision: Decision) -> None:
@@ -223,31 +239,38 @@ class RunningGuard(Gate):
 
     def _enter_phase(self, name: str) -> str:
         before, self._phase = self._phase, name
-        if self._parts is not None and self._state == RUNNING:
-            self._parts.enter_phase(name, self.count)
+        self._safely(lambda parts: parts.enter_phase(name, self.count))
         return before
 
     def _enter_save(self) -> None:
         self._saving_depth += 1
-        if self._saving_depth == 1 and self._parts is not None and self._state == RUNNING:
-            self._parts.save_begins(self.count)
+        if self._saving_depth == 1:
+            self._safely(lambda parts: parts.save_begins(self.count))
 
     def _leave_save(self, seconds: float, error: BaseException | None) -> None:
         self._saving_depth -= 1
-        if self._saving_depth == 0 and self._parts is not None and self._state == RUNNING:
-            self._parts.save_ended(self.count, seconds, error, self._phase)
+        if self._saving_depth == 0:
+            self._safely(lambda parts: parts.save_ended(self.count, seconds, error, self._phase))
             self._settle(SAVED if error is None else FAILED, seconds)
+
+    def pass_over_save(self, decision: Decision) -> None:
+        """A save was asked for, and `guard.steps()` was given nothing to save with: who asked for it hears so."""
+        outcome = OBEYED if decision.stop else FAILED
+        self._safely(lambda parts: parts.has_no_save())
+        self._settle(outcome)
 
     def _settle(self, outcome: str, seconds: float = 0.0) -> None:
         """A decision to save was obeyed, or passed over."""
         owed, self._owed = self._owed, None
-        if owed is not None and self._parts is not None:
-            self._parts.obeyed(owed, outcome, seconds)
+        if owed is not None:
+            self._safely(lambda parts: parts.obeyed(owed, outcome, seconds))
 
     def _become_inert(self) -> None:
         """In a forked child: nothing here may touch what belongs to the parent."""
         self._state = INERT
         self.beat = [0] * 16
+        if self.fence is not None:  # the parent's may be held, by a thread that is not here
+            self.fence = type(self.fence)()
         self.open()
         if self._parts is not None:
             self._parts.forget()
@@ -258,11 +281,21 @@ def active() -> RunningGuard | None:
     return _active
 
 
+def _before_fork() -> None:
+    if _active is not None:
+        _active._safely(lambda parts: parts.before_fork())
+
+
 def _after_fork() -> None:
+    if _active is not None:
+        _active._safely(lambda parts: parts.after_fork())
+
+
+def _after_fork_in_child() -> None:
     global _active
     if _active is not None:
         _active._become_inert()
         _active = None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

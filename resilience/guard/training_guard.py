@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 
@@ -9,7 +10,7 @@ from resilience.errors import GuardError
 from resilience.guard.blocks import Phase, Saving
 from resilience.guard.decision import CONTINUE, Decision
 from resilience.guard.gate import NEVER
-from resilience.guard.running import INERT, RUNNING, RunningGuard
+from resilience.guard.running import INERT, RunningGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,17 +110,19 @@ class TrainingGuard(RunningGuard):
         from resilience.guard.settings import read_settings
 
         environ = os.environ if environ is None else environ
-        place = find_place(environ, socket.gethostname())
         mode = environ.get("RESIL_GUARD", "").strip()
         if mode.startswith("test:"):
             from resilience.guard.place import Place as Nowhere
             from resilience.guard.testing import SILENT, scripted
 
             return cls(Nowhere(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
-        chosen = read_settings(environ, **settings)
-        if mode.lower() not in ("", *_ON, *_OFF):
+        place = find_place(environ, socket.gethostname())
+        if mode.lower() in _OFF:  # before anything is read that may be wrong: it is the way out
+            return cls(place, read_settings({}), inert=True)
+        if mode.lower() not in ("", *_ON):
             raise GuardError(f"RESIL_GUARD={mode!r} is not possible", hint="it may be on, off, or test:save@3,stop@5")
-        return cls(place, chosen, triggers=triggers, agreement=agreement, say=say, inert=mode.lower() in _OFF)
+        chosen = read_settings(environ, **settings)
+        return cls(place, chosen, triggers=triggers, agreement=agreement, say=say)
 
     # ---- in the training loop ---------------------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class TrainingGuard(RunningGuard):
 
     def phase(self, name: str) -> Phase:
         """Say what the training does now: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
-        return Phase(self, self._enter_phase(name))
+        return Phase(self, self._enter_phase(str(name)))
 
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, with one step after each; save when asked, and end when asked to stop.
@@ -168,6 +171,8 @@ class TrainingGuard(RunningGuard):
         """
         from resilience.guard.iterate import iterate
 
+        if save is not None and not callable(save):
+            raise GuardError(f"save={save!r} cannot be called", hint="give the function that saves a checkpoint")
         return iterate(self, loader, save)
 
     def should_stop_early(self) -> bool:
@@ -176,11 +181,9 @@ class TrainingGuard(RunningGuard):
         A thrown kill switch, a finished run, a newer attempt. Waits for the first look, and for rank 0's word.
         """
         self.start()
-        if self._state != RUNNING or self._parts is None:
-            return self.decided is not None
-        decision = self._parts.wait_for_start()
-        if decision is not None and decision.stop:
-            self._decide(decision)
+        decision = self._safely(lambda parts: parts.wait_for_start())
+        if decision is not None and decision.stop and self.decided is None:
+            self._safely(lambda parts: self._decide(decision))
         return self.decided is not None
 
     def reinstall_signals(self) -> None:
@@ -188,23 +191,32 @@ class TrainingGuard(RunningGuard):
 
         The guard tells when that has happened. Call this after the library was initialised.
         """
-        if self._parts is not None and self._state == RUNNING:
-            self._parts.reinstall_signals()
+        self._safely(lambda parts: parts.reinstall_signals())
 
     def finished(self) -> None:
-        """The training is done: mark the run as finished, so that queued jobs end as they start."""
+        """The training is done: mark the run as finished, so that queued jobs end as they start.
+
+        Refused with a warning after a stop, because a loop that was stopped ends like one that is done. If the stop
+        came with the very last step, the next job finds nothing left to do, and says so in a moment.
+        """
+        stop = self.decided
+        if stop is not None:
+            self._safely(lambda parts: parts.refuse_finished(stop))
+            return
         self._finished = True
-        if self._parts is not None and self._state == RUNNING:
-            self._parts.write_finished(self.count)
+        self._safely(lambda parts: parts.write_finished(self.count))
 
     def resumed(self, step: int) -> None:
         """The training goes on after `step` steps: the guard counts from there, and heartbeats show the true step.
 
         To be called by every rank, after a checkpoint was loaded.
         """
-        if step < 0 or step >= NEVER:
+        try:
+            step = operator.index(step)  # a checkpoint often holds its step as a tensor
+        except TypeError:
+            raise GuardError(f"resumed({step!r})", hint="give the number of steps that are done, a whole one") from None
+        if not 0 <= step < NEVER:
             raise GuardError(f"a training cannot resume at step {step}")
         self.count_from(step)
         self.beat[0] = step
-        if self._parts is not None and self._state == RUNNING:
-            self._parts.resumed(step)
+        self._safely(lambda parts: parts.resumed(step))

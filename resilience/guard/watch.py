@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from resilience.guard.decision import Request
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 """How often what is on this node is looked at, at most: steps are timed to within this."""
+STUCK_S = 60.0
+"""A trigger that takes longer to answer is named: the others in its thread wait for it."""
 MOST_FAILURES = 10
 """A trigger that raised so often in a row is not asked again."""
 
@@ -36,10 +39,12 @@ def understand(trigger: Trigger, wanted: object) -> Request | None:
     """Given what `poll()` returned, return a request or None. Raise TypeError if it is neither."""
     if wanted is None:
         return None
-    if isinstance(wanted, Request):
-        return wanted
     if isinstance(wanted, str):
-        return Request(name_of(trigger), wanted)
+        wanted = Request(name_of(trigger), wanted)
+    if isinstance(wanted, Request):
+        # It goes to terminals and into sentences.
+        wanted.why = " ".join(str(wanted.why or "").split()) or f"the trigger {name_of(trigger)} wishes it"
+        return wanted
     raise TypeError(f"poll() returned {type(wanted).__name__}, not a Request, a text or None")
 
 
@@ -72,6 +77,7 @@ class Watch:
         self._outcomes: list[tuple[frozenset[str], str]] = []
         self._wakeup = threading.Event()
         self._over = False
+        self._asking: tuple[Trigger, float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"resil-{name}", daemon=True)
 
     def start(self) -> None:
@@ -112,12 +118,15 @@ class Watch:
             key = id(trigger)
             if key in self._pending or self._failures.get(key, 0) >= MOST_FAILURES:
                 continue
+            self._asking = (trigger, time.monotonic())
             try:
                 request = understand(trigger, trigger.poll())
                 self._failures.pop(key, None)
-            except Exception as error:
+            except BaseException as error:  # sys.exit() in somebody's trigger must not end the thread
                 self._failed(trigger, error, "poll")
                 continue
+            finally:
+                self._asking = None
             if request is not None:
                 self._pending.add(key)
                 wanted.append(request)
@@ -133,10 +142,14 @@ class Watch:
                     self._pending.discard(id(trigger))
                     try:
                         trigger.done(outcome)
-                    except Exception as error:
+                    except BaseException as error:
                         self._failed(trigger, error, "done")
 
-    def _failed(self, trigger: Trigger, error: Exception, what: str) -> None:
+    def stuck_since(self) -> tuple[Trigger, float] | None:
+        """The trigger that is being asked, and since when (monotonic seconds); None when none is."""
+        return self._asking
+
+    def _failed(self, trigger: Trigger, error: BaseException, what: str) -> None:
         count = self._failures[id(trigger)] = self._failures.get(id(trigger), 0) + 1
         name = name_of(trigger)
         if count == 1:
@@ -152,7 +165,8 @@ class Watch:
 
 
 class Watches:
-    """The two threads together: on rank 0 with a run directory one is for files, which may hang with their server.
+    """The threads together: on rank 0 with a run directory one for files, which may hang with their server, and one for
+    the triggers of others, which may hang as they like.
 
     Attributes:
         has_files: whether there is a thread for files.
@@ -164,6 +178,7 @@ class Watches:
         settings: GuardSettings,
         recorder: Recorder,
         triggers: Sequence[Trigger],
+        own_triggers: Sequence[Trigger],
         *,
         wish: Callable[[Request], None],
         first: Callable[[Sequence[Request]], None],
@@ -171,16 +186,22 @@ class Watches:
         at_node: Callable[[], None],
     ) -> None:
         """`first` gets the first look at the files; `at_files` and `at_node` are side work for the two threads."""
+        own = [trigger for trigger in own_triggers if asked_here(trigger, place)]
         asked = [trigger for trigger in triggers if asked_here(trigger, place)]
         self.has_files = bool(place.is_first and place.run_dir)
         self._recorder = recorder
         self._first = first
-        self._told_of_saves = [saved for saved in (getattr(trigger, "saved", None) for trigger in asked) if saved]
+        self._told_of_saves = [
+            saved for saved in (getattr(trigger, "saved", None) for trigger in (*asked, *own)) if saved
+        ]
         shared = [trigger for trigger in asked if self.has_files and getattr(trigger, "shared", False)]
         local = [trigger for trigger in asked if trigger not in shared]
         every_s = min(settings.poll_s, LOOK_S)
-        self._node = Watch("watch", local, every_s=every_s, wish=wish, recorder=recorder, also=at_node)
+        self._node = Watch("watch", local, every_s=every_s, wish=wish, recorder=recorder, also=self._look_after)
+        self._at_node = at_node
         self._all = [self._node]
+        if own:
+            self._all.append(Watch("triggers", own, every_s=settings.poll_s, wish=wish, recorder=recorder))
         if self.has_files:
             every_s = settings.poll_s
             self._all.append(
@@ -207,9 +228,24 @@ class Watches:
             except Exception as error:
                 self._recorder.warn(f"a trigger failed in saved(): {error!r}", key="saved")
         if self._told_of_saves:
-            self._node.wake()
+            for watch in self._all:
+                watch.wake()
 
     def stop(self, wait_s: float) -> None:
         """Hear the last outcomes, then end; a thread that hangs is left behind after `wait_s`."""
         for watch in self._all:
             watch.stop(wait_s)
+
+    def _look_after(self) -> None:
+        """Side work of the node's thread, which has no trigger that may hang: name those in other threads that do."""
+        now = time.monotonic()
+        for watch in self._all:
+            stuck = watch.stuck_since()
+            if stuck is not None and now - stuck[1] > STUCK_S:
+                name = name_of(stuck[0])
+                self._recorder.warn(
+                    f"the trigger {name} has not answered for {STUCK_S:g} s (a file system that hangs?); it and those "
+                    "asked after it are waited for",
+                    key=f"stuck {name}",
+                )
+        self._at_node()

@@ -93,6 +93,34 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     assert steps(shell) == list(range(1, stopped + 11)), "every step once"
 
 
+FORGETFUL = """\
+import time
+from resilience.guard import TrainingGuard
+
+class Enough:
+    def __init__(self): self.at = time.monotonic() + 0.5
+    def poll(self): return "that is enough" if time.monotonic() > self.at else None
+    def done(self, outcome): pass
+
+guard = TrainingGuard.from_env(triggers=[Enough()])
+for step in guard.steps(range(100000), save=lambda: None):
+    time.sleep(0.02)
+guard.finished()
+"""
+
+
+def test_a_training_that_was_stopped_is_not_finished_even_if_it_says_so_and_exits_with_0(shell: Shell) -> None:
+    """The loop of the short form ends alike when it is done and when it is stopped; the run must go on."""
+    shell.settings(SETTINGS)
+    (shell.folder / "train.py").write_text(FORGETFUL)
+    begin(shell)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=60)
+    (attempt,) = status(shell)["attempts"]
+    assert (attempt["end"], attempt["exit_code"]) == ("stopped", 75)
+    assert not (shell.state_dir / "gpt" / "finished").exists()
+    assert "not marked as finished: it was stopped at step" in shell.resil("logs").stdout
+
+
 def test_a_setting_that_the_guard_would_refuse_is_refused_before_anything_is_queued(shell: Shell) -> None:
     shell.settings(SETTINGS + "host_memory_percent = 0.95\n")
     for words in (["submit"], ["config", "check"], ["status"]):

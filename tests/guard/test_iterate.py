@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard import Request, TrainingGuard
+from resilience.guard import GuardError, Request, TrainingGuard
 from resilience.guard.testing import script
 from tests.guard.guards import Wisher, make_guard, make_run
 
@@ -45,6 +45,28 @@ def test_a_kill_switch_before_the_start_yields_nothing(tmp_path: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         assert list(guard.steps(range(5))) == []
     assert guard.exit_code == 75
+
+
+def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_told(tmp_path: Path) -> None:
+    run, said = make_run(tmp_path), list[str]()
+    (run / "switches" / "save").touch()
+    with make_guard(run, say=said.append) as guard:
+        for _ in guard.steps(range(10**9)):
+            if any("save=save_checkpoint" in sentence for sentence in said):
+                break
+    assert (run / "switches" / "save").exists()
+
+
+def test_without_anything_to_save_with_a_stop_is_a_stop(tmp_path: Path) -> None:
+    with make_guard(make_run(tmp_path), triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        for _ in guard.steps(range(10**9)):
+            pass
+    assert guard.exit_code == 75
+
+
+def test_what_cannot_be_called_cannot_save() -> None:
+    with make_guard() as guard, pytest.raises(GuardError, match="cannot be called"):
+        guard.steps("abc", save="checkpoint")  # type: ignore[arg-type]
 
 
 def test_a_failing_save_passes_through() -> None:

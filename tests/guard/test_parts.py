@@ -61,6 +61,7 @@ def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
         guard._parts._hear(Heard("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed"))
     end = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["stopped"], end["exit_code"]) == ("end", False, 1)
+    assert guard.exit_code == 1
 
 
 def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
@@ -85,6 +86,17 @@ def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
             raise OSError
     assert listener.saves == [1, 2]
     assert sum("saved()" in sentence for sentence in said) == 1
+
+
+def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Path) -> None:
+    said: list[str] = []
+    with make_guard(run, say=said.append) as guard:
+        assert guard._parts is not None
+        for _ in range(2):
+            guard._parts._hear(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+        assert said == []
+        guard._parts._hear(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+    assert sum("rank 1 did not answer" in sentence for sentence in said) == 1
 
 
 def test_notes_about_the_place_are_told_at_the_start(run: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,13 +83,23 @@ def test_a_run_that_is_finished_is_not_trained_again_and_exits_with_0(run: Path)
     assert guard.exit_code == 0
 
 
-def test_finished_marks_the_run_and_exits_with_0_even_when_a_stop_came_with_the_last_step(run: Path) -> None:
-    wisher = Wisher("enough")
-    with make_guard(run, triggers=[wisher]) as guard:
-        train(guard, until=lambda decision: decision.stop)
+def test_finished_marks_the_run(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.step()
         guard.finished()
     assert guard.exit_code == 0
     assert "attempt = 3" in (run / "finished").read_text()
+
+
+def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_told(run: Path, said: list[str]) -> None:
+    """A loop that was stopped ends like one that is done: `for ... in guard.steps(...): ...`, then `finished()`."""
+    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+        for _ in guard.steps(range(10**9), save=lambda: None):
+            time.sleep(0.001)
+        guard.finished()
+    assert guard.exit_code == 75
+    assert not (run / "finished").exists()
+    assert any("not marked as finished" in sentence and "enough" in sentence for sentence in said)
 
 
 def test_a_stop_that_the_training_does_not_follow_is_given_again_without_a_save_and_told_once(
@@ -383,6 +393,184 @@ def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
+def test_an_error_says_what_to_do_in_its_traceback() -> None:
+    """Trainings show nothing but the text of an exception; the command line adds hints by itself."""
+    with pytest.raises(GuardError) as refused:
+        TrainingGuard.from_env({"RESIL_GUARD": "of"})
+    assert str(refused.value).endswith("it may be on, off, or test:save@3,stop@5")
+
+
+class ZeroDimensional:
+    """A step as checkpoints of torch hold it."""
+
+    def __index__(self) -> int:
+        return 500
+
+
+def test_a_step_may_be_anything_that_is_a_whole_number(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.resumed(ZeroDimensional())  # type: ignore[arg-type]
+        guard.step()
+        assert (guard.count, type(guard.count)) == (501, int)
+
+
+@pytest.mark.parametrize("step", [None, "7", 2.5, float("nan")])
+def test_a_step_that_is_no_number_is_refused_and_nothing_is_changed(step: object) -> None:
+    with make_guard() as guard:
+        with pytest.raises(GuardError, match="resumed"):
+            guard.resumed(step)  # type: ignore[arg-type]
+        guard.step()
+        assert guard.count == 1
+
+
+def test_a_failed_last_save_ends_with_1_also_when_the_training_swallows_it(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        train(guard)
+        try:
+            with guard.saving():
+                raise OSError("disk full")
+        except OSError:
+            pass
+    assert guard.exit_code == 1
+    assert '"exit_code":1,"stopped":false' in (run / "journal" / "12.0.jsonl").read_text().splitlines()[-1]
+
+
+def test_a_training_that_caught_its_own_exception_is_not_done(run: Path) -> None:
+    guard = make_guard(run)
+    try:
+        with guard:
+            raise RuntimeError("CUDA error")
+    except RuntimeError:
+        pass
+    assert guard.exit_code == 1
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_to_exit_with_nothing_inside_the_block_is_to_exit_with_0(run: Path, code: int | None) -> None:
+    with pytest.raises(SystemExit), make_guard(run) as guard:
+        sys.exit(code)
+    assert guard.exit_code == 0
+    assert '"error"' not in (run / "journal" / "12.0.jsonl").read_text()
+
+
+def test_off_is_the_way_out_also_when_settings_are_wrong() -> None:
+    with TrainingGuard.from_env({"RESIL_GUARD": "off", "RESIL_GUARD__POLL_S": "abc", "RESIL_GUARD__X": "1"}) as guard:
+        assert guard.step() is CONTINUE
+
+
+def test_a_closed_guard_is_not_taken_for_one_that_guards(said: list[str]) -> None:
+    with make_guard(say=said.append) as guard:
+        pass
+    with pytest.raises(GuardError, match="was closed"), guard:
+        pass
+    assert [guard.step() for _ in range(5)] == [CONTINUE] * 5
+    assert sum("was closed" in sentence for sentence in said) == 1
+
+
+def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(run: Path, said: list[str]) -> None:
+    over = threading.Event()
+
+    class Hung(Wisher):
+        shared = True
+
+        def poll(self) -> None:
+            over.wait(30)
+
+    class Exits(Wisher):
+        name = "exits"
+
+        def poll(self) -> None:
+            sys.exit(3)
+
+    try:
+        with make_guard(run, triggers=[Exits(), Hung()], say=said.append) as guard:
+            guard.step()
+            (run / "switches" / "kill").touch()
+            assert train(guard).stop
+            over.set()
+    finally:
+        over.set()
+    assert any("exits failed in poll()" in sentence for sentence in said)
+
+
+def test_a_trigger_that_does_not_answer_is_named(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Hung(Wisher):
+        def poll(self) -> None:
+            over.wait(30)
+
+    monkeypatch.setattr("resilience.guard.watch.STUCK_S", 0.05)
+    try:
+        with make_guard(triggers=[Hung()], say=said.append):
+            wait_until(lambda: any("wisher has not answered" in sentence for sentence in said))
+            over.set()
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("why", ["", None, "two\nlines\x1b and\tmore"])
+def test_a_reason_is_one_line_and_never_empty(run: Path, why: str | None) -> None:
+    with make_guard(run, triggers=[Wisher(Request("wisher", why))], say=lambda text: None) as guard:  # type: ignore[arg-type]
+        decision = train(guard)
+    assert decision.why and "\n" not in decision.why and "None" not in decision.why
+
+
+def test_a_child_forked_after_a_stop_was_decided_ends(run: Path) -> None:
+    """faulthandler's timer hangs a child at its exit: it waits for a thread that the fork did not copy."""
+    program = (
+        "import os, sys\nfrom resilience.guard import TrainingGuard\n"
+        "class Now:\n"
+        "    def poll(self): return 'enough'\n"
+        "    def done(self, outcome): pass\n"
+        "with TrainingGuard.from_env(force_exit='on', exit_timeout_s=60, triggers=[Now()]) as guard:\n"
+        "    while not guard.step(): pass\n"
+        "    with guard.saving():\n"
+        "        child = os.fork()\n"
+        "        if child == 0: sys.exit(7)\n"
+        "        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "sys.exit(code)\n"
+    )
+    environ = {**job_environ(run), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=30)
+    assert done.returncode == 7, done.stderr
+
+
+CALLS: dict[str, Callable[[TrainingGuard], object]] = {
+    "step": lambda guard: guard.step(),
+    "step with a loss": lambda guard: guard.step(loss=float("nan")),
+    "poll": lambda guard: guard.poll(),
+    "saving": lambda guard: guard.saving().__enter__() and None,
+    "phase": lambda guard: guard.phase("eval") and None,
+    "resumed": lambda guard: guard.resumed(5),
+    "finished": lambda guard: guard.finished(),
+    "should_stop_early": lambda guard: guard.should_stop_early(),
+    "reinstall_signals": lambda guard: guard.reinstall_signals(),
+    "close": lambda guard: guard.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("part", ["agreement", "_recorder", "_mirror", "_slot", "_pace", "_signals", "_loss", "_exit"])
+def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part: str, call: str) -> None:
+    class Faulty:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError("a bug")
+
+    guard = make_guard(run, say=lambda text: None)
+    guard.start()
+    assert guard._parts is not None
+    kept = getattr(guard._parts, part)
+    setattr(guard._parts, part, Faulty())
+    try:
+        guard.limit = guard.poll_limit = 0
+        CALLS[call](guard)
+    finally:
+        setattr(guard._parts, part, kept)
+        guard._state = "running"
+        guard.close()
+
+
 class FailingAgreement:
     """An agreement with a fault of its own."""
 
@@ -450,15 +638,9 @@ def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_startin
 ) -> None:
     """The first look hangs, as on a dead mount: the training starts and is told so."""
     over = threading.Event()
-
-    class Hung(Wisher):
-        ranks, shared = "first", True
-
-        def poll(self) -> None:
-            over.wait(30)
-
+    monkeypatch.setattr("resilience.guard.triggers.switches.KillSwitch.poll", lambda self: over.wait(30) and None)
     monkeypatch.setattr("resilience.guard.parts.FIRST_LOOK_S", 0.2)
-    with make_guard(run, triggers=[Hung()], say=said.append) as guard:
+    with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()
         assert not guard.step()
         over.set()
