@@ -11,6 +11,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 DEFAULT, IGNORED = 0, 1
@@ -78,6 +79,47 @@ class Below:
         if address in (DEFAULT, IGNORED):
             return "the default action" if address == DEFAULT else "SIG_IGN: it is ignored"
         return library_of(address) or "a library"
+
+
+class Replacements:
+    """Notices who takes the place of our handler, in Python's table or below it, and tells of each once."""
+
+    def __init__(self, ours: Any) -> None:
+        self._ours = ours
+        self._below = Below()
+        self._judged: dict[int, Any] = {}  # who stands in our place, looked at already
+        self._told: set[tuple[int, str]] = set()
+
+    def remember(self, *numbers: int) -> None:
+        """Ours was just set for these."""
+        self._below.remember(*numbers)
+
+    def is_ours(self, number: int) -> bool:
+        """Whether our handler is the one that is called."""
+        return signal.getsignal(number) is self._ours and not self._below.owner(number)
+
+    def forget(self, number: int) -> None:
+        """Ours was set again: whoever takes its place from now on is told of."""
+        self._told = {told for told in self._told if told[0] != number}
+
+    def look(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
+        """Return which of these somebody has newly taken, and who. Whoever calls ours in turn has taken nothing."""
+        numbers = list(numbers)
+        self._below.remember(*numbers)  # the first time, a moment after they were set
+        found = []
+        for number in numbers:
+            current = signal.getsignal(number)
+            if current is self._ours:
+                owner = self._below.owner(number)
+            elif current is self._judged.get(number):
+                continue
+            else:
+                self._judged[number] = current
+                owner = "" if calls(current, self._ours) else describe_handler(current)
+            if owner and (number, owner) not in self._told:
+                self._told.add((number, owner))
+                found.append((number, owner))
+        return found
 
 
 def is_caught(number: int) -> bool | None:

@@ -66,14 +66,12 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._chained: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._foreign: dict[int, bytes] = {}  # what somebody had set below Python
-        self._below = signal_actions.Below()
+        self._replacements = signal_actions.Replacements(self._handler)
         self._came: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._first: dict[int, float] = {}
         self._is_inside: dict[int, bool] = {}
         self._asked: set[int] = set()
-        self._judged: dict[int, Any] = {}  # who stands in our place, looked at already
-        self._told: set[tuple[int, str]] = set()
         self._is_open = False
 
     # ---- handlers come and go, in the main thread --------------------------------------------------------------
@@ -135,7 +133,7 @@ class Signals:
         if number not in (signal.SIGINT, signal.SIGTERM):
             signal.siginterrupt(number, False)  # SA_RESTART: C libraries forget to try again after EINTR
         if action is not None:
-            self._below.remember(number)
+            self._replacements.remember(number)
 
     def restore(self) -> None:
         """Give back what was there before, unless somebody else has replaced it. From then on the handler is deaf."""
@@ -148,7 +146,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return  # the handler is still there, and does what was done before it
         for number in self._before:
-            if signal.getsignal(number) is self._handler and not self._below.owner(number):
+            if self._replacements.is_ours(number):
                 self._give_back(number)
 
     def reinstall(self) -> list[str]:
@@ -158,14 +156,14 @@ class Signals:
         """
         taken = []
         for number in self._before:
-            current = signal.getsignal(number)
-            if current is self._handler and not self._below.owner(number):
+            if self._replacements.is_ours(number):
                 continue
+            current = signal.getsignal(number)
             function = _function_of(current)
             if function is not None and current is not self._handler:
                 self._chained[number] = function
             signal.signal(number, self._handler)
-            self._told = {told for told in self._told if told[0] != number}
+            self._replacements.forget(number)
             taken.append(signal.Signals(number).name)
         return taken
 
@@ -268,25 +266,13 @@ class Signals:
     def _report_replaced(self) -> None:
         if not self._is_open:
             return
-        self._below.remember(*self._before)  # the first time, a moment after they were set
-        for number in list(self._before):
-            current = signal.getsignal(number)
-            if current is self._handler:
-                owner = self._below.owner(number)
-            elif current is self._judged.get(number):
-                continue
-            else:
-                self._judged[number] = current
-                kept = signal_actions.calls(current, self._handler)
-                owner = "" if kept else signal_actions.describe_handler(current)
-            if owner and (number, owner) not in self._told:
-                self._told.add((number, owner))
-                name = signal.Signals(number).name
-                self._recorder.warn(
-                    f"the guard's handler of {name} was replaced by {owner}: {name} does not reach the guard any more. "
-                    f"{OTHERS}. Start the guard after whatever set that handler, or choose another signal "
-                    "(RESIL_GUARD__SIGNALS)"
-                )
+        for number, owner in self._replacements.look(self._before):
+            name = signal.Signals(number).name
+            self._recorder.warn(
+                f"the guard's handler of {name} was replaced by {owner}: {name} does not reach the guard any more. "
+                f"{OTHERS}. Start the guard after whatever set that handler, or choose another signal "
+                "(RESIL_GUARD__SIGNALS)"
+            )
 
     def _report_blocked(self) -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(self._before)
