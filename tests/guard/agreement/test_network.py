@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +10,9 @@ from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
 from resilience.guard.agreement import uplink as uplink_module
 from resilience.guard.agreement import wire as wire_module
-from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.wire import Address
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
 from tests.guard.guards import wait_until
-
-
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -56,56 +48,6 @@ def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
             ranks.ranks[rank].finish(outcome, 1.0 + rank)
         heard = ranks.wait_for("outcome")
     assert (heard.outcome, heard.seconds) == ("failed", 2.0)
-
-
-def test_news_is_told_with_no_lock_held() -> None:
-    ranks = Meeting(2)
-
-    def wish_again(heard: Heard) -> None:
-        ranks.news.append(heard)
-        if heard.kind == "outcome" and len(ranks.heard("outcome")) < 3:
-            ranks.ranks[0].wish(save(f"after {len(ranks.news)}"))  # waits for the lock
-
-    ranks.ranks[0].forget()
-    ranks.ranks[0] = ranks.make(0, hear=wish_again)
-    ranks.start()
-    with ranks.training():
-        ranks.ranks[1].wish(save())
-        ranks.wait_for("outcome", 3)
-    ranks.leave()
-
-
-def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement() -> None:
-    ranks = Meeting(2)
-
-    def fail(heard: Heard) -> None:
-        ranks.news.append(heard)
-        raise RuntimeError("the host's own fault")
-
-    ranks.ranks[0].forget()
-    ranks.ranks[0] = ranks.make(0, hear=fail)
-    ranks.start()
-    with ranks.training() as given:
-        for number in range(2):
-            ranks.ranks[1].wish(save(str(number)))
-            wait_until(lambda number=number: len(given[0]) > number)  # type: ignore[misc]
-    ranks.leave()
-
-
-def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement() -> None:
-    with meeting(2) as ranks, ranks.training() as given:
-        control = ranks.ranks[0]._control
-        assert control.coordinator is not None
-        proceed = control.coordinator.proceed
-
-        def fail_once(now: float) -> list[Any]:
-            control.coordinator.proceed = proceed  # type: ignore[method-assign, union-attr]
-            raise RuntimeError("once")
-
-        control.coordinator.proceed = fail_once  # type: ignore[method-assign]
-        ranks.ranks[1].wish(save())
-        wait_until(lambda: given[0] and given[1])
-    assert "once" in ranks.heard("fault")[0].text
 
 
 # ---- meeting late, and again ---------------------------------------------------------------------------------------
@@ -245,19 +187,6 @@ def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_
 # ---- the end -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_open() -> None:
-    with meeting(2):  # what Python itself opens at the first time
-        pass
-    before = descriptors()
-    threads = threading.active_count()
-    for _ in range(3):
-        with meeting(3) as ranks, ranks.training() as given:
-            ranks.ranks[1].wish(save())
-            wait_until(lambda given=given: all(given))  # type: ignore[misc]
-    assert descriptors() == before
-    assert threading.active_count() == threads
-
-
 def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
     with meeting(2, start=False) as ranks:
         ranks.start(1)
@@ -334,45 +263,6 @@ def test_rank_0_that_may_not_start_tells_all_others_before_it_goes() -> None:
         assert ranks.ranks[2].wait_for_start(10) == no
         gone.join(10)
         assert not gone.is_alive()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # 3.12 warns of threads: they are the point here
-def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
-    with meeting(2) as ranks, ranks.training() as given:
-        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
-        child = os.fork()
-        if child == 0:
-            try:
-                for rank in ranks.ranks:
-                    rank.forget()
-                tcp = Path("/proc/self/net/tcp").read_text()
-                left = []
-                for name in descriptors():
-                    with contextlib.suppress(OSError):
-                        left.append(str(Path("/proc/self/fd", name).readlink()))
-                sockets = [name for name in left if name.startswith("socket:") and name[8:-1] in tcp]
-                os._exit(len(sockets))
-            finally:
-                os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        ranks.ranks[1].wish(save("after the fork"))
-        wait_until(lambda: given[0] and given[1])
-    assert given[0] == given[1]
-
-
-def test_a_thread_that_cannot_be_started_costs_the_decisions_and_not_the_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_thread(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    ranks = Meeting(2)
-    with monkeypatch.context() as context:
-        context.setattr(threading.Thread, "start", no_thread)
-        ranks.start(1)
-    assert "did not start" in ranks.heard_by[1][0].text
-    assert ranks.step(1) is None
-    ranks.leave()
 
 
 # ---- going on from another step ------------------------------------------------------------------------------------
