@@ -62,11 +62,10 @@ class Coordinator:
             if collecting is not None and message["round"] == self.round and rank not in self._ranks.left:
                 collecting.promise(rank, message["steps"], message["polls"])
         elif says == "done":
-            if message["round"] == self.round:
-                if self._open is not None:
-                    self._open.obeyed(rank, message["outcome"], message["seconds"])
-            else:
+            if message["round"] != self.round:
                 self._earlier.obeyed(rank, message["round"], message["outcome"], message["seconds"])
+            elif self._open is not None:
+                self._open.obeyed(rank, message["outcome"], message["seconds"])
         elif says == "leave":
             self._ranks.leave(rank, message["steps"])
             self._forget(rank)
