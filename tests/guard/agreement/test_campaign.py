@@ -87,13 +87,13 @@ def test_ranks_that_poll_unequally_often_stop_at_the_same_step(pool: Pool) -> No
 
 
 def test_a_stop_is_announced_at_the_same_poll_where_ranks_poll_alike(pool: Pool) -> None:
-    plan = Plan("alike", 4, evaluates_every=10, polls=[2000] * 4, settings={"poll_s": 0.01})
+    plan = Plan("alike", 4, evaluates_every=10, polls=[50_000] * 4, settings={"poll_s": 0.01})
     plan.events = [Event("memory", 2, 10)]  # seen by its trigger while all evaluate
     results = pool.run(plan)
     check(plan, results)
     announced = results[0]["announced"]
     assert len(announced) == 1
-    assert announced[0][1] < 2000
+    assert announced[0][1] < 50_000  # long enough for a busy machine; left as soon as a stop is announced
     assert all(result["announced"] == announced for result in results)
     assert results[0]["decisions"][-1]["step"] == announced[0][0] + 1  # the evaluation was left, one step was done
 
