@@ -257,3 +257,12 @@ def test_the_search_finds_each_thought_that_is_left_out(title: str) -> None:
         wander(FAULTY[title], 4_000, seed=1)
     print(f"{title}: {caught.value}")
     assert caught.value.trace
+
+
+SEARCHED = ["the least promise", "the first promise", "promises not heard again", "no second look", "void at once"]
+
+
+@pytest.mark.parametrize("title", SEARCHED)
+def test_the_exhaustive_search_takes_no_two_worlds_for_one_and_finds_it_as_well(title: str) -> None:
+    with pytest.raises(Violation):
+        explore(FAULTY[title], 60_000)
