@@ -94,7 +94,7 @@ resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no proce
 resil_read() { dd if="$1" iflag=nofollow,nonblock bs=4096 count=1 2>/dev/null; }
 
 resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there is nothing
-  local uid gid owner run_uid run_gid
+  local uid gid owner run_uid run_gid meant
   REPLY=
   if [ -L "$1" ] || { [ -e "$1" ] && [ ! -f "$1" ]; }; then
     REPLY='it is not a regular file'
@@ -103,10 +103,16 @@ resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there i
   [ -f "$1" ] || return 1
   read -r uid gid owner < <(stat -c '%u %g %U' -- "$1" 2>/dev/null) || return 1
   read -r run_uid run_gid < <(stat -c '%u %g' -- "$RESIL_RUN_DIR" 2>/dev/null) || return 1
-  [ "$resil_owner_policy" = any ] && return
-  [ "$uid" = "$run_uid" ] || [ "$uid" = 0 ] && return
-  [ "$resil_owner_policy" = group ] && [ "$gid" = "$run_gid" ] && return
-  REPLY="it belongs to $owner; this run obeys the policy \"$resil_owner_policy\""
+  if [ "$resil_owner_policy" != any ] && [ "$uid" != "$run_uid" ] && [ "$uid" != 0 ] &&
+    { [ "$resil_owner_policy" != group ] || [ "$gid" != "$run_gid" ]; }; then
+    REPLY="it belongs to $owner; this run obeys the policy \"$resil_owner_policy\""
+    return 1
+  fi
+  meant="s/^[[:space:]]*run[[:space:]]*=[[:space:]]*[\"']([A-Za-z0-9._-]+)[\"'][[:space:]]*(#.*)?\$/\\1/p"
+  meant=$(resil_read "$1" | LC_ALL=C sed -nE "$meant" 2>/dev/null)
+  meant=${meant%%$'\n'*}
+  [ -z "$meant" ] || [ "$meant" = "$RESIL_RUN" ] && return
+  REPLY="it is meant for run $meant, not for $RESIL_RUN" # copied from there
   return 1
 }
 
