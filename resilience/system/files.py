@@ -151,8 +151,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def read_regular(path: Path, limit_bytes: int = 65536) -> tuple[bytes, os.stat_result] | None:
     """Read a small file only if it is a regular one; return its content and status, or None when it is not there.
 
-    Opened with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY, so that a symbolic link is not followed, a FIFO does not block and a
-    terminal does not become ours.
+    Opened with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY, so that a symbolic link is not followed, a FIFO does not block and
+    a terminal does not become ours.
     Raise StateDirectoryError if something else lies there, or it cannot be read.
     """
     try:

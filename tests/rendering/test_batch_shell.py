@@ -302,6 +302,14 @@ def test_whose_switch_is_obeyed_is_a_matter_of_policy(batch: Batch, policy: str,
     assert batch.run("exit 3", owner_policy=policy).wait() == code
 
 
+@pytest.mark.parametrize(("meant", "code"), [("demo", 75), ("another", 3)])
+def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(batch: Batch, meant: str, code: int) -> None:
+    batch.switch("kill").write_text(f'why = "enough"\nrun = "{meant}"\n')
+    script = batch.run("exit 3")
+    assert script.wait() == code
+    assert ("is not obeyed: it is meant for run another, not for demo" in script.text) is (code == 3)
+
+
 def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> None:
     batch.switch("kill").write_text('scope = "all"\n')
     queued = [batch.state(8, "PENDING"), batch.state(9, "PENDING")]
