@@ -34,7 +34,7 @@ def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
     assert told.index("decision") < told.index("save_begin") < told.index("save")
 
 
-@pytest.mark.parametrize("kind", ["absent", "skew", "twins", "fault", "broken"])
+@pytest.mark.parametrize("kind", ["absent", "lost", "back", "skew", "twins", "fault", "broken"])
 def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str) -> None:
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:

@@ -52,9 +52,13 @@ class Attendance:
         """Whether none is missing."""
         return self.has_everybody_joined() and not self.gone
 
-    def missing(self) -> list[int]:
-        """Ranks that are not there and should be: they never joined, or are lost."""
-        return [rank for rank in range(self.world) if rank not in self.lives or rank in self.gone]
+    def name_missing(self) -> str:
+        """Who is missing, and why, for people: who never joined may not have been started yet."""
+        never = [rank for rank in range(self.world) if rank not in self.lives]
+        told = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
+        if self.gone:
+            told.append(f"the connection to {name_ranks(sorted(self.gone))} of {self.world} is lost")
+        return " and ".join(told)
 
     def training(self) -> list[int]:
         """Ranks that have joined and not left, lost or not."""

@@ -14,6 +14,7 @@ import threading
 import time
 
 from resilience.guard.agreement import frames
+from resilience.guard.agreement.contact import Contact
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.hub import Hub
@@ -46,6 +47,7 @@ class Control:
         member: this rank's side of the protocol.
         coordinator: rank 0's; None on the others.
         uplink: a member's connection to rank 0; None on rank 0.
+        contact: what people hear of that connection; of no use on rank 0.
         outbox: what the member says and nobody has heard yet, oldest first.
         starts_told: ranks that were told what to do before the first step.
         closing: set to end the thread.
@@ -57,6 +59,7 @@ class Control:
         rank: int,
         *,
         coordinator: Coordinator | None,
+        contact: Contact,
         world: int,
         locate: Callable[[], Address | None],
         listen: Callable[[], tuple[socket.socket, str]] | None,
@@ -65,6 +68,7 @@ class Control:
         self.changed = threading.Condition(threading.Lock())
         self.member = Member(gate, rank, frames.random_word())
         self.coordinator = coordinator
+        self.contact = contact
         self.uplink: Uplink | None = None
         self.outbox: collections.deque[Message] = collections.deque()
         self.starts_told: set[int] = set()
@@ -80,10 +84,13 @@ class Control:
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
         self._hub: Hub | None = None
+        self._side: Hub | Uplink
         if coordinator is not None:
-            self._hub = Hub(self._selector, world, receive=self._heard_rank, lost=self._lost_rank, note=self._note)
+            hub = Hub(self._selector, world, receive=self._heard_rank, lost=self._lost_rank, note=self._note)
+            self._side = self._hub = hub
         else:
-            self.uplink = Uplink(self._selector, rank, locate, self._joining, self._heard_coordinator, self._note)
+            uplink = Uplink(self._selector, rank, locate, self._joining, self._heard_coordinator, self._note)
+            self._side = self.uplink = uplink
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
@@ -115,9 +122,7 @@ class Control:
 
     def abandon(self) -> None:
         """In a forked child: the connections are the parent's. Close our copies without a word, and take no lock."""
-        for side in (self._hub, self.uplink):
-            if side is not None:
-                side.abandon()
+        self._side.abandon()
         self._wakeup.close()
         self._selector.close()
 
@@ -130,8 +135,7 @@ class Control:
 
     def has_said_all(self) -> bool:
         """Locked. Whether the kernel has taken everything that was to be said here."""
-        side = self._hub or self.uplink
-        return not self.outbox and not self._letters and side is not None and not side.has_unsent()
+        return not self.outbox and not self._letters and not self._side.has_unsent()
 
     def send_later(self, said: list[tuple[int, Message]]) -> None:
         """Locked. What the coordinator says to ranks: the thread sends it when it is woken."""
@@ -185,14 +189,14 @@ class Control:
         with self.changed:
             if self.closing:
                 return False
-            side = self._hub or self.uplink
-            assert side is not None
             if self.coordinator is not None:
                 self._deliver(self.coordinator.proceed(now))
-            side.sweep(now)
+            self._side.sweep(now)
             self._flush_outbox()
             self.changed.notify_all()
-            deadlines = [side.next_deadline(), self.coordinator.next_deadline() if self.coordinator else None]
+            if self.uplink is not None:
+                self.contact.look(now, self.uplink.is_up(), self.member)
+            deadlines = [self._side.next_deadline(), (self.coordinator or self.contact).next_deadline()]
             news = self._take_news()
         self._tell(news)
         wait_s = min((deadline - now for deadline in deadlines if deadline is not None), default=LONGEST_SLEEP_S)
@@ -206,10 +210,9 @@ class Control:
         return True
 
     def _serve(self, key: selectors.SelectorKey, mask: int) -> None:
-        if key.data is None:
-            self._wakeup.heard()
         with self.changed:
             if key.data is None:
+                self._wakeup.heard()
                 self._flush_outbox()
             elif self._hub is not None:
                 self._hub.serve(None if key.data is self._hub else key.data, mask, time.monotonic())
@@ -292,8 +295,8 @@ class Control:
 
     def _take_news(self) -> list[Heard]:
         news, self._news = self._news, []
-        if self.coordinator is not None:
-            news += self.coordinator.heard
-            self.coordinator.heard = []
+        teller = self.coordinator or self.contact
+        news += teller.heard
+        teller.heard = []
         self._is_telling = bool(news)
         return news

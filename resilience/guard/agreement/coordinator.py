@@ -222,8 +222,7 @@ class Coordinator:
     def _begin(self, now: float) -> list[tuple[int, Message]]:
         if self._earlier.joins or not self._ranks.are_all_there():
             if self._patience.is_missing_long(now):
-                missing = f"{name_ranks(self._ranks.missing())} of {self._ranks.world}"
-                self._tell("absent", f"nothing can be decided: {missing} did not join the guard")
+                self._tell("absent", f"nothing can be decided: {self._ranks.name_missing()}")
             return []
         self._patience.none_is_missing()
         self._told.discard("absent")

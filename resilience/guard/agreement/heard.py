@@ -15,7 +15,8 @@ class Heard:
     """What the agreement wants its host to know.
 
     Attributes:
-        kind: `committed`, `outcome` (all ranks have obeyed), `aborted`, `absent`, `skew`, `restarted`, `twins`.
+        kind: `committed`, `outcome` (all ranks have obeyed), `aborted`, `absent`, `skew`, `restarted`, `twins`;
+            of a rank that is not the first, `lost` (it has no connection to rank 0) and `back`; `fault`, `broken`.
         text: a sentence for people.
         decision: what was decided, for `committed` and `outcome`.
         requests: what it answers.

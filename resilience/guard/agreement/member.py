@@ -167,6 +167,10 @@ class Member:
         """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
         return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
 
+    def may_hear_more(self) -> bool:
+        """Whether rank 0 can still decide something for this rank: it has not left, and nobody has stopped it."""
+        return not self._has_left and self.stopped is None
+
     # ---- training thread --------------------------------------------------------------------------------------
 
     def arrive(self) -> Decision | None:

@@ -6,6 +6,7 @@ import os
 import time
 
 from resilience.errors import AgreementLost
+from resilience.guard.agreement.contact import Contact
 from resilience.guard.agreement.control import Control
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.wire import Address as Address
@@ -37,7 +38,7 @@ class NetworkAgreement:
         hear: gets news, from the control thread, with no lock held.
         withdraw: on rank 0, called at the end of `leave`: nobody listens any more.
         round_s: see `GuardSettings`; `skew_steps` likewise.
-        absent_s: after how long a rank that did not join is named.
+        absent_s: after how long a rank that is missing is named on rank 0, and rank 0 on another.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class NetworkAgreement:
         coordinator = None
         if rank == 0:
             coordinator = Coordinator(world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s)
+        contact = Contact(absent_s, round_s)
         self._control = Control(
-            gate, rank, coordinator=coordinator, world=world, locate=locate, listen=listen, hear=hear
+            gate, rank, coordinator=coordinator, contact=contact, world=world, locate=locate, listen=listen, hear=hear
         )
         self._changed = self._control.changed
 

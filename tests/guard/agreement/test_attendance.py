@@ -27,6 +27,18 @@ def test_who_has_not_joined_or_is_lost_is_missing() -> None:
     assert ranks.are_all_there()
 
 
+def test_who_never_joined_and_who_was_lost_are_told_apart() -> None:
+    ranks = Attendance(4)
+    for rank in (0, 1):
+        ranks.join(rank, f"life{rank}")
+    assert ranks.name_missing() == "ranks 2, 3 of 4 did not join the guard"
+    ranks.lost(1)
+    assert ranks.name_missing() == "ranks 2, 3 of 4 did not join the guard and the connection to rank 1 of 4 is lost"
+    ranks.join(2, "life2")
+    ranks.join(3, "life3")
+    assert ranks.name_missing() == "the connection to rank 1 of 4 is lost"
+
+
 def test_who_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
     ranks = joined()
     ranks.lost(2)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from resilience.guard.agreement.contact import Contact
+from resilience.guard.agreement.member import Member
+from resilience.guard.gate import Gate
+from resilience.model import layout
+from tests.guard.agreement.ranks import save, stop
+from tests.guard.guarded import Launch, a_launch
+from tests.guard.guards import make_run, wait_until
+
+
+@pytest.fixture
+def member() -> Member:
+    return Member(Gate(), 2, "a life")
+
+
+@pytest.fixture
+def contact() -> Contact:
+    return Contact(absent_s=60.0, round_s=10.0)
+
+
+def told(contact: Contact) -> list[tuple[str, str]]:
+    news, contact.heard = contact.heard, []
+    return [(heard.kind, heard.text) for heard in news]
+
+
+def test_a_lost_rank_0_is_told_once_after_a_minute_and_so_is_its_return(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    assert contact.next_deadline() is None
+    contact.look(5.0, False, member)
+    assert contact.next_deadline() == 65.0
+    contact.look(64.9, False, member)
+    assert told(contact) == []
+    contact.look(65.0, False, member)
+    said = "rank 2 has had no connection to rank 0 for 60 s: nothing can be decided until it is back"
+    assert told(contact) == [("lost", said)]
+    assert contact.next_deadline() is None
+    contact.look(1000.0, False, member)
+    assert told(contact) == []
+    contact.look(1005.0, True, member)
+    assert told(contact) == [("back", "rank 2 is connected to rank 0 again, after 1000 s")]
+    contact.look(1010.0, False, member)
+    contact.look(1070.0, False, member)
+    assert [kind for kind, _ in told(contact)] == ["lost"], "another loss"
+
+
+def test_a_connection_that_comes_again_in_time_is_no_news(contact: Contact, member: Member) -> None:
+    for second in range(0, 500, 50):
+        contact.look(float(second), second % 100 == 0, member)
+    assert told(contact) == []
+
+
+def test_a_wish_that_waits_is_told_sooner_and_named(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    contact.look(1.0, False, member)
+    member.wish(save("SIGUSR1 came"))
+    member.wish(stop("the kill switch is there"))
+    contact.look(3.0, False, member)
+    assert contact.next_deadline() == 13.0
+    contact.look(13.0, False, member)
+    ((kind, text),) = told(contact)
+    assert kind == "lost" and text.endswith("for 12 s: nothing can be decided until it is back "
+                                            "(SIGUSR1 came, and 1 more: it waits)")  # fmt: skip
+    contact.look(100.0, False, member)
+    assert told(contact) == [], "once"
+
+
+def test_a_wish_that_comes_long_after_the_loss_was_told_is_told_too(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    contact.look(0.0, False, member)
+    contact.look(60.0, False, member)
+    assert len(told(contact)) == 1
+    member.wish(save("SIGUSR1 came"))
+    contact.look(7200.0, False, member)
+    assert told(contact) == [] and contact.next_deadline() == 7210.0
+    contact.look(7210.0, False, member)
+    ((_, text),) = told(contact)
+    assert "for 7210 s" in text and "(SIGUSR1 came: it waits)" in text
+    member.wish(stop("again"))
+    contact.look(9000.0, False, member)
+    assert told(contact) == []
+
+
+def test_a_rank_0_that_was_never_there_is_not_called_lost(contact: Contact, member: Member) -> None:
+    contact.look(0.0, False, member)
+    contact.look(60.0, False, member)
+    ((_, text),) = told(contact)
+    assert text == "rank 2 has not found rank 0 for 60 s: nothing can be decided until it is there"
+    contact.look(75.0, True, member)
+    assert told(contact) == [("back", "rank 2 has found rank 0, after 75 s")]
+
+
+@pytest.mark.parametrize("how", ["left", "stopped"])
+def test_who_expects_nothing_of_rank_0_misses_it_not(contact: Contact, member: Member, how: str) -> None:
+    contact.look(0.0, True, member)
+    if how == "left":
+        member.leave()
+    else:
+        member.stopped = object()  # type: ignore[assignment]
+    contact.look(1.0, False, member)
+    contact.look(1000.0, False, member)
+    assert told(contact) == [] and contact.next_deadline() is None
+
+
+# ---- real ranks ----------------------------------------------------------------------------------------------------
+
+
+def lines(launch: Launch, rank: int, word: str) -> list[str]:
+    return [line for line in launch.said(rank) if word in line]
+
+
+def meet(launch: Launch, run: Path) -> None:
+    """Wait until all ranks have a connection: a save switch is obeyed by all."""
+    switch = run / layout.SWITCHES / "save"
+    launch.wait_for_steps()
+    switch.touch()
+    wait_until(lambda: not switch.exists())
+
+
+def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_path: Path) -> None:
+    with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=4.0) as launch:
+        meet(launch, tmp_path / "run")
+        launch.kill(0)
+        launch.signal(2, signal.SIGUSR1)
+        wait_until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
+        assert "warning: rank 1 has had no connection to rank 0 for 4 s" in lines(launch, 1, "no connection")[0]
+        told = lines(launch, 2, "no connection")[0]
+        assert "nothing can be decided until it is back (USR1 came" in told.replace("SIGUSR1", "USR1")
+        assert told.endswith("it waits)")
+        launch.wait_for_steps()
+        assert len(lines(launch, 1, "no connection")) == len(lines(launch, 2, "no connection")) == 1
+        launch.start(0)
+        wait_until(lambda: lines(launch, 1, "again, after") and lines(launch, 2, "again, after"))
+        assert [launch.processes[rank].wait(30) for rank in range(3)] == [75, 75, 75], "the wish was not lost"
+
+
+def test_rank_0_tells_a_rank_that_was_lost_from_one_that_never_came(tmp_path: Path) -> None:
+    with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=1.0) as launch:
+        meet(launch, tmp_path / "run")
+        launch.kill(2)
+        launch.signal(1, signal.SIGUSR1)
+        wait_until(lambda: lines(launch, 0, "nothing can be decided"))
+        assert "the connection to rank 2 of 3 is lost" in lines(launch, 0, "nothing can be decided")[0]
+        assert "did not join" not in lines(launch, 0, "nothing can be decided")[0]

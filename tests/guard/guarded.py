@@ -1,0 +1,102 @@
+"""Whole guards as real processes, several ranks of one launch, which train on their own until they are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.guard.guards import wait_until
+from tests.guard.ranks import REPOSITORY
+
+_PROGRAM = """
+import os, sys, time
+from resilience.guard import TrainingGuard
+from resilience.guard.agreement import meeting
+meeting.ABSENT_S = float(sys.argv[1])
+guard = TrainingGuard.from_env(
+    host_memory=False, gpu_memory="off", walltime=False, signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
+    skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
+)
+with guard:
+    while True:
+        decision = guard.step()
+        if decision.save:
+            with guard.saving():
+                pass
+        if decision.stop:
+            break
+        open(sys.argv[2], "w").write(str(guard.count))
+        time.sleep(0.01)
+sys.exit(guard.exit_code)
+"""
+
+
+class Launch:
+    """The ranks of one launch, uncoupled: each steps as fast as it likes."""
+
+    def __init__(self, folder: Path, run: Path | None, world: int, absent_s: float, **environ: str) -> None:
+        self.folder = folder
+        self.world = world
+        self._absent_s = absent_s
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("RESIL", "SLURM"))}
+        self._environ |= {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "RESIL_RUN": "demo", "WORLD_SIZE": str(world)}
+        self._environ |= {"LOCAL_WORLD_SIZE": str(world), "TMPDIR": str(folder), "SLURMD_NODENAME": "n1"}
+        self._environ.pop("XDG_RUNTIME_DIR", None)
+        if run is not None:
+            self._environ["RESIL_RUN_DIR"] = str(run)
+        self._environ |= environ
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(world):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Start a rank, or start it again."""
+        mine = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with open(self.folder / f"stderr.{rank}", "ab") as errors:
+            self.processes[rank] = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(self._absent_s), str(self.folder / f"steps.{rank}")],
+                env=mine, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stderr=errors,
+            )  # fmt: skip
+
+    def said(self, rank: int) -> list[str]:
+        """Its lines on stderr."""
+        return (self.folder / f"stderr.{rank}").read_text().splitlines()
+
+    def steps(self, rank: int) -> int:
+        """How many steps it has done."""
+        with suppress(OSError, ValueError):
+            return int((self.folder / f"steps.{rank}").read_text())
+        return 0
+
+    def wait_for_steps(self) -> None:
+        """Wait until each rank has done one more step, at least."""
+        living = [rank for rank, process in self.processes.items() if process.poll() is None]
+        before = {rank: self.steps(rank) for rank in living}
+        wait_until(lambda: all(self.steps(rank) > before[rank] for rank in living))
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank."""
+        self.processes[rank].send_signal(number)
+
+    def kill(self, *ranks: int) -> None:
+        """Kill these ranks, or all, as the kernel does it."""
+        chosen = ranks or tuple(self.processes)
+        for rank in chosen:
+            self.processes[rank].kill()
+        for rank in chosen:
+            self.processes[rank].wait()
+
+
+@contextmanager
+def a_launch(folder: Path, run: Path | None, world: int, *, absent_s: float = 60.0, **environ: str) -> Iterator[Launch]:
+    """Ranks that train, and are gone at the end."""
+    folder.mkdir(exist_ok=True)
+    launch = Launch(folder, run, world, absent_s, **environ)
+    try:
+        yield launch
+    finally:
+        launch.kill()
