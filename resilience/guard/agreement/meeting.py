@@ -19,6 +19,7 @@ from resilience.guard.agreement.frames import random_word
 from resilience.guard.agreement.interface import is_ours, listening_host
 from resilience.guard.agreement.network import NetworkAgreement
 from resilience.guard.agreement.nobody import Nobody
+from resilience.guard.agreement.stale import owner_fields, remove_stale
 from resilience.guard.agreement.wire import Address
 from resilience.guard.small_files import read_own, write_whole
 from resilience.model import layout
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 RETRY_S = 5.0
 """How often the file is written again when it could not be: a file system may recover."""
 REMOVE_S = 2.0
+ABSENT_S = 60.0
+"""After how long people are told that a rank is missing."""
 
 
 def meet(
@@ -54,7 +57,7 @@ def meet(
             key="meeting",
         )
         return Nobody(gate)
-    file = AddressFile(address_file(place), recorder)
+    file = AddressFile(address_file(place), place, recorder)
 
     def listen() -> tuple[socket.socket, str]:
         listener = open_listener(place, settings.interface, recorder)
@@ -75,14 +78,16 @@ def meet(
         round_s=settings.round_s,
         lost_s=settings.agreement_timeout_s,
         skew_steps=settings.skew_steps,
+        absent_s=ABSENT_S,
     )
 
 
 class AddressFile:
     """The file that says where rank 0 listens."""
 
-    def __init__(self, path: Path, recorder: Recorder) -> None:
+    def __init__(self, path: Path, place: Place, recorder: Recorder) -> None:
         self._path = path
+        self._place = place
         self._recorder = recorder
         self._over = threading.Event()
         self._written = ""
@@ -94,7 +99,8 @@ class AddressFile:
 
     def publish(self, address: Address) -> None:
         """Write it, as soon as that is possible, without waiting for it; it stays until `withdraw`."""
-        text = json.dumps({"host": address.host, "port": address.port, "token": address.token}) + "\n"
+        fields: dict[str, str | int] = {"host": address.host, "port": address.port, "token": address.token}
+        text = json.dumps({**fields, **owner_fields(self._place)}) + "\n"
         self._thread = threading.Thread(target=self._keep, args=(text,), name="resil-meeting", daemon=True)
         self._thread.start()
 
@@ -118,6 +124,7 @@ class AddressFile:
                 )
             if self._over.wait(RETRY_S):
                 return
+        remove_stale(self._path, self._place, self._over)
         self._over.wait()
         with contextlib.suppress(OSError):
             if read_own(self._path) == text:

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 
-from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
+from resilience.guard.agreement.stale import remove_own
+from resilience.guard.mirror.beats_file import GONE, RankBeat, compose, file_name
 from resilience.guard.mirror.journal import append
 from resilience.guard.mirror.run_folder import file_mode, remove_remains, replace_file, subfolder
 from resilience.guard.small_files import read_own
@@ -101,6 +102,7 @@ class Files:
                 self._try(self._write_beats)
             self.busy_since = None
             if over:
+                self._try(self._remove_address)
                 return
             self._wake.wait(max(0.01, self._due - time.monotonic()) if self.beats else None)
             self._wake.clear()
@@ -145,6 +147,13 @@ class Files:
         text = compose(order["attempt"], order["host"], self.beats, time.time())
         path = os.path.join(folder, file_name(order["job_id"], order["host"]))
         replace_file(path, text, mode=file_mode(order["run_dir"]))
+        return True
+
+    def _remove_address(self) -> bool:
+        """Rank 0 of this node was killed, and its address file is still there: nobody listens there any more."""
+        first = self.beats.get(0)
+        if first is not None and first.end == GONE:
+            remove_own(self._order["address"], self._order["host"], first.pid)
         return True
 
 

@@ -111,7 +111,7 @@ def test_the_token_is_another_one_for_each_launch(scene: Scene) -> None:
 
 def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
     path = address_file(scene.place(0))
-    old, new = AddressFile(path, scene.recorder()), AddressFile(path, scene.recorder())
+    old, new = (AddressFile(path, scene.place(0), scene.recorder()) for _ in range(2))
     old.publish(ADDRESS)
     wait_until(lambda: read_address(path) is not None)
     new.publish(Address("127.0.0.1", 4712, "def"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,9 @@ import pytest
 
 from resilience.guard.mirror.line import socket_name
 from resilience.guard.place import Place
+from resilience.guard.small_files import write_whole
 from tests.guard.disks import fill, small_disk
+from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node, a_node
 from tests.system.hung import hung_folder
@@ -74,6 +77,49 @@ def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: 
     assert shows(node, 0, step=43, gone=True) and shows(node, 1, step=43, gone=True)
     assert [path.name for path in node.run.rglob("*") if path.is_file()] == ["12.n1"]
     assert set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*")) <= temporary
+
+
+def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_were_killed(tmp_path: Path) -> None:
+    run, shared = make_run(tmp_path / "demo"), set(Path("/dev/shm").iterdir())
+    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
+        launch.wait_for_steps()
+        wait_until(lambda: list((run / "agreement").glob("12-*")))
+        wait_until(lambda: shows(node, 0) and shows(node, 1) and not list((run / "beats").glob(".*")))
+        launch.kill()
+        wait_until(lambda: not node.mirrors(), 5.0)
+        assert list((run / "agreement").iterdir()) == []
+        left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+        assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
+        assert {path.name for path in launch.folder.iterdir()} <= {f"{what}.{n}" for what in ("stderr", "steps")
+                                                                   for n in range(2)}  # fmt: skip
+        assert {path for path in set(Path("/dev/shm").iterdir()) - shared if "resil" in path.name} == set()
+
+
+def test_the_address_of_another_launch_under_the_same_name_is_left_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo")
+    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
+        launch.wait_for_steps()
+        wait_until(lambda: list((run / "agreement").glob("12-*")) and shows(node, 0) and shows(node, 1))
+        [file] = (run / "agreement").glob("12-*")
+        another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
+        write_whole(file, json.dumps(another), mode=0o600)
+        launch.kill()
+        wait_until(lambda: not node.mirrors(), 5.0)
+        assert json.loads(file.read_text()) == another
+
+
+def test_as_long_as_a_rank_lives_the_address_stays(tmp_path: Path) -> None:
+    """Rank 0 may be started again, and the others have what they need until it is."""
+    run = make_run(tmp_path / "demo")
+    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
+        launch.wait_for_steps()
+        wait_until(lambda: list((run / "agreement").glob("12-*")) and shows(node, 0) and shows(node, 1))
+        launch.kill(0)
+        wait_until(lambda: shows(node, 0, gone=True))
+        assert len(list((run / "agreement").iterdir())) == 1
+        launch.kill(1)
+        wait_until(lambda: not node.mirrors(), 5.0)
+        assert list((run / "agreement").iterdir()) == []
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["the one that started the mirror", "another"])

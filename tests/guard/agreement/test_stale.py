@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.guard.agreement.stale import OLD_S, is_of, owner_fields, remove_own, remove_stale
+from resilience.guard.place import Place
+from tests.guard.guarded import a_launch
+from tests.guard.guards import make_run, wait_until
+from tests.guard.ranks import Node
+from tests.system.people import NOBODY, needs_root
+
+LONG_AGO = time.time() - OLD_S - 1
+
+
+def a_place(run: Path | None, **more: Any) -> Place:
+    fields = {"world": 2, "run_dir": str(run or ""), "job_id": "12", "restart": 2, "attempt": 5, "host": "n1"}
+    return Place(**{**fields, "meeting": "12-2-0", **more})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "agreement"
+    folder.mkdir(0o700)
+    return folder
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody will while the test runs."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def write(folder: Path, name: str, port: int, when: float | None = None, **fields: object) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
+    path.chmod(0o600)
+    if when is not None:
+        os.utime(path, (when, when))
+    return path
+
+
+def sweep(folder: Path, **more: Any) -> list[str]:
+    remove_stale(folder / "12-2-0", a_place(folder.parent, **more), threading.Event())
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_files_of_earlier_starts_and_attempts_go_and_all_others_stay(folder: Path, dead_port: int) -> None:
+    for name in ("12-0-0", "12-1-0", "12-2-0", "12-2-1", "12-3-0", "123-0-0", "2-1-0"):
+        write(folder, name, dead_port, node="n2", pid=1, attempt=5)
+    write(folder, "9-0-0", dead_port, node="n2", pid=1, attempt=4)
+    write(folder, "13-0-0", dead_port, node="n2", pid=1, attempt=6)
+    write(folder, "8-0-0", dead_port)  # whose it is nobody knows
+    assert sweep(folder) == ["12-2-0", "12-2-1", "12-3-0", "123-0-0", "13-0-0", "2-1-0", "8-0-0"]
+
+
+def test_where_somebody_listens_nothing_is_swept(folder: Path, listener: socket.socket, dead_pid: int) -> None:
+    port = listener.getsockname()[1]
+    names = [
+        write(folder, "12-0-0", port, node="n2", pid=1, attempt=1).name,
+        write(folder, "7-0-0", port, node="n1", pid=dead_pid, attempt=5).name,
+        write(folder, "8-0-0", port, LONG_AGO, node="n2", pid=1, attempt=5).name,
+    ]
+    assert sweep(folder) == names
+
+
+def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, dead_port: int, dead_pid: int) -> None:
+    write(folder, "0-0-dead", dead_port, node="n1", pid=dead_pid, attempt=0)
+    write(folder, "0-0-elsewhere", dead_port, node="n2", pid=dead_pid, attempt=0)
+    write(folder, "0-0-alive", dead_port, node="n1", pid=os.getpid(), attempt=0)
+    assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
+
+
+def test_after_a_week_the_file_of_another_node_goes_if_that_refuses(folder: Path, dead_port: int) -> None:
+    write(folder, "7-0-0", dead_port, LONG_AGO, node="n2", pid=1, attempt=5)
+    write(folder, "8-0-0", dead_port, LONG_AGO + 3600, node="n2", pid=1, attempt=5)
+    assert sweep(folder) == ["8-0-0"]
+
+
+def test_a_sweep_touches_only_private_regular_files(folder: Path, tmp_path: Path, dead_port: int) -> None:
+    victim = write(tmp_path, "victim", dead_port, node="n2", pid=1, attempt=1)
+    (folder / "12-0-0").symlink_to(victim)
+    os.mkfifo(folder / "12-0-1", 0o600)
+    (folder / "12-0-2").mkdir()
+    write(folder, "12-0-3", dead_port, node="n2", pid=1, attempt=1).chmod(0o644)
+    for number, text in enumerate(["", "{", "[]", "[" * 50_000, '{"port": []}', '{"host": "127.0.0.1", "port": 1e99}']):
+        (folder / f"12-1-{number}").write_text(text)
+        (folder / f"12-1-{number}").chmod(0o600)
+    before = sorted(path.name for path in folder.iterdir())
+    assert sweep(folder) == before
+    assert victim.exists() and stat.S_ISFIFO((folder / "12-0-1").lstat().st_mode)
+
+
+@needs_root
+def test_a_file_of_somebody_else_stays(folder: Path, dead_port: int) -> None:
+    os.chown(write(folder, "12-0-0", dead_port, node="n1", pid=0, attempt=1), NOBODY, NOBODY)
+    assert sweep(folder) == ["12-0-0"]
+
+
+def test_what_a_killed_writer_left_beside_goes_after_a_while(folder: Path) -> None:
+    for name, when in ((".12-2-0.aa.tmp", time.time() - 3600), (".12-2-0.bb.tmp", time.time())):
+        (folder / name).touch(0o600)
+        os.utime(folder / name, (when, when))
+    assert sweep(folder) == [".12-2-0.bb.tmp"]
+
+
+def test_a_sweep_ends_when_the_launch_does_and_minds_no_missing_folder(folder: Path, dead_port: int) -> None:
+    write(folder, "12-0-0", dead_port, node="n2", pid=1, attempt=1)
+    over = threading.Event()
+    over.set()
+    remove_stale(folder / "12-2-0", a_place(folder.parent), over)
+    assert (folder / "12-0-0").exists()
+    remove_stale(folder / "none" / "12-2-0", a_place(folder.parent), threading.Event())
+
+
+def test_only_the_file_of_this_very_process_is_its_own(folder: Path) -> None:
+    place = a_place(folder.parent)
+    path = write(folder, "12-2-0", 4711, None, **owner_fields(place))
+    assert is_of(path.read_text(), "n1", os.getpid())
+    for node, pid in (("n2", os.getpid()), ("n1", 1)):
+        assert not remove_own(str(path), node, pid) and path.exists()
+    assert remove_own(str(path), "n1", os.getpid()) and not path.exists()
+    assert not remove_own(str(path), "n1", os.getpid()), "gone already"
+
+
+# ---- real launches -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
+    home = tmp_path / "launch"
+    own = home / f"resil-{os.getuid()}"
+    with a_launch(home, None, 2, MASTER_PORT="1") as launch:
+        launch.wait_for_steps()
+        wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        launch.kill()
+    [left] = own.iterdir()
+    with a_launch(home, None, 2, MASTER_PORT="2") as launch:
+        wait_until(lambda: not left.exists())
+        wait_until(lambda: [path for path in own.iterdir() if not path.name.startswith(".")])
+        assert left.name not in {path.name for path in own.iterdir()}
+
+
+def test_a_requeued_job_sweeps_what_was_left_when_all_was_killed_mirror_and_all(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with a_launch(tmp_path / "launch", run, 2) as launch:
+        launch.wait_for_steps()
+        wait_until(lambda: list((run / "agreement").glob("12-0*")))
+        wait_until(lambda: len(Node(run).mirrors()) == 1 and list((run / "beats").glob("12.*")))
+        mirrors = Node(run).mirrors()
+        for pid in mirrors:
+            os.kill(pid, signal.SIGSTOP)  # it can do nothing any more, and nobody starts another
+        launch.kill()
+        for pid in mirrors:
+            os.kill(pid, signal.SIGKILL)
+    [left] = (run / "agreement").iterdir()
+    with a_launch(tmp_path / "launch", run, 2, RESIL_RESTART_COUNT="1", RESIL_ATTEMPT="4", SLURMD_NODENAME="n2"):
+        wait_until(lambda: not left.exists())
+
+
+def test_two_launches_that_live_side_by_side_leave_each_other_alone(
+    tmp_path: Path, dead_port: int, dead_pid: int
+) -> None:
+    home = tmp_path / "launch"
+    own = home / f"resil-{os.getuid()}"
+    with a_launch(home, None, 2, MASTER_PORT="1"):
+        wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
+        with a_launch(home, None, 2, MASTER_PORT="2") as other:
+            wait_until(lambda: not dead.exists())  # it comes last
+            other.wait_for_steps()
+            assert len([path for path in own.iterdir() if path.name.startswith("12-")]) == 2
