@@ -69,5 +69,5 @@ class Contact:
         text += "back" if self._was_up else "there"
         whys = [request.why for request in member.wishes.values()]
         if whys:
-            text += f" ({whys[0]}" + (f", and {len(whys) - 1} more" if len(whys) > 1 else "") + ": it waits)"
+            text += f". This waits: {whys[0]}" + (f" (and {len(whys) - 1} more)" if len(whys) > 1 else "")
         self.heard.append(Heard("lost", text))
