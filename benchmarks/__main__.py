@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Options, Report, Row, table
+from benchmarks.measure import Claim, Options, Report, Row, table
 
 SAMPLES, QUICK_SAMPLES = 21, 5
 HERE = Path(__file__).resolve().parent
@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         _print(name, reports[name], time.monotonic() - began)
         if wanted.json is not None:
             wanted.json.write_text(json.dumps(_document(reports, samples), indent=1) + "\n")
-    verdicts = [row.verdict for report in reports.values() for row in report.rows if row.verdict]
+    verdicts = [row.verdict for report in reports.values() for row in report.rows]
+    verdicts += [claim.verdict for report in reports.values() for claim in report.claims]
+    verdicts = list(filter(None, verdicts))
     print(f"\n{verdicts.count('met')} of {len(verdicts)} targets met")
     return 0
 
@@ -68,7 +70,7 @@ def _print(name: str, report: Report, took_s: float) -> None:
     print(f"\n## {name}: {report.title} ({took_s:.0f} s)\n")
     if report.rows:
         print(table(report.rows))
-    for number, note in enumerate(report.notes):
+    for number, note in enumerate((*report.claims, *report.notes)):
         print(f"{'' if number else chr(10)}- {note}")
     sys.stdout.flush()
 
@@ -78,9 +80,25 @@ def _document(reports: dict[str, Report], samples: int) -> dict[str, Any]:
         "machine": machine(),
         "samples": samples,
         "benchmarks": {
-            name: {"title": report.title, "notes": report.notes, "rows": [_row(row) for row in report.rows]}
+            name: {
+                "title": report.title,
+                "notes": report.notes,
+                "rows": [_row(row) for row in report.rows],
+                "claims": [_claim(claim) for claim in report.claims],
+            }
             for name, report in reports.items()
         },
+    }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    met = claim.verdict == "met" if claim.verdict else None
+    return {
+        "what": claim.what,
+        "value": claim.value,
+        "unit": claim.unit,
+        "target": claim.most if claim.verdict else None,
+        "met": met,
     }
 
 

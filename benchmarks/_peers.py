@@ -30,7 +30,7 @@ def peers_interpreter() -> tuple[str, str]:
     folder = Path(tempfile.gettempdir()) / f"resil-bench-peers-{os.getuid()}"
     python = folder / "bin" / "python"
     try:
-        if not (folder / "complete").exists():
+        if not _is_ours(folder / "complete"):
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, capture_output=True)
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS]
             subprocess.run(pip, check=True, capture_output=True, timeout=900)
@@ -38,6 +38,15 @@ def peers_interpreter() -> tuple[str, str]:
         return str(python), f"peers in a fresh virtual environment of the same interpreter, kept in {folder}"
     except (OSError, subprocess.SubprocessError) as error:
         return sys.executable, f"without the peers: they could not be installed ({type(error).__name__}; no network?)"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have put it there: others may write in the folder for temporary files."""
+    try:
+        info, parent = path.lstat(), path.parent.lstat()
+    except OSError:
+        return False
+    return info.st_uid == parent.st_uid == os.getuid() and not parent.st_mode & 0o022
 
 
 def run_program(

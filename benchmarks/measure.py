@@ -90,12 +90,41 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """A target that is no ratio: what was measured, and what it may be at the most.
+
+    Attributes:
+        what: what is claimed about.
+        value: what was measured.
+        most: the target, in the same unit; NaN for none.
+        unit: as it is shown: `ns`, `ms`, `x`, `%`, `steps`.
+    """
+
+    what: str
+    value: float
+    most: float
+    unit: str
+
+    @property
+    def verdict(self) -> str:
+        """`met` or `NOT MET`; nothing where there is no target."""
+        if self.most != self.most:
+            return ""
+        return "met" if self.value <= self.most else "NOT MET"
+
+    def __str__(self) -> str:
+        target = f" (target <= {self.most:g} {self.unit}: {self.verdict})" if self.verdict else ""
+        return f"{self.what}: {_digits(self.value)} {self.unit}{target}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark found: its rows, and what a reader of them must know."""
+    """What one benchmark found: its rows, claims that are no ratios, and what a reader of them must know."""
 
     title: str
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
