@@ -53,6 +53,7 @@ def _claims(world: int, found: dict[str, Any], loop: dict[str, Spread]) -> list[
     slowed = (statistics.mean(loop["step"].values) - statistics.mean(loop["nothing"].values)) / STEP_S
     commits = sorted(found["wish"]["commit_s"])
     middle, late = statistics.median(commits), commits[int(len(commits) * 0.99)]
+    middle_steps, most_steps = statistics.median(found["wish"]["steps"]), max(found["wish"]["steps"])
     stops = [
         (turn["seconds"] - turn["poll_s"]) / turn["step_s"] for turn in found["switch"]
     ]  # steps beyond one poll interval
@@ -65,7 +66,7 @@ def _claims(world: int, found: dict[str, Any], loop: dict[str, Spread]) -> list[
         ),
         Claim(
             f"{world} ranks: from a wish to its commit, median of {len(commits)} (99 % within {late * 1e3:.2f} ms; "
-            f"all save {statistics.median(found['wish']['steps']):g} steps later, at most {max(found['wish']['steps']):g})",
+            f"all save {middle_steps:g} steps later, at most {most_steps:g})",
             middle * 1e3,
             MOST_COMMIT_MS,
             "ms",
