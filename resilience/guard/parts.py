@@ -11,6 +11,7 @@ from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, OBEYED, Deci
 from resilience.guard.exit import ForcedExit
 from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import start_mirror
+from resilience.guard.news import News
 from resilience.guard.pace import Pace
 from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.triggers import built_in_triggers
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from resilience.guard.agreement.coordinator import Heard
     from resilience.guard.decision import Trigger
     from resilience.guard.running import RunningGuard
 
@@ -32,8 +32,6 @@ FIRST_LOOK_S = 10.0
 LEAVE_S = 30.0
 """How long a rank stays at the end until all ranks have told how the last save went. After a stop: as long as an exit
 may take at all, because a slow save of one rank must not be cut short by the launcher of another."""
-MOST_ABORTS = 3
-"""So many rounds in a row that come to nothing are told to people: what was wished waits."""
 DAY_S = 86_400.0
 STOP_S = 2.0
 
@@ -43,7 +41,7 @@ class Parts:
 
     Attributes:
         agreement: `Alone`, `NetworkAgreement`, or what the caller gave.
-        went_wrong: whether the loop was left by an exception, or the last save failed.
+        news: what the agreement told, and whether it went wrong.
     """
 
     def __init__(
@@ -58,6 +56,7 @@ class Parts:
         self._place = place
         self._recorder = Recorder(place, say or say_on_stderr)
         self._pace = Pace()
+        self.news = News(self._recorder, self._pace, self._tell_triggers)
         self._slot = BeatSlot()
         guard.beat = self._slot.words
         guard.beat[0] = guard.count
@@ -68,8 +67,6 @@ class Parts:
         self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
         self._stepping_thread = 0
-        self.went_wrong = False
-        self._aborts = 0
         self._watches = Watches(
             place,
             settings,
@@ -95,15 +92,15 @@ class Parts:
 
     def close(self, decision: Decision | None, exit_code: int) -> None:
         """Say good-bye to the other ranks, and write down how it ended."""
-        in_peace = decision is not None and not self.went_wrong
+        in_peace = decision is not None and not self.news.went_wrong
         wait_s = (self._guard.settings.exit_timeout_s or DAY_S) if in_peace else LEAVE_S
         outlast = getattr(self.agreement, "outlast", None)
         if outlast is not None:
             outlast(wait_s)
         # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
         # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
-        stopped = decision is not None and not self.went_wrong
-        code = EXIT_ERROR if self.went_wrong else exit_code
+        stopped = decision is not None and not self.news.went_wrong
+        code = EXIT_ERROR if self.news.went_wrong else exit_code
         self._recorder.event("end", step=self._guard.count, exit_code=code, stopped=stopped)
         self._watches.stop(STOP_S)
         self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
@@ -188,7 +185,7 @@ class Parts:
         if outcome == FAILED:
             self._recorder.warn(f"the save failed that was asked for because {decision.why}: what asked for it stays")
             if decision.stop:
-                self.went_wrong = True
+                self.news.went_wrong = True
         elif outcome == OBEYED and decision.save:
             self._recorder.warn(
                 "a save was asked for and no `with guard.saving():` block followed: it is taken as made, how long it "
@@ -238,7 +235,7 @@ class Parts:
         """The training loop ended with an exception."""
         if isinstance(error, SystemExit) and (error.code or 0) == self._guard.exit_code:
             return  # sys.exit(guard.exit_code) within the block
-        self.went_wrong = True
+        self.news.went_wrong = True
         self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
 
     def failed(self, error: Exception) -> None:
@@ -280,35 +277,15 @@ class Parts:
         if awaited is not None:
             self._exit.expect(awaited(), time.monotonic())
 
-    def _hear(self, heard: Heard) -> None:
-        """News of the agreement: most of it on rank 0, and of one process alone."""
-        if heard.kind == "outcome" and heard.decision is not None:
-            if heard.decision.stop and heard.outcome == FAILED:
-                self.went_wrong = True
-            if heard.seconds:
-                self._pace.saved(heard.seconds)
-            self._tell_triggers(heard.decision, heard.outcome)
-        elif heard.kind in ("absent", "lost", "skew", "twins", "fault", "broken"):
-            self._recorder.warn(heard.text)
-        elif heard.kind == "committed":
-            self._aborts = 0
-        else:
-            self._recorder.event(heard.kind, text=heard.text)
-            if heard.kind == "back":
-                self._recorder.say(heard.text)
-            self._aborts += heard.kind == "aborted"
-            if self._aborts == MOST_ABORTS:
-                self._recorder.warn(heard.text, key="aborted")
-
     def _tell_triggers(self, decision: Decision, outcome: str) -> None:
         self._loss.hear(decision.triggers, outcome)
         self._watches.obeyed(decision.triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:
-            return factory(self._guard, self._hear, self._place)
+            return factory(self._guard, self.news.hear, self._place)
         if self._place.world == 1:
-            return Alone(self._guard, self._hear)
+            return Alone(self._guard, self.news.hear)
         from resilience.guard.agreement.meeting import meet
 
-        return meet(self._guard, self._hear, self._place, self._guard.settings, self._mirror.locate, self._recorder)
+        return meet(self._guard, self.news.hear, self._place, self._guard.settings, self._mirror.locate, self._recorder)

@@ -83,7 +83,7 @@ class RunningGuard(Gate):
         1 also when the loop was left by an exception, or the last save failed, on this rank or on another as far as
         rank 0 knows: a job whose last save failed did not stop in good order.
         """
-        if self._parts is not None and self._parts.went_wrong:
+        if self._parts is not None and self._parts.news.went_wrong:
             return EXIT_ERROR
         return EXIT_DONE if self._finished or self.decided is None else self.decided.exit_code
 
