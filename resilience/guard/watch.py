@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from resilience.guard.decision import Request
 
@@ -101,16 +102,17 @@ class Watch:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        self._first(self._look())
+        wanted = self._look()
+        self._safely(lambda: self._first(wanted))
         while not self._over:
-            self._also_safely()
+            self._safely(self._also)
             self._wakeup.wait(self._every_s)
             self._wakeup.clear()
             self._tell_outcomes()
             if not self._over:
                 self._look()
         self._tell_outcomes()
-        self._also_safely()
+        self._safely(self._also)
 
     def _look(self) -> list[Request]:
         wanted = []
@@ -131,7 +133,7 @@ class Watch:
                 self._pending.add(key)
                 wanted.append(request)
                 self._recorder.event("request", trigger=request.trigger, why=request.why)
-                self._wish(request)
+                self._safely(partial(self._wish, request))
         return wanted
 
     def _tell_outcomes(self) -> None:
@@ -157,9 +159,10 @@ class Watch:
         elif count == MOST_FAILURES:
             self._recorder.warn(f"the trigger {name} failed {count} times: it is not asked any more")
 
-    def _also_safely(self) -> None:
+    def _safely(self, work: Callable[[], None]) -> None:
+        """A fault of the guard itself does not end the thread."""
         try:
-            self._also()
+            work()
         except Exception as error:
             self._recorder.warn(f"the guard cannot do its side work: {error!r}", key="also")
 
