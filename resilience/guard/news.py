@@ -25,18 +25,26 @@ class News:
         went_wrong: whether the last save failed on some rank, or the training was left by an exception.
     """
 
-    def __init__(self, recorder: Recorder, pace: Pace, obeyed: Callable[[Decision, str], None]) -> None:
-        """`obeyed` is called with each decision that all ranks have obeyed, and how its save went."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        pace: Pace,
+        obeyed: Callable[[Decision, str], None],
+        has_stopped: Callable[[], bool],
+    ) -> None:
+        """`obeyed` is called with each decision that all ranks have obeyed, and how its save went; `has_stopped` tells
+        whether this training was stopped in its loop. One that was stopped before it had nothing to save."""
         self.went_wrong = False
         self._recorder = recorder
         self._pace = pace
         self._obeyed = obeyed
+        self._has_stopped = has_stopped
         self._aborts = 0
 
     def hear(self, heard: Heard) -> None:
         """One piece of news. Never waits: it comes from the thread that agrees."""
         if heard.kind == "outcome" and heard.decision is not None:
-            if heard.decision.stop and heard.outcome == FAILED:
+            if heard.decision.stop and heard.outcome == FAILED and self._has_stopped():
                 self.went_wrong = True
             if heard.seconds:
                 self._pace.saved(heard.seconds)

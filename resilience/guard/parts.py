@@ -56,7 +56,7 @@ class Parts:
         self._place = place
         self._recorder = Recorder(place, say or say_on_stderr)
         self._pace = Pace()
-        self.news = News(self._recorder, self._pace, self._tell_triggers)
+        self.news = News(self._recorder, self._pace, self._tell_triggers, lambda: guard._has_stopped)
         self._slot = BeatSlot()
         guard.beat = self._slot.words
         guard.beat[0] = guard.count

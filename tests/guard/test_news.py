@@ -56,9 +56,21 @@ def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
         assert guard._parts is not None
         stop = Decision(save=True, stop=True, step=1, reasons=["enough"])
         guard.decided = stop
+        guard._has_stopped = True
         guard._parts.news.hear(
             Heard("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed")
         )
     end = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["stopped"], end["exit_code"]) == ("end", False, 1)
     assert guard.exit_code == 1
+
+
+def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Path) -> None:
+    """Its wish is decided when late ranks come; nobody saves then, and nobody has failed."""
+    (run / "switches" / "kill").touch()
+    with make_guard(run, say=lambda text: None) as guard:
+        assert guard.should_stop_early()
+        assert guard._parts is not None
+        stop = Decision(save=True, stop=True, step=1, reasons=["killed"])
+        guard._parts.news.hear(Heard("outcome", "failed", decision=stop, outcome="failed"))
+    assert guard.exit_code == 75
