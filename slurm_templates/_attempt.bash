@@ -621,25 +621,50 @@ resil_check_job() {
   fi
 }
 
-# A launcher turns the 75 of its workers into a 1 (torchrun, accelerate), or into 137 when it ends the others because of
-# it (srun --kill-on-bad-exit), and a training that forgets sys.exit(guard.exit_code) ends with 0 as if it were done. The
-# guard of rank 0 writes what was meant, once all ranks have saved.
-resil_meant_to_stop() {
-  local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl line last=
+# What the guard of rank 0 wrote about the end of this attempt, once all ranks had saved. REPLY is the exit code that it
+# meant; or "stop" when it had told the training to stop and the training then ended without a word. Fails when there is
+# no such word.
+resil_guard_said() {
+  local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl line own="\"attempt\":$RESIL_ATTEMPT," last='' stop=''
+  REPLY=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS= read -r line; do
-    [[ $line == '{"event":"end",'*"\"attempt\":$RESIL_ATTEMPT,"* ]] && last=$line
+    case $line in
+      '{"event":"start",'*"$own"*) last='' stop='' ;; # of two trainings in one job the last one counts
+      '{"event":"end",'*"$own"*) last=$line ;;
+      '{"event":"decision",'*"$own"*'"stop":true,'*) stop=stop ;;
+    esac
   done < <(timeout 20 tail -n 100 -- "$file" 2>/dev/null)
-  [[ $last =~ \"exit_code\":75[,}] && $last =~ \"stopped\":true[,}] ]]
+  if [[ $last =~ \"exit_code\":([0-9]+)[,}] ]]; then
+    REPLY=${BASH_REMATCH[1]}
+    # 75 is the word of one who was stopped; anything else is none of ours.
+    [ "$REPLY" != 75 ] || [[ $last =~ \"stopped\":true[,}] ]]
+    return
+  fi
+  REPLY=$stop
+  [ -n "$stop" ]
+}
+
+# The code of the launch and the guard's word may differ. A launcher turns the 75 of its workers into a 1 (torchrun,
+# accelerate), or into 137 when it ends the others because of it (srun --kill-on-bad-exit). And a training that forgets
+# sys.exit(guard.exit_code) ends with 0, as if it were done: a stop, or a loss that is NaN, must not finish the run.
+resil_hear_guard() {
+  local code=$resil_code
+  resil_guard_said || return
+  case $resil_code:$REPLY in
+    0:0 | 75:75) ;;
+    0:stop) resil_code=75 ;;
+    0:[1-9]*) resil_code=$REPLY ;;
+    75:1) resil_code=1 ;;
+    *:75) resil_code=75 ;;
+  esac
+  [ "$resil_code" = "$code" ] || resil_say "the launch exited with $code; by the word of its guard that is a $resil_code"
 }
 
 resil_end() { # the launch is over: why, and with which code
   local text
   resil_deaf
-  if [ "$resil_code" != 75 ] && resil_meant_to_stop; then
-    resil_say "the launch exited with $resil_code; its training was stopped by its guard, on purpose: that is a 75"
-    resil_code=75
-  fi
+  resil_hear_guard
   resil_check_job
   if [ "$resil_code" = 0 ]; then
     case $REPLY in

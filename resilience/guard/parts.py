@@ -178,6 +178,7 @@ class Parts:
         if self._place.is_first:
             self._recorder.say(str(decision))
         if decision.stop:
+            self._watches.wake()  # the journal shall have it, even if the training ends without another word
             self._exit.arm(decision, self._pace.slowest_save_s)
 
     def obeyed(self, decision: Decision, outcome: str, seconds: float) -> None:
@@ -233,8 +234,6 @@ class Parts:
 
     def left_by(self, error: BaseException) -> None:
         """The training loop ended with an exception."""
-        if isinstance(error, SystemExit) and (error.code or 0) == self._guard.exit_code:
-            return  # sys.exit(guard.exit_code) within the block
         self.news.went_wrong = True
         self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
 
@@ -248,7 +247,8 @@ class Parts:
     def refuse_finished(self, stop: Decision) -> None:
         """The training was stopped, and yet it says that it is done."""
         why = f"it was stopped at step {stop.step}, because {stop.why}"
-        self._recorder.warn(f"the run is not marked as finished: {why}")
+        if self._place.is_first:
+            self._recorder.warn(f"the run is not marked as finished: {why}")
 
     def write_finished(self, step: int) -> None:
         """Mark the run as finished."""

@@ -147,7 +147,9 @@ class RunningGuard(Gate):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
+        # sys.exit(guard.exit_code) within the block; or the code was forgotten, which is no failure.
+        is_exit = isinstance(error, SystemExit) and (error.code or 0) in (0, self.exit_code)
+        if error is not None and not is_exit:
             self._safely(lambda parts: parts.left_by(error))
             self._settle(FAILED)  # a save that was asked for and not made
         self.close()
@@ -191,13 +193,14 @@ class RunningGuard(Gate):
             self.decided = decision
         return decision
 
-    def _safely(self, call: Callable[[Parts], Result]) -> Result | None:
-        """Do something with the parts, if they run. A fault of ours, whatever it is, must not cost the training.
+    def _safely(self, call: Callable[[Parts], Result], also: str = RUNNING) -> Result | None:
+        """Do something with the parts, if they run, or are in the state `also`. A fault of ours, whatever it is, must
+        not cost the training.
 
         AgreementLost passes: a rank that has promised to wait would break the others by going on.
         """
         parts = self._parts
-        if parts is None or self._state != RUNNING:
+        if parts is None or self._state not in (RUNNING, also):
             return None
         try:
             return call(parts)

@@ -10,7 +10,7 @@ from resilience.errors import GuardError
 from resilience.guard.blocks import Phase, Saving
 from resilience.guard.decision import CONTINUE, Decision
 from resilience.guard.gate import NEVER
-from resilience.guard.running import INERT, RunningGuard
+from resilience.guard.running import CLOSED, INERT, RunningGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,12 +199,13 @@ class TrainingGuard(RunningGuard):
         Refused with a warning after a stop, because a loop that was stopped ends like one that is done. If the stop
         came with the very last step, the next job finds nothing left to do, and says so in a moment.
         """
+        self.start()
         stop = self.decided
         if stop is not None:
-            self._safely(lambda parts: parts.refuse_finished(stop))
+            self._safely(lambda parts: parts.refuse_finished(stop), CLOSED)
             return
         self._finished = True
-        self._safely(lambda parts: parts.write_finished(self.count))
+        self._safely(lambda parts: parts.write_finished(self.count), CLOSED)
 
     def resumed(self, step: int) -> None:
         """The training goes on after `step` steps: the guard counts from there, and heartbeats show the true step.
@@ -216,7 +217,7 @@ class TrainingGuard(RunningGuard):
         except TypeError:
             raise GuardError(f"resumed({step!r})", hint="give the number of steps that are done, a whole one") from None
         if not 0 <= step < NEVER:
-            raise GuardError(f"a training cannot resume at step {step}")
+            raise GuardError(f"a training cannot resume at step {step}", hint="give the number of steps that are done")
         self.count_from(step)
         self.beat[0] = step
         self._safely(lambda parts: parts.resumed(step))

@@ -27,7 +27,10 @@ MOST_FAILURES = 10
 
 def name_of(trigger: Trigger) -> str:
     """What a trigger is called: its `name`, else that of its class."""
-    return str(getattr(trigger, "name", type(trigger).__name__))
+    try:
+        return str(getattr(trigger, "name", type(trigger).__name__))
+    except Exception:  # somebody's property
+        return type(trigger).__name__
 
 
 def asked_here(trigger: Trigger, place: Place) -> bool:
@@ -44,9 +47,18 @@ def understand(trigger: Trigger, wanted: object) -> Request | None:
         wanted = Request(name_of(trigger), wanted)
     if isinstance(wanted, Request):
         # It goes to terminals and into sentences.
+        _check(wanted)
         wanted.why = " ".join(str(wanted.why or "").split()) or f"the trigger {name_of(trigger)} wishes it"
         return wanted
     raise TypeError(f"poll() returned {type(wanted).__name__}, not a Request, a text or None")
+
+
+def _check(request: Request) -> None:
+    """Raise TypeError if a request would not travel to other ranks as it is: it must mean the same everywhere."""
+    words = (("save", bool), ("stop", bool), ("discard", bool), ("label", str), ("exit_code", int))
+    wrong = [name for name, kind in words if type(getattr(request, name)) is not kind]
+    if wrong:
+        raise TypeError(f"Request({', '.join(f'{name}={getattr(request, name)!r}' for name in wrong)})")
 
 
 class Watch:
@@ -233,6 +245,11 @@ class Watches:
         if self._told_of_saves:
             for watch in self._all:
                 watch.wake()
+
+    def wake(self) -> None:
+        """Look, and do the side work, now."""
+        for watch in self._all:
+            watch.wake()
 
     def stop(self, wait_s: float) -> None:
         """Hear the last outcomes, then end; a thread that hangs is left behind after `wait_s`."""

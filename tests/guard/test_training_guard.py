@@ -91,6 +91,24 @@ def test_finished_marks_the_run(run: Path) -> None:
     assert "attempt = 3" in (run / "finished").read_text()
 
 
+def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Path, said: list[str]) -> None:
+    guard = make_guard(run)
+    guard.finished()  # resumed, and nothing was left to be done
+    assert (run / "finished").exists()
+    guard.close()
+    (run / "finished").unlink()
+    with make_guard(run, poll_s=5.0) as other:
+        other.step()
+    other.finished()
+    assert (run / "finished").exists()
+    (run / "finished").unlink()
+    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as third:
+        train(third)
+    third.finished()
+    assert not (run / "finished").exists()
+    assert any("not marked as finished" in sentence for sentence in said)
+
+
 def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_told(run: Path, said: list[str]) -> None:
     """A loop that was stopped ends like one that is done: `for ... in guard.steps(...): ...`, then `finished()`."""
     with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
@@ -451,6 +469,14 @@ def test_to_exit_with_nothing_inside_the_block_is_to_exit_with_0(run: Path, code
         sys.exit(code)
     assert guard.exit_code == 0
     assert '"error"' not in (run / "journal" / "12.0.jsonl").read_text()
+
+
+def test_a_forgotten_exit_code_does_not_make_a_stop_a_failure(run: Path) -> None:
+    with pytest.raises(SystemExit), make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        train(guard)
+        sys.exit()
+    assert guard.exit_code == 75
+    assert '"exit_code":75,"stopped":true' in (run / "journal" / "12.0.jsonl").read_text()
 
 
 def test_off_is_the_way_out_also_when_settings_are_wrong() -> None:

@@ -112,6 +112,30 @@ def test_what_a_trigger_may_return() -> None:
         understand(wisher, True)
 
 
+@pytest.mark.parametrize("wrong", [{"save": "yes"}, {"stop": 1}, {"label": None}, {"exit_code": "75"}])
+def test_a_request_that_would_mean_something_else_on_another_rank_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        understand(Wisher(), Request("own", "because", **wrong))
+
+
+def test_a_trigger_whose_name_raises_does_not_end_its_thread() -> None:
+    class Nameless(Wisher):
+        @property
+        def name(self) -> str:  # type: ignore[override]
+            raise RuntimeError("no name")
+
+    other, wished, said = Wisher(), list[Request](), list[str]()
+    watch = make_watch(Nameless(3), other, wished=wished, said=said)  # type: ignore[arg-type]
+    watch.start()
+    try:
+        wait_until(lambda: said)
+        other.wish = "enough"
+        wait_until(lambda: wished)
+    finally:
+        watch.stop(2.0)
+    assert "Nameless" in said[0]
+
+
 def test_a_trigger_without_a_name_is_called_by_its_class() -> None:
     class QueueIsEmpty:
         poll: Callable[[], None]
