@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -48,8 +49,6 @@ def read_regular(path: str | Path, *, folder: int | None = None) -> tuple[bytes,
     become ours. Raise OSError if it is there and cannot be read, or is something else (then with errno ELOOP, ENXIO or
     EINVAL).
     """
-    import errno
-
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, dir_fd=folder)
@@ -75,24 +74,41 @@ def read_own(path: str | Path) -> str | None:
     return found[0].decode("utf-8", "replace")
 
 
-def write_whole(path: str | Path, text: str, *, mode: int) -> None:
-    """Write a file beside and move it into place. Not synced: it matters only while we live. Raise OSError."""
+def replace_file(path: str | Path, text: str, *, mode: int, durable: bool = False) -> None:
+    """Write a file beside and move it into place; `durable` also waits until it is on the disk. Raise OSError.
+
+    The name beside is nobody else's: a twin of a requeued job may write the same file at the same moment.
+    """
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            raw = text.encode("utf-8", "surrogateescape")
+            raw = text.encode("utf-8", "replace")
             if os.write(descriptor, raw) != len(raw):
-                raise OSError("short write")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), beside)  # only a part was taken
             os.fchmod(descriptor, mode)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
+        os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(beside)
         raise
+    if durable:
+        sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Put a rename on the disk; some network file systems refuse, and need it not."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def remove_same(name: str, inode: int, mtime_ns: int, *, folder: int) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.small_files import LIMIT, kind_of, open_folder, read_own, read_regular, remove_same, write_whole
+from resilience.guard.small_files import LIMIT, kind_of, open_folder, read_own, read_regular, remove_same, replace_file
 from tests.system.people import acting_as, needs_root, open_the_way
 
 SOMEBODY = 65532
@@ -103,8 +103,8 @@ def test_only_a_private_file_of_ours_counts_as_own(tmp_path: Path, uid: int, mod
 def test_a_whole_file_has_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        write_whole(tmp_path / "beat", "one", mode=0o644)
-        write_whole(str(tmp_path / "beat"), "two", mode=0o644)
+        replace_file(tmp_path / "beat", "one", mode=0o644)
+        replace_file(str(tmp_path / "beat"), "two", mode=0o644)
     finally:
         os.umask(before)
     assert (tmp_path / "beat").read_text() == "two"
@@ -115,7 +115,7 @@ def test_a_whole_file_has_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "beat").mkdir()
     with pytest.raises(OSError):
-        write_whole(tmp_path / "beat", "one", mode=0o600)
+        replace_file(tmp_path / "beat", "one", mode=0o600)
     assert [path.name for path in tmp_path.iterdir()] == ["beat"]
 
 
@@ -157,7 +157,7 @@ def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: in
 
     def throw() -> None:
         for number in range(last + 1):
-            write_whole(tmp_path / "save", str(number), mode=0o600)
+            replace_file(tmp_path / "save", str(number), mode=0o600)
 
     thrower = threading.Thread(target=throw)
     thrower.start()

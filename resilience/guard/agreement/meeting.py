@@ -21,7 +21,7 @@ from resilience.guard.agreement.network import NetworkAgreement
 from resilience.guard.agreement.nobody import Nobody
 from resilience.guard.agreement.stale import owner_fields, remove_stale
 from resilience.guard.agreement.wire import Address
-from resilience.guard.small_files import read_own, write_whole
+from resilience.guard.small_files import read_own, replace_file
 from resilience.model import layout
 
 TYPE_CHECKING = False
@@ -114,7 +114,7 @@ class AddressFile:
         while True:
             try:
                 make_private_folder(self._path.parent)
-                write_whole(self._path, text, mode=0o600)
+                replace_file(self._path, text, mode=0o600)
                 break
             except OSError as error:
                 self._recorder.warn(

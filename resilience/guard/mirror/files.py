@@ -13,8 +13,8 @@ import time
 from resilience.guard.agreement.stale import remove_own
 from resilience.guard.mirror.beats_file import GONE, RankBeat, compose, file_name
 from resilience.guard.mirror.journal import append
-from resilience.guard.mirror.run_folder import file_mode, remove_remains, replace_file, subfolder
-from resilience.guard.small_files import read_own
+from resilience.guard.mirror.run_folder import file_mode, remove_remains, subfolder
+from resilience.guard.small_files import read_own, replace_file
 from resilience.model import layout
 
 TYPE_CHECKING = False

@@ -13,7 +13,8 @@ import time
 from resilience.guard.mirror import journal
 from resilience.guard.mirror.beat import Pulse
 from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
-from resilience.guard.mirror.run_folder import file_mode, remove_remains, replace_file, subfolder
+from resilience.guard.mirror.run_folder import file_mode, remove_remains, subfolder
+from resilience.guard.small_files import replace_file
 from resilience.model import layout
 
 TYPE_CHECKING = False

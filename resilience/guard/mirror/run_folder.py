@@ -6,7 +6,6 @@ Every function may wait for ever on a dead file system: they are called from thr
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 
@@ -39,33 +38,6 @@ def subfolder(run_dir: str, name: str) -> str:
     return path
 
 
-def replace_file(path: str, text: str, *, mode: int, durable: bool = False) -> None:
-    """Write a file beside and move it into place; `durable` also waits until it is on the disk. Raise OSError.
-
-    The name beside is nobody else's: a twin of a requeued job may write the same file at the same moment.
-    """
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            raw = text.encode("utf-8", "replace")
-            if os.write(descriptor, raw) != len(raw):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), beside)  # only a part was taken
-            os.fchmod(descriptor, mode)
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-    if durable:
-        sync_folder(folder)
-
-
 def remove_remains(folder: str, now: float) -> None:
     """Remove what writers that were killed in the middle have left beside their files."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -74,13 +46,3 @@ def remove_remains(folder: str, now: float) -> None:
                 with contextlib.suppress(OSError):
                     if entry.stat(follow_symlinks=False).st_mtime < now - REMAINS_S:
                         os.unlink(entry.path)
-
-
-def sync_folder(folder: str) -> None:
-    """Put a rename on the disk; some network file systems refuse, and need it not."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -269,7 +269,7 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
-    monkeypatch.setattr(meeting_module, "write_whole", lambda *_, **__: hung.wait(60))
+    monkeypatch.setattr(meeting_module, "replace_file", lambda *_, **__: hung.wait(60))
     monkeypatch.setattr(meeting_module, "REMOVE_S", 0.2)
     first = scene.meet(0)
     assert first.arrive() is not None

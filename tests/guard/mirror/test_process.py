@@ -17,7 +17,7 @@ import pytest
 
 from resilience.guard.mirror.line import socket_name
 from resilience.guard.place import Place
-from resilience.guard.small_files import write_whole
+from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until
@@ -111,7 +111,7 @@ def test_the_address_of_another_launch_under_the_same_name_is_left_alone(tmp_pat
         wait_until(lambda: list((run / "agreement").glob("12-*")) and len(node.beats().get("rank", {})) == 2)
         [file] = (run / "agreement").glob("12-*")
         another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
-        write_whole(file, json.dumps(another), mode=0o600)
+        replace_file(file, json.dumps(another), mode=0o600)
         launch.kill()
         wait_until(lambda: not node.mirrors(), 5.0)
         assert json.loads(file.read_text()) == another
