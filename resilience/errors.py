@@ -60,6 +60,20 @@ class ProbeError(ResilError):
     """Could not look. Never means OK and never means dead: a check that raises this is UNKNOWN."""
 
 
+class DeliveryError(ResilError):
+    """A channel did not take a message. Transient: the outbox tries again; else it goes to the dead letters.
+
+    Attributes:
+        retry_after_s: how long the other side asked us to wait, or None.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", transient: bool = True, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, transient=transient)
+        self.retry_after_s = retry_after_s
+
+
 class SchedulerError(ResilError):
     """The scheduler understood the request and refused it: bad partition, no permission, a limit."""
 

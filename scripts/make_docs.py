@@ -24,6 +24,7 @@ import typer
 
 from resilience.cli.commands import COMMANDS
 from resilience.cli.main import app
+from resilience.plugins import Family
 from resilience.settings.sections import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,6 +138,8 @@ def settings_page() -> str:
         if is_dataclass(owner) and isinstance(owner, type):
             table, summary = _split(cleandoc(owner.__doc__ or "").split("\n")[0])
             parts += [f"## [{table}]", _sentence(summary), _keys_table(table, list(_keys(owner)))]
+        elif section.name in _PLUGINS:
+            parts += _plugin_tables(*_PLUGINS[section.name], summary=free[section.name])
         else:
             table, summary = _split(free[section.name])
             values = "Every value is a text, a number, true or false."
@@ -144,6 +147,23 @@ def settings_page() -> str:
             variable = f"A variable such as `RESIL_{table.upper()}__NAME` sets the key `{key}`."
             parts += [f"## [{table}]", f"{_sentence(summary)} {values}", variable]
     return _page(parts)
+
+
+_PLUGINS = {
+    "watches": ("watch", Family("checks", "CHECK", ())),
+    "channels": ("channel", Family("channels", "CHANNEL", ())),
+}
+"""Tables that belong to plugins: the built-in ones are told."""
+
+
+def _plugin_tables(table: str, family: Family, *, summary: str) -> Iterator[str]:
+    yield f"## [{table}.NAME]"
+    yield _sentence(summary.partition(": ")[2])
+    for name in family.names():
+        plugin = family.load(name)
+        yield f"### [{table}.{name}]"
+        yield _sentence(plugin.summary)
+        yield _keys_table(f"{table}__{name}", list(_keys(plugin.Settings)))
 
 
 def attributes(owner: type) -> Mapping[str, str]:
@@ -178,6 +198,8 @@ def _kind(name: str, hint: Any) -> str:
             return words
     if get_origin(hint) is tuple:
         return "list of texts"
+    if get_origin(hint) is Mapping:
+        return "table of texts"
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     kinds = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     return kinds[next(o for o in options if o is not type(None))]

@@ -66,6 +66,16 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
         if isinstance(value, str) and _WHOLE.fullmatch(value):
             return int(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
+    if float in options:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, str) and _is_number(value):
+            return float(value)
+        raise SettingsError(f"{name} = {value!r} in {where} must be a number")
+    if typing.get_origin(wanted) is Mapping:
+        if isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()):
+            return {key: str(item) for key, item in value.items()}
+        raise SettingsError(f"{name} in {where} must be a table of texts", hint=f'{name} = {{ key = "value" }}')
     if typing.get_origin(wanted) is tuple:
         if isinstance(value, str):
             return (value,)

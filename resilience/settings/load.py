@@ -11,14 +11,17 @@ from typing import Any
 
 from resilience.errors import SettingsError, StateDirectoryError
 from resilience.guard.settings import GuardSettings
+from resilience.model.alert_policy import AlertPolicy
 from resilience.settings.convert import convert_table, unknown_key
 from resilience.settings.guard_table import convert_guard_table
+from resilience.settings.plugin_table import read_table
 from resilience.settings.sections import (
     AttemptSettings,
     RunSettings,
     SchedulerSettings,
     Settings,
     SubmitSettings,
+    WatchSettings,
 )
 from resilience.system.files import explain_os_error, read_regular
 from resilience.system.world import World
@@ -38,7 +41,11 @@ _OWNERS: dict[str, type] = {
     "attempt": AttemptSettings,
     "guard": GuardSettings,
     "scheduler": SchedulerSettings,
+    "watch": WatchSettings,
+    "alert": AlertPolicy,
 }
+_PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
+"""Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,13 @@ def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, st
             raise _stray(name, path)
         tables[name] = {}
         for key, value in table.items():
-            written = _written(name, key)
+            written = key if isinstance(value, dict) else _written(name, key)
             if written in tables[name]:
                 raise SettingsError(f"{written!r} in [{name}] ({path}) is written twice", hint="with - and with _")
             tables[name][written] = value
             origins[f"{name}.{written}"] = str(path)
+            if isinstance(value, dict) and name in _PLUGIN_TABLES:
+                origins |= {f"{name}.{written}.{inner.replace('-', '_')}": str(path) for inner in value}
     for variable, value in world.environ.items():
         section, separator, key = variable.removeprefix("RESIL_").partition("__")
         if variable.startswith("RESIL_") and separator:
@@ -109,6 +118,11 @@ def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, st
                 continue  # those of the job that we are in: a submit from there may be one of another run
             # The names in [environment] are the training's own, and those have capitals.
             key = _written(section, key if section == "environment" else key.lower())
+            inner, nested, inner_key = key.partition("__")
+            if nested and section in _PLUGIN_TABLES:  # RESIL_WATCH__FS__WARN_PERCENT
+                _inner_table(tables.setdefault(section, {}), section, inner, variable)[inner_key] = value
+                origins[f"{section}.{inner}.{inner_key}"] = f"${variable}"
+                continue
             tables.setdefault(section, {})[key] = _plain(value) if section == "sbatch" else value
             origins[f"{section}.{key}"] = f"${variable}"
     for dotted, value in (overrides or {}).items():
@@ -157,15 +171,27 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
         def where(key: str, name: str = name) -> str:
             return f"[{name}] ({origins.get(f'{name}.{key}', path)})"
 
+        if name in _PLUGIN_TABLES:
+            inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+            arguments[_PLUGIN_TABLES[name]] = {
+                key: read_table(name, key, value, where(key)) for key, value in inner.items()
+            }
+            table = {key: value for key, value in table.items() if key not in inner}
         if name in _FREE_TABLES:
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
         elif name == "guard":
             arguments[name] = convert_guard_table(table, where)
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
+        elif name in _PLUGIN_TABLES:
+            for key in table:
+                raise SettingsError(
+                    f"{key!r} in {where(key)} belongs to a {name}, and which one is not said",
+                    hint=f"write it below [{name}.NAME]",
+                )
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
-            raise unknown_key(name, sorted([*_OWNERS, *_FREE_TABLES]), f"the tables of {source}")
+            raise unknown_key(name, sorted({*_OWNERS, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}")
     settings = _one_owner_policy(Settings(**arguments))
     state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
     return replace(settings, run=replace(settings.run, state_dir=state_dir))
@@ -180,6 +206,15 @@ def _one_owner_policy(settings: Settings) -> Settings:
             hint="write it in [run] alone: the batch shell obeys it as well as the guard",
         )
     return replace(settings, run=replace(run, switch_owners=run.switch_owners or guard.switch_owners))
+
+
+def _inner_table(table: dict[str, Any], section: str, name: str, variable: str) -> dict[str, Any]:
+    inner = table.setdefault(name, {})
+    if not isinstance(inner, dict):
+        raise SettingsError(
+            f"${variable} sets a key of [{section}.{name}], and {name!r} is a plain value in [{section}]"
+        )
+    return inner
 
 
 def _written(section: str, key: str) -> str:
@@ -209,7 +244,7 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
 
 
 def _stray(name: str, path: Path | None) -> SettingsError:
-    if name in _OWNERS or name in _FREE_TABLES:
+    if name in _OWNERS or name in _FREE_TABLES or name in _PLUGIN_TABLES:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
     home = next((table for table, owner in _OWNERS.items() if name in {f.name for f in fields(owner)}), "sbatch")
     return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from resilience.guard.settings import GuardSettings
+from resilience.model.alert_policy import AlertPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +84,42 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """[watch]: what all watchdogs share. Each has a table of its own besides: [watch.fs], [watch.job] ...
+
+    Attributes:
+        checks: what `resil watch --all` runs. Default: every watchdog there is, and every table [watch.NAME].
+        deadline_s: how long a look at one target may take before it is said to be stuck.
+        state_deadline_s: how long the state directory may take to answer before another place remembers.
+    """
+
+    checks: tuple[str, ...] = ()
+    deadline_s: float = 10.0
+    state_deadline_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PluginTable:
+    """A table that belongs to a plugin, as it was written: [watch.NAME] or [channel.NAME].
+
+    Its plugin's dataclass reads it when it is needed (settings/plugin_table.py): `resil status` loads no watchdog.
+
+    Attributes:
+        kind: the plugin's name. The table's own, unless it says `kind = "fs"`: so there may be several of a kind.
+        values: the keys, as TOML or the environment has them.
+    """
+
+    kind: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything resil.toml may say.
 
     Attributes:
+        watches: [watch.NAME]: one watchdog's own keys. `kind = "fs"` makes a second one of a kind.
+        channels: [channel.NAME]: one way to tell people.
         sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
         environment: [environment]: variables exported before the launch.
         launcher: [template]: variables of the template, for instance `gpus_per_node = 8`.
@@ -97,6 +130,10 @@ class Settings:
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    alert: AlertPolicy = field(default_factory=AlertPolicy)
+    watches: Mapping[str, PluginTable] = field(default_factory=dict)
+    channels: Mapping[str, PluginTable] = field(default_factory=dict)
     sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     launcher: Mapping[str, str | int | float | bool] = field(default_factory=dict)

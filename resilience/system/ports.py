@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # words that only annotate; whoever asks imports them
+    from resilience.model.alert import Alert
     from resilience.model.cluster_config import ClusterConfig
+    from resilience.model.finding import Finding
     from resilience.model.job import Job, JobId, JobUpdate
     from resilience.model.node import Node
     from resilience.model.presence import Presence
+    from resilience.model.reading import Memory, Target, Timed
     from resilience.model.submission import Submission, Submitted
     from resilience.system.process import Completed
+    from resilience.system.scene import Scene
+    from resilience.system.world import World
 
 
 class Clock(Protocol):
@@ -132,4 +137,83 @@ class Scheduler(Protocol):
 
     def config(self) -> ClusterConfig:
         """What the cluster supports."""
+        ...
+
+
+class Check(Protocol):
+    """One watchdog: a file in checks/ (or in a plugin folder) that exports it as CHECK.
+
+    `Settings` and `Reading` are frozen dataclasses. The fields of `Settings` are the keys of its table in resil.toml
+    ([watch.NAME]) and the options of `resil watch NAME`; its docstring's Attributes are their help. The fields of
+    `Reading` are plain values (texts, numbers, booleans, None, tuples and dicts of them), because readings are
+    remembered as JSON. Any: each check knows its own.
+
+    Attributes:
+        summary: one line for `resil watch --list` and `--help`.
+        Settings: dataclass whose every field has a default: a watchdog works without configuration.
+        Reading: dataclass of what was seen of one subject.
+        memory: how many readings of each subject `judge` wants.
+        argument: the field of Settings (a tuple of texts) that takes what stands after the name:
+            `resil watch fs /scratch`. Empty: none does.
+        example: a command line for `--help`.
+    """
+
+    summary: str
+    Settings: type
+    Reading: type
+    memory: Memory
+    argument: str
+    example: str
+
+    def targets(self, settings: Any, scene: Scene) -> Sequence[Target]:
+        """What to look at. Must not touch what may hang: that is for `probe`.
+
+        Raise UsageError or SettingsError for settings that cannot be meant. Nothing to look at is an empty sequence.
+        """
+        ...
+
+    def probe(self, target: Target, settings: Any, scene: Scene, before: Mapping[str, Timed[Any]]) -> Mapping[str, Any]:
+        """Look, and return a Reading for each subject. The only I/O; runs in a child process with a deadline.
+
+        `before` holds what was last remembered of each subject of this check. Raise ProbeError (or any ResilError) if
+        there was no answer: that is UNKNOWN, never OK and never dead.
+        """
+        ...
+
+    def judge(self, subject: str, readings: Sequence[Timed[Any]], settings: Any, now: float) -> Sequence[Finding]:
+        """Say what the readings of one subject amount to. Pure. The last one was just taken; older ones come before."""
+        ...
+
+
+class Channel(Protocol):
+    """One way to tell people: a file in channels/ (or in a plugin folder) that exports it as CHANNEL.
+
+    `Settings` is a frozen dataclass: the keys of [channel.NAME] in resil.toml. Secrets are never among them, only where
+    they lie: a field `x_file` (a file of mode 0600) or `x_variable` (the name of an environment variable).
+
+    Attributes:
+        summary: one line for people.
+        Settings: dataclass whose every field has a default.
+    """
+
+    summary: str
+    Settings: type
+
+    def check(self, settings: Any) -> None:
+        """Raise SettingsError for settings that cannot be meant: no recipient, no address. Looks at nothing."""
+        ...
+
+    def compose(self, alert: Alert, settings: Any, thread: Mapping[str, str]) -> Any:
+        """The message, in the channel's own type. Pure.
+
+        `thread` is what `send` returned for earlier alerts of the same thread (the ts of a Slack message, for
+        instance); empty for the first.
+        """
+        ...
+
+    def send(self, message: Any, settings: Any, world: World) -> Mapping[str, str]:
+        """Deliver the message and return what to remember of this thread; "answer" is what came back, for people.
+
+        Raise DeliveryError if it was not accepted. No secret may stand in any exception's text.
+        """
         ...

@@ -1,0 +1,38 @@
+"""What a check may look at besides its own settings: the world, the project, its runs, the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.system.ports import Scheduler
+from resilience.system.run_directory import RunDirectory, find_runs
+from resilience.system.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a check stands.
+
+    Attributes:
+        world: clock, runner, environment, host, current folder.
+        project: the project folder.
+        state_dir: where the run directories are kept; it need not exist.
+        run: the project's own run, by name; it need not exist.
+        group: Unix group that may operate the runs, or empty.
+        scheduler: makes the client when it is first needed. Raises UsageError if there is no such scheduler.
+        has_settings: whether a resil.toml was found.
+    """
+
+    world: World
+    project: Path
+    state_dir: Path
+    run: str
+    group: str
+    scheduler: Callable[[], Scheduler]
+    has_settings: bool = False
+
+    def runs(self) -> tuple[RunDirectory, ...]:
+        """Every run of the state directory. Raise StateDirectoryError if it cannot be read."""
+        return tuple(find_runs(self.state_dir, self.group))
