@@ -72,11 +72,12 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
         if isinstance(value, str) and _is_number(value):
             return float(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be a number")
-    if typing.get_origin(wanted) is Mapping:
+    origins = {typing.get_origin(option) for option in options}
+    if Mapping in origins:
         if isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()):
             return {key: str(item) for key, item in value.items()}
         raise SettingsError(f"{name} in {where} must be a table of texts", hint=f'{name} = {{ key = "value" }}')
-    if typing.get_origin(wanted) is tuple:
+    if tuple in origins:
         if isinstance(value, str):
             return (value,)
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
