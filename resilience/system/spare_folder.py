@@ -1,0 +1,227 @@
+"""A folder of small files that has a spare on this node, for when its own disk is full, read-only or gone.
+
+What is written here is wanted most when a disk is in trouble, and it may be this very disk. Readers see one folder: the
+union of both, the spare's files first. When the disk is well again, the files move home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from resilience.errors import StateDirectoryError
+from resilience.system.files import explain_os_error, make_folder, own_folder, read_regular, write_atomic
+from resilience.system.world import World
+
+LIMIT_BYTES = 4 * 2**20
+"""No file of ours is longer; more than that is not read."""
+
+_GONE = ".gone-"
+"""In the spare folder: that file is removed, though the disk that has it would not let go of it."""
+
+
+def spare_place(world: World, folder: Path) -> Path:
+    """Where the spare of a folder lies on this node: `$XDG_STATE_HOME/resil/...` where that is set, else in /tmp.
+
+    Not below the home folder otherwise: that is a network file system on clusters, and often the full one.
+    """
+    base = world.environ.get("XDG_STATE_HOME")
+    # $XDG_STATE_HOME must be absolute, or it is passed over: https://specifications.freedesktop.org/basedir-spec.
+    root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{world.host.uid}")
+    return root / f"{folder.name.lstrip('.')}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+
+
+class SpareFolder:
+    """Small files, each whole or not there, in `folder` or, where that takes none, in `spare`.
+
+    Names that begin with a dot are its own business and are not listed.
+
+    Attributes:
+        folder: where the files belong. Made when first written to.
+        spare: where they go meanwhile: only for this user (0700), only on this node. None: there is none.
+        trouble: what was last wrong with `folder`, one sentence; empty when it answers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spare: Path | None,
+        *,
+        folder_mode: int = 0o700,
+        file_mode: int = 0o600,
+        gid: int | None = None,
+    ) -> None:
+        """`gid`: the group that a new folder is given to, None leaves it to the system."""
+        self.folder = folder
+        self.spare = spare
+        self.trouble = ""
+        self._folder_mode = folder_mode
+        self._file_mode = file_mode
+        self._gid = gid
+        self._is_made = False
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the files there are, sorted. A folder that is not there yet has none.
+
+        A folder that cannot be read is `trouble`, and the spare's files are all that is known.
+        """
+        own = set(self._names(self.folder, is_home=True))
+        spare = self._names(self.spare) if self.spare is not None else ()
+        gone = {name.removeprefix(_GONE) for name in spare if name.startswith(_GONE)}
+        return tuple(sorted(name for name in (own - gone) | set(spare) if not name.startswith(".")))
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content, or None when it is not there. Raise StateDirectoryError if it cannot be read."""
+        if self.spare is not None:
+            with suppress(StateDirectoryError):
+                found = read_regular(self.spare / name, LIMIT_BYTES)
+                if found is not None and found[1].st_uid == os.getuid():
+                    return found[0]
+            if self._lies(self.spare / (_GONE + name)):
+                return None
+        try:
+            found = read_regular(self.folder / name, LIMIT_BYTES)
+        except StateDirectoryError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                return None
+            raise
+        return found[0] if found is not None else None
+
+    def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Write a file, whole or not at all, to the first of the two folders that takes it.
+
+        Without `durable` a power cut may leave it empty. Raise StateDirectoryError if neither takes it.
+        """
+        try:
+            self._write_home(name, content, durable)
+        except StateDirectoryError as error:
+            self.trouble = error.message
+            if self.spare is None:
+                raise
+            self._write_spare(name, content, durable)
+            return
+        if self.spare is not None:
+            _remove(self.spare / name)
+            _remove(self.spare / (_GONE + name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there is no error.
+
+        A disk that will not let go of it gets a note in the spare folder, so that it is not seen again from this node.
+        Raise StateDirectoryError if that cannot be written either.
+        """
+        if self.spare is not None:
+            _remove(self.spare / name)
+        try:
+            os.unlink(self.folder / name)  # noqa: PTH108 - one system call, named as the manual names it
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            explained = explain_os_error(error, "remove", self.folder / name)
+            self.trouble = explained.message
+            if self.spare is None:
+                raise explained from error
+            self._write_spare(_GONE + name, b"", durable=False)
+            return
+        if self.spare is not None:
+            _remove(self.spare / (_GONE + name))
+
+    def set_aside(self, name: str) -> str:
+        """Rename a file that makes no sense to `.damaged-NAME-...`, beside where it lay, and return that path."""
+        aside = f".damaged-{name}-{os.urandom(3).hex()}"
+        where = ""
+        for place in (self.spare, self.folder):
+            if place is None:
+                continue
+            try:
+                os.rename(place / name, place / aside)  # noqa: PTH104
+                where = where or str(place / aside)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                self.trouble = explain_os_error(error, "set aside", place / name).message
+                if self.spare is not None:
+                    with suppress(StateDirectoryError):
+                        self._write_spare(_GONE + name, b"", durable=False)
+        return where or str(self.folder / name)
+
+    def bring_home(self) -> int:
+        """Move what the spare folder holds to where it belongs, as far as that goes; return how many files moved."""
+        if self.spare is None:
+            return 0
+        moved = 0
+        for name in self._names(self.spare):
+            if name.startswith(_GONE):
+                with suppress(StateDirectoryError):
+                    self.remove(name.removeprefix(_GONE))
+                continue
+            if name.startswith("."):
+                continue
+            try:
+                content = self.read(name)
+                if content is not None:
+                    self._write_home(name, content, durable=True)
+                    _remove(self.spare / name)
+                    _remove(self.spare / (_GONE + name))
+                    moved += 1
+            except StateDirectoryError as error:
+                self.trouble = error.message
+                break  # the next would not fare better
+        return moved
+
+    def _write_home(self, name: str, content: bytes, durable: bool) -> None:
+        self._make()
+        try:
+            write_atomic(self.folder / name, content, mode=self._file_mode, durable=durable)
+        except StateDirectoryError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._is_made = False  # it vanished meanwhile
+            self._make()
+            write_atomic(self.folder / name, content, mode=self._file_mode, durable=durable)
+
+    def _make(self) -> None:
+        if self._is_made:
+            return
+        for made in make_folder(self.folder, mode=self._folder_mode):
+            if self._gid is not None:
+                with suppress(OSError):
+                    os.chown(made, -1, self._gid)
+                    made.chmod(self._folder_mode if made == self.folder else self._folder_mode & ~0o022)
+        self._is_made = True
+
+    def _write_spare(self, name: str, content: bytes, durable: bool) -> None:
+        assert self.spare is not None
+        # Each level is ours alone: in /tmp, anybody may have been there first.
+        if own_folder(self.spare.parent) is None or own_folder(self.spare) is None:
+            raise StateDirectoryError(
+                f"{self.trouble}, and the spare folder {self.spare} cannot be used either",
+                hint=f"it must belong to you alone: look at `ls -ld {self.spare.parent} {self.spare}`",
+            )
+        write_atomic(self.spare / name, content, mode=0o600, durable=durable)
+
+    def _names(self, folder: Path, *, is_home: bool = False) -> tuple[str, ...]:
+        try:
+            if not is_home and folder.lstat().st_uid != os.getuid():
+                return ()
+            return tuple(os.listdir(folder))  # noqa: PTH208 - a name each, no objects
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:
+            if is_home:
+                self.trouble = explain_os_error(error, "read", folder).message
+            return ()
+
+    @staticmethod
+    def _lies(path: Path) -> bool:
+        try:
+            return path.lstat().st_uid == os.getuid()
+        except OSError:
+            return False
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
