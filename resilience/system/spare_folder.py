@@ -62,6 +62,12 @@ class SpareFolder:
         self._gid = gid
         self._is_made = False
 
+    def beside(self, name: str) -> SpareFolder:
+        """The folder of that name next to this one, with the same modes, and its spare next to this one's."""
+        spare = self.spare.with_name(name) if self.spare is not None else None
+        folder = self.folder.with_name(name)
+        return SpareFolder(folder, spare, folder_mode=self._folder_mode, file_mode=self._file_mode, gid=self._gid)
+
     def names(self) -> tuple[str, ...]:
         """The names of the files there are, sorted. A folder that is not there yet has none.
 
@@ -185,11 +191,13 @@ class SpareFolder:
     def _make(self) -> None:
         if self._is_made:
             return
-        for made in make_folder(self.folder, mode=self._folder_mode):
-            if self._gid is not None:
-                with suppress(OSError):
-                    os.chown(made, -1, self._gid)
-                    made.chmod(self._folder_mode if made == self.folder else self._folder_mode & ~0o022)
+        # The one above first: a colleague of the group must be able to make the next folder in it.
+        for folder in (self.folder.parent, self.folder):
+            for made in make_folder(folder, mode=self._folder_mode):
+                if self._gid is not None:
+                    with suppress(OSError):
+                        os.chown(made, -1, self._gid)
+                        made.chmod(self._folder_mode if made == folder else self._folder_mode & ~0o022)
         self._is_made = True
 
     def _write_spare(self, name: str, content: bytes, durable: bool) -> None:
