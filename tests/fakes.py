@@ -25,7 +25,7 @@ from resilience.model.node import Node
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import Submission, Submitted
 from resilience.settings.load import load
-from resilience.system.ports import Runner
+from resilience.system.ports import Keep, Runner
 from resilience.system.process import ProcessRunner
 from resilience.system.world import Host, World
 
@@ -135,12 +135,22 @@ class FakeScheduler:
         return tuple(job for job in self.records if job.comment.endswith(f":{token}"))
 
     def jobs(
-        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+        self,
+        *,
+        users: Collection[str] | None = None,
+        names: Collection[str] = (),
+        finished: bool = False,
+        keep: Keep | None = None,
     ) -> tuple[Job, ...]:
         self._called("jobs")
         wanted = {self.me} if users is None else set(users)
         return tuple(
-            job for job in self.records if (not wanted or job.user in wanted) and (finished or job.state.is_alive)
+            job
+            for job in self.records
+            if (not wanted or job.user in wanted)
+            and (finished or job.state.is_alive)
+            and (not names or job.name in names)
+            and (keep is None or keep(job.id.array, job.name, job.comment))
         )
 
     def job(self, job_id: JobId) -> Job:

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilience.actions.project import Project
-from resilience.actions.run_jobs import jobs_of_run, newest
+from resilience.actions.run_jobs import newest
 from resilience.errors import SchedulerError, SchedulerUnavailable
 from resilience.model.job import Job, JobId
 from resilience.model.presence import Liveness
 from resilience.model.submission import split_comment
 from resilience.system.ports import Scheduler
 from resilience.system.run_directory import RunDirectory
+from resilience.system.run_jobs import jobs_of_run, submitters
 from resilience.system.submissions import Intent, Outcome, read_intents
-from resilience.system.world import is_account
-
-
-def submitters(directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[str, ...]:
-    """Who may have jobs of a run: its owner, and everyone who ever submitted it and still has an account. Sorted."""
-    people = {directory.owner(), *(intent.by for intent in intents if intent.by)}
-    return tuple(sorted(name for name in people if name == me or is_account(name))) or (me,)
-
-
-def scheduler_of(intents: Sequence[Intent]) -> str:
-    """The scheduler that has the run's jobs: of the newest intent that was not refused. Empty when there is none."""
-    return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import StateDirectoryError, UsageError
+from resilience.errors import UsageError
 from resilience.model.submission import check_run_name
 from resilience.model.switch import OwnerPolicy
 from resilience.system.run_directory import RunDirectory, find_runs
-from resilience.system.switches import policy_of
+from resilience.system.switches import policy_of_run
 
 if TYPE_CHECKING:
     from resilience.plugins import Family
@@ -111,15 +111,7 @@ class Project:
         Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
         be looked at.
         """
-        try:
-            recorded = directory.settings().get("run")
-        except StateDirectoryError:
-            recorded = None
-        if isinstance(recorded, dict):
-            wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
-            if wanted in set(OwnerPolicy):
-                return OwnerPolicy(wanted)
-        return policy_of(directory)
+        return policy_of_run(directory)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory."""

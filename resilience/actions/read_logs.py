@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.actions.last_step import logs_by_age, newest_log
-from resilience.actions.living_jobs import scheduler_of
 from resilience.actions.project import Project
-from resilience.actions.run_jobs import jobs_of_run, newest
+from resilience.actions.run_jobs import newest
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.system.files import explain_os_error, open_without_waiting
 from resilience.system.run_directory import RunDirectory
+from resilience.system.run_jobs import jobs_of_run, scheduler_of
 from resilience.system.submissions import read_intents
 
 POLL_S = 0.5

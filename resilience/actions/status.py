@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
-from resilience.actions.living_jobs import scheduler_of, submitters
 from resilience.actions.project import Project
 from resilience.actions.queue_memory import QueueAnswer, ask_queue
-from resilience.actions.run_jobs import jobs_of_run
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
@@ -19,6 +17,7 @@ from resilience.model.job_state import JobState
 from resilience.model.switch import Switch
 from resilience.system.attempts import last_beat, read_attempts
 from resilience.system.run_directory import RunDirectory
+from resilience.system.run_jobs import jobs_of_run, scheduler_of, submitters
 from resilience.system.submissions import read_intents
 from resilience.system.switches import read_switch
 

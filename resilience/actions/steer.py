@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.actions import queue_memory
-from resilience.actions.living_jobs import confirm_gone, scheduler_of
+from resilience.actions.living_jobs import confirm_gone
 from resilience.actions.project import Project
-from resilience.actions.run_jobs import jobs_of_run
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.model import layout
 from resilience.model.job import Job, JobId
 from resilience.model.switch import LABEL, Scope, Switch
 from resilience.system.files import explain_os_error
 from resilience.system.run_directory import RunDirectory
+from resilience.system.run_jobs import jobs_of_run, scheduler_of
 from resilience.system.submissions import read_intents
 from resilience.system.switches import clear_switch, read_switch, throw_switch
 

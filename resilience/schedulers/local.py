@@ -35,7 +35,7 @@ from resilience.schedulers._local.spool import Spool
 
 if TYPE_CHECKING:
     from resilience.schedulers._local.submit import Wish
-    from resilience.system.ports import Clock, Runner
+    from resilience.system.ports import Clock, Keep, Runner
 
 _NO_ID = 2**62
 """The id of a submission that is only being tried: later than all others."""
@@ -109,14 +109,23 @@ class LocalScheduler:
         return () if entry is None else self._queue.records_of(entry, self._clock.now())
 
     def jobs(
-        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+        self,
+        *,
+        users: Collection[str] | None = None,
+        names: Collection[str] = (),
+        finished: bool = False,
+        keep: Keep | None = None,
     ) -> tuple[Job, ...]:
         """The queue. There is one person in it: who asks for somebody else's jobs gets none."""
         if (users and self._user not in users) or not self._spool.exists():
             return ()
         self._look()
         found = self._queue.records(*self._queue.load(finished=finished), self._clock.now(), finished=finished)
-        return tuple(job for job in found if not names or job.name in names)
+        return tuple(
+            job
+            for job in found
+            if (not names or job.name in names) and (keep is None or keep(job.id.array, job.name, job.comment))
+        )
 
     def job(self, job_id: JobId) -> Job:
         """One job. Of an array as a whole: the record of its waiting tasks, else a living one, else the last."""

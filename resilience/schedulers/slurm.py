@@ -21,9 +21,9 @@ from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_hist
 from resilience.schedulers._slurm.asking import Asker, Budget
 from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
 from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
-from resilience.schedulers._slurm.queue import concerns
+from resilience.schedulers._slurm.queue import concerns, only
 from resilience.schedulers._slurm.submit import Submitter, carries
-from resilience.system.ports import Clock, Runner
+from resilience.system.ports import Clock, Keep, Runner
 from resilience.system.process import Completed, ProgramMissing
 
 SECOND_LOOK_S = 2.0
@@ -120,12 +120,20 @@ class Slurm:
         return tuple(job for job in found if carries(job, token))
 
     def jobs(
-        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+        self,
+        *,
+        users: Collection[str] | None = None,
+        names: Collection[str] = (),
+        finished: bool = False,
+        keep: Keep | None = None,
     ) -> tuple[Job, ...]:
-        """The queue by one query: mine (None), these users', or (empty) everybody's, hidden partitions included."""
-        names = frozenset(names)
-        found = self._asker.queue(users, self._asker.budget(), finished=finished)
-        return tuple(job for job in found if (finished or job.state.is_alive) and (not names or job.name in names))
+        """The queue by one query: mine (None), these users', or (empty) everybody's, hidden partitions included.
+
+        Rows that are not wanted are checked, and no job is made of them.
+        """
+        wanted = only(names, keep) if names or keep else None
+        found = self._asker.queue(users, self._asker.budget(), finished=finished, wanted=wanted)
+        return tuple(job for job in found if finished or job.state.is_alive)
 
     def job(self, job_id: JobId) -> Job:
         """One job in detail; of an array as a whole, the record of its waiting tasks, else of a living one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # words that only annotate; whoever asks imports them
@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # words that only annotate; whoever asks imports them
     from resilience.system.process import Completed
     from resilience.system.scene import Scene
     from resilience.system.world import World
+
+
+Keep = Callable[[int, str, str], bool]
+"""Whether a job of the queue is wanted, by its (or its array's) id, its name and its comment."""
 
 
 class Clock(Protocol):
@@ -87,11 +91,18 @@ class Scheduler(Protocol):
         ...
 
     def jobs(
-        self, *, users: Collection[str] | None = None, names: Collection[str] = (), finished: bool = False
+        self,
+        *,
+        users: Collection[str] | None = None,
+        names: Collection[str] = (),
+        finished: bool = False,
+        keep: Keep | None = None,
     ) -> tuple[Job, ...]:
         """The queue, by one query: my own jobs, or those of `users` (an empty collection: everybody's).
 
-        `names` keeps only jobs with exactly these names. `finished` adds the ended jobs still remembered.
+        `names` keeps only jobs with exactly these names; `keep`, asked with the job's (or its array's) id, its name
+        and its comment, only those that it says True to: a few of 100,000 cost little. `finished` adds the ended
+        jobs still remembered.
         """
         ...
 

@@ -32,6 +32,22 @@ def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
     return policy_of_mode(_stat(directory.path / layout.SWITCHES).st_mode)
 
 
+def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
+    """Whose switches a run obeys: as it was submitted, else what the folder's permissions allow.
+
+    Raise StateDirectoryError if even those cannot be looked at.
+    """
+    try:
+        recorded = directory.settings().get("run")
+    except StateDirectoryError:
+        recorded = None
+    if isinstance(recorded, dict):
+        wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
+        if wanted in set(OwnerPolicy):
+            return OwnerPolicy(wanted)
+    return policy_of(directory)
+
+
 def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
     """Write a switch file with who, when and why, and return its path. Raise StateDirectoryError if it cannot be."""
     path = directory.path / layout.SWITCHES / switch.kind

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.living_jobs import live_jobs, submitters
+from resilience.actions.living_jobs import live_jobs
 from resilience.actions.project import Project
 from resilience.actions.status import run_statuses
 from resilience.errors import SchedulerUnavailable
@@ -17,6 +17,7 @@ from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import make_comment
 from resilience.system.run_directory import RunDirectory
+from resilience.system.run_jobs import submitters
 from resilience.system.submissions import Intent, Outcome, read_intents, record_intent, record_result
 from tests.fakes import ME, NOW, FakeScheduler, a_job, make_project
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.actions.run_jobs import jobs_of_run, newest, refuse_if_alive
+from resilience.actions.run_jobs import newest, refuse_if_alive
 from resilience.errors import RunAlive
 from resilience.model.job import JobId
 from resilience.model.submission import make_comment
+from resilience.system.run_jobs import jobs_of_run
 from resilience.system.submissions import Intent, Outcome
 from tests.fakes import a_job
 

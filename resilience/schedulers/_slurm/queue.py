@@ -8,13 +8,14 @@ then nothing of the answer is believed: a row that is dropped in silence is a jo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from resilience.errors import QuantityError, SchedulerUnavailable
 from resilience.model.job import ExitCode, Job, JobId
 from resilience.model.job_state import JobState
 from resilience.quantities import parse_slurm_time_s
 from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+from resilience.system.ports import Keep
 
 HEAD = 4
 """How many columns a predicate gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
@@ -31,6 +32,7 @@ _parts_of_id = re.compile(r"(\d+)(?:_(?:(\d+)|\*|\[([^\]]*)\])|\+\d+)?", re.ASCI
 _is_state = re.compile(r"[A-Z][A-Z_]*").fullmatch
 _NO_TIME = frozenset({"N/A", "NONE", "None", "Unknown", "UNKNOWN", "(null)", ""})
 _NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit", "N/A", ""})
+_number = re.compile(r"\d+", re.ASCII).match
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
 Wanted = Callable[[Sequence[str]], bool]
@@ -63,6 +65,20 @@ def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str =
             yield parse_row(line)
     if held:
         raise unexpected("squeue", held)
+
+
+def only(names: Collection[str], keep: Keep | None) -> Wanted:
+    """The predicate of `scan_jobs` that wants jobs of these names (empty: any), and those `keep` says True to."""
+    names = frozenset(names)
+
+    def wanted(columns: Sequence[str]) -> bool:
+        rest = columns[REST].split(SEPARATOR, _COUNT - HEAD - 1)
+        comment, name = rest[-2], rest[-1].removesuffix(_END)
+        if names and name not in names:
+            return False
+        return keep is None or keep(int(_number(columns[0])[0]), name, _text(comment))  # type: ignore[index]
+
+    return wanted
 
 
 def _is_head(line: str) -> bool:
