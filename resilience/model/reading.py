@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,3 +49,21 @@ class Memory:
 
 NO_MEMORY = Memory(count=0)
 """Nothing is remembered."""
+
+
+def remember(
+    series: Sequence[Timed[ReadingT]], new: Sequence[Timed[ReadingT]], memory: Memory
+) -> tuple[Timed[ReadingT], ...]:
+    """Given what is remembered of a subject and what was seen since, return what to remember, oldest first.
+
+    The newest is always kept. The one before it gives way as long as it is closer than `spacing_s` to the one before
+    itself: a tick each minute with a spacing of an hour leaves a reading for each hour, and the newest. Two of the same
+    moment are the same. For instance, spacing 60 and readings at 0, 20, 40, 60, 80 leave those at 0, 60, 80.
+    """
+    kept: list[Timed[ReadingT]] = []
+    for timed in sorted((*series, *new), key=lambda timed: timed.time):
+        gives_way = len(kept) > 1 and kept[-1].time - kept[-2].time < memory.spacing_s
+        if kept and (gives_way or kept[-1].time == timed.time):
+            kept.pop()
+        kept.append(timed)
+    return tuple(kept[-memory.count :]) if memory.count > 0 else ()

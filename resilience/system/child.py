@@ -1,26 +1,60 @@
 """Runs our own functions in child processes with deadlines that are real ones.
 
 A thread that looks at a hung file system can neither be ended nor left behind: the process could not exit. A child can:
-it is killed at its deadline, given a moment, and abandoned. The child is forked, so nothing is imported again (about a
-millisecond), and what it was told to do needs no name.
+at its deadline it is killed with everything that it started, or, where it waits in the kernel, abandoned. The child is
+forked, so nothing is imported again (about a millisecond), and what it was told to do needs no name.
+
+A child that waits in the kernel (state D, proc_pid_stat(5)) is left as it is: killing it would do nothing on most file
+systems, and where it did (a hard NFS mount), the next look would have to wait for the whole deadline again. As it is,
+its end is the sign that the mount has come back; system/stuck.py remembers it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import marshal
 import os
 import selectors
 import signal
+import struct
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from binascii import crc32
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
 
-from resilience.errors import ProbeError, ResilError
+from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, SettingsError, UsageError
+from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, switches
 
-REAP_GRACE_S = 0.2
-"""How long a killed child may take to be reaped before it is abandoned."""
+GRACE_S = 0.2
+"""How long a killed child may take to end, and a waiting one to go on, before it is abandoned."""
+
+AT_ONCE = 32
+"""So many children may begin within BEGINNING_S: ten thousand targets must not become ten thousand processes."""
+
+BEGINNING_S = 0.25
+"""A child older than this is taken to wait for something: it no longer keeps others from starting."""
+
+MOST = 400
+"""Never more children than this: there are 1024 file descriptors, and other people on this machine."""
+
+LIMIT_BYTES = 64 * 2**20
+"""No answer is larger."""
+
+_HEADER = struct.Struct("<4sQI")
+_MAGIC = b"rsl1"
+_CHUNK_BYTES = 2**18
+_NO_ROOM = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_KINDS: tuple[type[ResilError], ...] = (SettingsError, UsageError, SchedulerUnavailable, NotSupported)
+_leaving: set[int] = set()
+"""Children that have answered, or were abandoned, and are not reaped yet."""
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,129 +65,328 @@ class Answer:
         value: what its function returned.
         error: what it raised instead, as a ResilError; None when all went well.
         took_s: how long it took.
-        abandoned_pid: set when the child could not even be killed: it hangs in the kernel.
+        is_overdue: whether the deadline passed.
+        abandoned: the processes that are still there: they hang in the kernel.
+        said: what it wrote to standard output and standard error.
     """
 
     value: Any = None
     error: ResilError | None = None
     took_s: float = 0.0
-    abandoned_pid: int | None = None
+    is_overdue: bool = False
+    abandoned: tuple[int, ...] = ()
+    said: str = ""
 
 
 @dataclass(slots=True)
 class _Child:
+    key: Any
     pid: int
     pipe: int
     started: float
-    deadline: float
-    received: bytearray
+    deadline_s: float
+    ends: float
+    received: bytearray = field(default_factory=bytearray)
+    waits: int | None = None  # how often it had been switched out, when it was seen to wait in the kernel
+    killed: tuple[int, ...] = ()  # itself and what it had started
+    is_closed: bool = False
 
 
-def run_apart(works: Mapping[str, tuple[Callable[[], Any], float]]) -> Iterator[tuple[str, Answer]]:
-    """Run each function in a child of its own, all at once; yield (key, answer) as they end.
+def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Iterator[tuple[KeyT, Answer]]:
+    """Run each function in a child of its own, side by side; yield (key, answer) as they end.
 
-    `works` maps a key to the function and its deadline in seconds. A function's value must be plain data: texts,
-    bytes, numbers, None, tuples, lists and dicts of them. A child that does
-    not answer in time gives a ProbeError; so does one that dies.
+    `works` maps a key to the function and its deadline in seconds, which counts from the start of its child. A
+    function's value must be plain data: texts, bytes, numbers, None, tuples, lists and dicts of them. A child that does
+    not answer in time gives a ProbeError; so does one that dies, or cannot be started. Standard input and output of the
+    child lead nowhere, and it inherits no descriptor: an abandoned child must not keep a pipe or a lock of ours open.
+
+    Whoever stops asking (an exception, a closed generator) ends all children.
     """
-    children: dict[str, _Child] = {}
+    waiting = deque((key, work, deadline_s) for key, (work, deadline_s) in works.items())
+    longest_s = max((deadline_s for _, _, deadline_s in waiting), default=0.0)
+    children: dict[int, _Child] = {}
+    crowded: float | None = None
+    _reap()
     with selectors.DefaultSelector() as selector:
-        for key, (work, deadline_s) in works.items():
-            child = _start(work, deadline_s)
-            children[key] = child
-            selector.register(child.pipe, selectors.EVENT_READ, key)
         try:
-            while children:
-                now = time.monotonic()
-                wait = min(child.deadline for child in children.values()) - now
-                for ready, _ in selector.select(max(0.0, wait)):
-                    child = children[ready.data]
-                    chunk = os.read(child.pipe, 2**18)
-                    if chunk:
-                        child.received += chunk
+            while waiting or children:
+                while waiting and _has_room(children):
+                    key, work, deadline_s = waiting[0]
+                    try:
+                        child = _start(key, work, deadline_s)
+                    except OSError as error:
+                        if error.errno in _NO_ROOM and children:
+                            break  # when one of them has ended there may be room again
+                        waiting.popleft()
+                        yield key, _not_started(error)
+                        continue
+                    waiting.popleft()
+                    children[child.pipe] = child
+                    selector.register(child.pipe, selectors.EVENT_READ, child)
+                for ready, _ in selector.select(_pause(children, bool(waiting))):
+                    child = ready.data
+                    if _receive(child):
                         continue
                     selector.unregister(child.pipe)
-                    del children[ready.data]
-                    yield ready.data, _ended(child)
+                    os.close(child.pipe)
+                    child.is_closed = True
+                    if not child.killed:
+                        del children[child.pipe]
+                        yield child.key, _answer_of(child)
                 now = time.monotonic()
-                for key in [key for key, child in children.items() if child.deadline <= now]:
-                    child = children.pop(key)
-                    selector.unregister(child.pipe)
-                    yield key, _overdue(child)
+                for child in [child for child in children.values() if child.ends <= now or child.is_closed]:
+                    answer = _overdue(child, now)
+                    if answer is not None:
+                        if not child.is_closed:
+                            selector.unregister(child.pipe)
+                            os.close(child.pipe)
+                        del children[child.pipe]
+                        yield child.key, answer
+                crowded = (crowded or now) if waiting and len(children) >= MOST else None
+                if crowded is not None and now - crowded > longest_s:
+                    for key, _, _ in waiting:
+                        yield key, Answer(error=ProbeError(f"{len(children)} other looks hang", transient=True))
+                    waiting.clear()
         finally:
-            for child in children.values():  # whoever asked has gone away
-                _overdue(child)
+            _end_all(children.values())
+    _reap(GRACE_S)
 
 
-def _start(work: Callable[[], Any], deadline_s: float) -> _Child:
+def _has_room(children: dict[int, _Child]) -> bool:
+    if len(children) >= MOST:
+        return False
+    now, young = time.monotonic(), 0
+    for child in reversed(children.values()):
+        if now - child.started > BEGINNING_S:
+            break
+        young += 1
+    return young < AT_ONCE
+
+
+def _pause(children: dict[int, _Child], more: bool) -> float:
+    """How long to wait for an answer before something else must be done."""
+    if not children:
+        return 0.0
+    pause = min(child.ends for child in children.values()) - time.monotonic()
+    if more:
+        pause = min(pause, BEGINNING_S)
+    if any(child.is_closed for child in children.values()):
+        pause = min(pause, 0.01)  # it is dead, and what it had started may be dying
+    return max(0.0, pause)
+
+
+def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    now = time.monotonic()
-    pid = os.fork()
-    if pid == 0:
-        _work(work, reading, writing)
-    os.close(writing)
-    return _Child(pid, reading, now, now + deadline_s, bytearray())
+    # No handler of ours may run in the child before it has its own: it would believe itself the parent.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    try:
+        now = time.monotonic()
+        pid = _fork()
+        if pid == 0:
+            _live(work, writing, deadline_s)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(writing)
+    return _Child(key, pid, reading, now, deadline_s, now + deadline_s)
 
 
-def _work(work: Callable[[], Any], reading: int, writing: int) -> None:
+def _fork() -> int:
+    if sys.version_info < (3, 12):
+        return os.fork()
+    # Python warns of forks beside threads: a lock may be held. The one thread that we start (system/process.py) holds
+    # none that a child takes, and the interpreter renews its own.
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _live(work: Callable[[], Any], writing: int, deadline_s: float) -> NoReturn:
     """The child's whole life."""
     code = 1
     try:
-        os.setsid()  # the deadline must reach what it starts as well
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(reading)
+        for number in (*_BLOCKED, signal.SIGCHLD, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        os.setsid()  # nobody's Ctrl-C but ours
+        # Should we be killed ourselves, it must not count in circles for ever. Processor time only: to wait is no harm.
+        signal.setitimer(signal.ITIMER_PROF, deadline_s + 5)
+        gc.freeze()  # or the first collection would copy every page that it shares with us
+        said = _cut_loose(writing)
         try:
-            answer = marshal.dumps(("value", work()))
+            answer = ("value", work())
         except ResilError as error:
-            answer = marshal.dumps(("error", (error.message, error.hint, error.transient)))
+            kind = next((kind.__name__ for kind in _KINDS if isinstance(error, kind)), "")
+            answer = ("error", (kind, str(error.message), str(error.hint), bool(error.transient)))
         except BaseException as error:
-            answer = marshal.dumps(("fault", f"{type(error).__name__}: {error}"))
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
+            answer = ("fault", (f"{type(error).__name__}: {error}", _trace(error)))
+        try:
+            packed = marshal.dumps((*answer, said.getvalue()))
+        except ValueError:
+            packed = marshal.dumps(("fault", ("its answer is no plain data", ""), ""))
+        if len(packed) > LIMIT_BYTES:
+            packed = marshal.dumps(("fault", (f"its answer has {len(packed)} bytes", ""), ""))
+        _write_all(writing, _HEADER.pack(_MAGIC, len(packed), crc32(packed)) + packed)
         code = 0
     finally:
         os._exit(code)
 
 
-def _ended(child: _Child) -> Answer:
+def _cut_loose(writing: int) -> Any:
+    """Let go of everything that we had open but the pipe, and return what catches the child's words.
+
+    What we have written and not flushed yet stays ours: the child's copy of it goes nowhere.
+    """
+    import io
+
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        if descriptor != writing:
+            os.dup2(nowhere, descriptor)
+    os.closerange(3, writing)
+    os.closerange(max(3, writing + 1), os.sysconf("SC_OPEN_MAX"))
+    said = io.StringIO()
+    sys.stdout = sys.stderr = said
+    return said
+
+
+def _trace(error: BaseException) -> str:
+    if not os.environ.get("RESIL_TRACEBACK"):
+        return ""
+    import traceback
+
+    return "".join(traceback.format_exception(error))
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _receive(child: _Child) -> bool:
+    """Take what has come; return whether more is to come."""
+    chunk = os.read(child.pipe, _CHUNK_BYTES)
+    child.received += chunk
+    if not chunk or len(child.received) > LIMIT_BYTES + _HEADER.size:
+        return False
+    if len(child.received) < _HEADER.size:
+        return True
+    # Not only the end of the pipe: something that the look has forked may hold it open.
+    return len(child.received) < _HEADER.size + int(_HEADER.unpack_from(child.received)[1])
+
+
+def _answer_of(child: _Child) -> Answer:
+    """What a child that has ended, or has said everything, had to say."""
     took_s = time.monotonic() - child.started
-    os.close(child.pipe)
-    status = _reap(child.pid, REAP_GRACE_S)
+    _leaving.add(child.pid)
+    raw = bytes(child.received[_HEADER.size :])
     try:
-        kind, value = marshal.loads(child.received)
-    except Exception:
-        return Answer(error=ProbeError(f"the look ended without an answer (wait status {status})"), took_s=took_s)
-    if kind == "value":
-        return Answer(value, took_s=took_s)
+        magic, length, checksum = _HEADER.unpack_from(child.received)
+        if (magic, length, checksum) != (_MAGIC, len(raw), crc32(raw)):
+            raise ValueError
+        kind, value, said = marshal.loads(raw)
+    except (struct.error, ValueError, EOFError, TypeError):
+        return Answer(error=ProbeError(f"the look ended without an answer: {_end_of(child)}"), took_s=took_s)
+    error: ResilError | None = None
     if kind == "error":
-        message, hint, transient = value
-        return Answer(error=ProbeError(message, hint=hint, transient=transient), took_s=took_s)
-    return Answer(error=ProbeError(f"the look failed: {value}", hint="this is a bug of the watchdog"), took_s=took_s)
+        name, message, hint, transient = value
+        owner = next((owner for owner in _KINDS if owner.__name__ == name), ProbeError)
+        error, value = owner(message, hint=hint, transient=transient), None
+    elif kind == "fault":
+        error, value = ProbeError(f"the look failed: {value[0]}", hint=value[1] or "this is a bug of the look"), None
+    return Answer(value, error, took_s, said=said)
 
 
-def _overdue(child: _Child) -> Answer:
-    took_s = time.monotonic() - child.started
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(child.pid, signal.SIGKILL)  # before it had a group of its own
-    os.close(child.pipe)
-    gone = _reap(child.pid, REAP_GRACE_S) is not None
-    error = ProbeError(f"no answer within {child.deadline - child.started:g} s", transient=True)
-    return Answer(error=error, took_s=took_s, abandoned_pid=None if gone else child.pid)
-
-
-def _reap(pid: int, grace_s: float) -> int | None:
-    """The wait status of a child, or None if it does not end within the grace."""
-    end = time.monotonic() + grace_s
-    while True:
-        try:
-            done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return 0
+def _end_of(child: _Child) -> str:
+    """How a child ended that had no time to say why."""
+    end = time.monotonic() + GRACE_S
+    while time.monotonic() < end:
+        done, status = os.waitpid(child.pid, os.WNOHANG)
         if done:
-            return status
-        if time.monotonic() >= end:
+            _leaving.discard(child.pid)
+            code = os.waitstatus_to_exitcode(status)
+            return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+        time.sleep(0.001)
+    return "it hangs"
+
+
+def _not_started(error: OSError) -> Answer:
+    return Answer(
+        error=ProbeError(
+            f"no process could be started for the look: {error.strerror}",
+            hint="see `ulimit -u`, `ulimit -n` and the memory of this machine",
+            transient=True,
+        )
+    )
+
+
+def _overdue(child: _Child, now: float) -> Answer | None:
+    """Do the next thing about a child whose time is up; return what became of it once that is settled."""
+    took_s = now - child.started
+    error = ProbeError(f"no answer within {child.deadline_s:g} s", transient=True)
+    if child.killed:
+        alive = tuple(pid for pid in child.killed if is_alive(pid))
+        if alive and child.ends > now:
             return None
-        time.sleep(0.002)
+        _leaving.add(child.pid)
+        return Answer(error=error, took_s=took_s, is_overdue=True, abandoned=alive)
+    if is_waiting_in_kernel(child.pid):
+        if child.waits is None:
+            child.waits = switches(child.pid)
+            child.ends = now + GRACE_S
+            return None
+        if child.waits == switches(child.pid):  # one and the same wait
+            _leaving.add(child.pid)
+            return Answer(error=error, took_s=took_s, is_overdue=True, abandoned=(child.pid,))
+    child.killed = _kill(child.pid)
+    child.ends = now + GRACE_S
+    return None
+
+
+def _kill(pid: int) -> tuple[int, ...]:
+    """Kill a child and all that it has started, groups of their own included; return who that was."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGSTOP)  # so that it starts nothing while we look what it has started
+    everybody = (pid, *descendants(pid))
+    for victim in everybody:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(victim) == victim:
+                os.killpg(victim, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(victim, signal.SIGKILL)
+    return everybody
+
+
+def _end_all(children: Any) -> None:
+    """Whoever asked has gone away."""
+    for child in children:
+        if not child.killed:
+            _kill(child.pid)
+        _leaving.add(child.pid)
+        if not child.is_closed:
+            os.close(child.pipe)
+    if children:
+        _reap(GRACE_S)
+
+
+def _reap(grace_s: float = 0.0) -> None:
+    """Take note of the ends of children, so that none stays as a zombie."""
+    end, pause = time.monotonic() + grace_s, 0.0001
+    while True:
+        for pid in list(_leaving):
+            try:
+                done, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                done = pid
+            if done:
+                _leaving.discard(pid)
+        hanging = all(is_waiting_in_kernel(pid) for pid in _leaving)
+        if hanging or time.monotonic() >= end:
+            return
+        time.sleep(pause)
+        pause = min(0.01, pause * 2)
