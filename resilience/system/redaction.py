@@ -1,0 +1,114 @@
+"""Keeps secrets out of what people and logs read: replaces them, and what they are made of, by REDACTED.
+
+`requests`, `urllib3`, `smtplib` and `slack_sdk` put addresses and servers' replies into exceptions and log records. The
+host of an address is kept: it is what a person needs to know (as Alertmanager does, config/common: `RedactedURL`).
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+if TYPE_CHECKING:  # 6 ms, and only who holds a secret needs it
+    from logging import LogRecord
+
+REDACTED = "REDACTED"
+
+MIN_LENGTH = 4
+"""Whatever is shorter is no secret: replacing it would garble every text."""
+
+_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
+"""`https://name:password@host`: never shown, whoever wrote it."""
+
+_known: dict[str, str] = {}
+"""What has been read as a secret in this process, with what is said instead; longest first."""
+
+_is_installed = False
+
+
+def needles(secret: str) -> dict[str, str]:
+    """What gives a secret away, each with what is said instead.
+
+    An address gives its path, and the long parts of it, as well; any secret its percent-encoded and base64 forms.
+    """
+    found = {secret: REDACTED, base64.b64encode(secret.encode("utf-8", "replace")).decode(): REDACTED}
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", secret):
+        try:
+            parts = urlsplit(secret)
+            port = f":{parts.port}" if parts.port else ""
+            found[secret] = f"{parts.scheme}://{parts.hostname or ''}{port}/{REDACTED}"
+        except ValueError:
+            parts = urlsplit("")
+        path = secret.partition("://")[2].partition("/")[2]
+        if path:
+            found[f"/{path}"] = f"/{REDACTED}"
+        for piece in re.split(r"[/?&=;#]", path):
+            if len(piece) >= 8:
+                found[piece] = REDACTED
+        for piece in (parts.username, parts.password):
+            if piece:
+                found[piece] = found[unquote(piece)] = REDACTED
+    for needle, instead in list(found.items()):
+        for coded in (quote(needle), quote(needle, safe=""), quote_plus(needle), repr(needle)[1:-1]):
+            found.setdefault(coded, instead)
+    return {needle: instead for needle, instead in found.items() if len(needle) >= MIN_LENGTH}
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Given a text, return it without these secrets, without those read in this process, and without anybody's password
+    in an address. For instance, `https://hooks.slack.com/services/T0/B0/xyz` gives `https://hooks.slack.com/REDACTED`.
+    """
+    table = dict(_known)
+    for secret in secrets:
+        table |= needles(secret)
+    for needle in sorted(table, key=len, reverse=True):
+        if needle in text:
+            text = text.replace(needle, table[needle])
+    return _USER_INFO.sub(f"{REDACTED}@", text)
+
+
+def remember(secret: str) -> None:
+    """From now on, nothing that this process logs shows this secret."""
+    global _known
+    _known = _known | needles(secret)
+    _guard_logs()
+
+
+def _guard_logs() -> None:
+    """Redact log records as they are made.
+
+    A filter on a logger does not see what its children log, and urllib3, slack_sdk and apprise log through children;
+    one on a handler does not see the handlers that come later. All records pass through the factory.
+    """
+    global _is_installed
+    if _is_installed:
+        return
+    import logging
+
+    make = logging.getLogRecordFactory()
+
+    def make_redacted(*arguments: Any, **keywords: Any) -> LogRecord:
+        record = make(*arguments, **keywords)
+        try:
+            _redact_record(record)
+        except Exception:  # logging must never hurt the program
+            record.msg, record.args, record.exc_info, record.exc_text = REDACTED, (), None, None
+        return record
+
+    logging.setLogRecordFactory(make_redacted)
+    _is_installed = True
+
+
+def _redact_record(record: LogRecord) -> None:
+    said = record.getMessage()
+    if (redacted := redact(said)) != said:
+        record.msg, record.args = redacted, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        import traceback
+
+        trace = "".join(traceback.format_exception(*record.exc_info))
+        if (redacted := redact(trace)) != trace:
+            record.exc_info, record.exc_text = None, redacted
