@@ -1,4 +1,4 @@
-"""A fault from its first notice to its end: what is known of it, and what was said of it. Pure words, and their JSON."""
+"""A fault from its first notice to its end: what is known of it and what was said of it. Pure words, and their JSON."""
 
 from __future__ import annotations
 
