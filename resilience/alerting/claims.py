@@ -1,0 +1,76 @@
+"""Who delivers a channel's messages now: a hint among nodes, so that people seldom read a message twice.
+
+A claim is a file that is made by linking, which even NFS does for one only. It expires by the file server's own clock,
+and whoever cannot make one goes ahead without: nothing is ever lost or kept back by a claim.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from resilience.errors import StateDirectoryError
+from resilience.system.files import make_folder
+
+EXPIRES_S = 60.0
+"""A claim that was not renewed for so long is of a process that died. Longer than any message may take."""
+
+
+class Claim:
+    """A claim that is held, or the leave to go without one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def renew(self) -> None:
+        """Say that we are still at it."""
+        if self._path is not None:
+            with suppress(OSError):
+                os.utime(self._path)
+
+
+@contextmanager
+def claim(folder: Path, name: str, owner: str) -> Iterator[Claim | None]:
+    """Hold a claim for the time inside; give None where somebody else holds it.
+
+    The folder is made where it is missing, as open as the one that it lies in.
+    """
+    path = folder / name
+    try:
+        make_folder(folder, mode=stat.S_IMODE(folder.parent.stat().st_mode))
+        is_ours = _take(path, owner)
+    except (OSError, StateDirectoryError):
+        yield Claim(None)  # a full or read-only disk, no hard links: better twice than never
+        return
+    if not is_ours:
+        yield None
+        return
+    try:
+        yield Claim(path)
+    finally:
+        with suppress(OSError):
+            if path.read_text() == owner:  # not another's, who found ours expired
+                path.unlink()
+
+
+def _take(path: Path, owner: str) -> bool:
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+    try:
+        temporary.write_text(owner)
+        now = temporary.stat().st_mtime  # the file server's time, not ours
+        for _ in range(2):
+            try:
+                os.link(temporary, path)
+                return True
+            except FileExistsError:
+                with suppress(FileNotFoundError):
+                    if abs(now - path.lstat().st_mtime) <= EXPIRES_S:
+                        return False
+                    path.unlink()
+        return False
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
