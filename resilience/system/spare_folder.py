@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -202,11 +203,10 @@ class SpareFolder:
 
     def _write_spare(self, name: str, content: bytes, durable: bool) -> None:
         assert self.spare is not None
-        # Each level is ours alone: in /tmp, anybody may have been there first.
-        if own_folder(self.spare.parent) is None or own_folder(self.spare) is None:
+        if own_folder(self.spare) is None or not _is_safe(self.spare.parent):
             raise StateDirectoryError(
                 f"{self.trouble}, and the spare folder {self.spare} cannot be used either",
-                hint=f"it must belong to you alone: look at `ls -ld {self.spare.parent} {self.spare}`",
+                hint=f"it must belong to you alone: look at `namei -l {self.spare}`",
             )
         write_atomic(self.spare / name, content, mode=0o600, durable=durable)
 
@@ -228,6 +228,19 @@ class SpareFolder:
             return path.lstat().st_uid == os.getuid()
         except OSError:
             return False
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether nobody else can put another folder in the place of one in here: in /tmp, anybody may have been first."""
+    for level in (folder, *folder.parents):
+        try:
+            info = level.lstat()
+        except OSError:
+            return False
+        is_open_to_all = bool(info.st_mode & stat.S_IWOTH) and not info.st_mode & stat.S_ISVTX
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid not in (0, os.getuid()) or is_open_to_all:
+            return False
+    return True
 
 
 def _remove(path: Path) -> None:
