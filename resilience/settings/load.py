@@ -90,15 +90,36 @@ def find_file(world: World, wanted: Path | None = None) -> Path | None:
     return own if _is_there(own) else None
 
 
-def load(world: World, *, wanted: Path | None = None, overrides: Mapping[str, str] | None = None) -> Loaded:
-    """Read the settings. `overrides` are the command line's, `run.name` to a text.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The settings file as it was found: where, and what was in it. No path: there is none."""
+
+    path: Path | None = None
+    content: bytes = b""
+
+
+def find_source(world: World, wanted: Path | None = None) -> Source:
+    """Find the settings file and read it: all that `load` does with a disk. Raise SettingsError if it cannot be read."""
+    path = find_file(world, wanted)
+    return Source(path, _read(path)) if path is not None else Source()
+
+
+def load(
+    world: World,
+    *,
+    wanted: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    source: Source | None = None,
+) -> Loaded:
+    """Read the settings. `overrides` are the command line's, `run.name` to a text; `source` is what was read already.
 
     Raise SettingsError if the file cannot be read or says something that nobody understands.
     """
-    path = find_file(world, wanted)
+    source = source or find_source(world, wanted)
+    path = source.path
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for name, table in (_read(path) if path is not None else {}).items():
+    for name, table in (_parse(source.content, path) if path is not None else {}).items():
         if not isinstance(table, dict):
             raise _stray(name, path)
         tables[name] = {}
@@ -146,16 +167,21 @@ def _is_there(path: Path) -> bool:
     raise SettingsError(f"{path} is not a regular file", hint="move it away, or name another: --config FILE")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> bytes:
     try:
         found = read_regular(path.resolve(), limit_bytes=LIMIT_BYTES)
-        raw = found[0] if found else b""
-        if len(raw) == LIMIT_BYTES:
-            raise SettingsError(f"{path} is larger than any settings file", hint="name the right one: --config FILE")
-        return tomllib.loads(raw.decode("utf-8-sig"))  # some editors put a mark of their own in front
     except StateDirectoryError as error:
         hint = "ask its owner for read permission" if isinstance(error.__cause__, PermissionError) else ""
         raise SettingsError(error.message, hint=hint) from error
+    raw = found[0] if found else b""
+    if len(raw) == LIMIT_BYTES:
+        raise SettingsError(f"{path} is larger than any settings file", hint="name the right one: --config FILE")
+    return raw
+
+
+def _parse(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(raw.decode("utf-8-sig"))  # some editors put a mark of their own in front
     except UnicodeDecodeError as error:
         raise SettingsError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint="save it as UTF-8"
