@@ -166,6 +166,28 @@ def check_policy(policy: AlertPolicy, known: Collection[str]) -> tuple[Escalatio
     return steps
 
 
+def sound(policy: AlertPolicy) -> tuple[AlertPolicy, tuple[str, ...]]:
+    """Given a policy, return what of it can be used, and what is wrong with the rest, a sentence each.
+
+    At 3 a.m. a misspelled quiet hour is no reason to tell nobody.
+    """
+    trouble = []
+    steps = []
+    for step in policy.escalation:
+        try:
+            parse_escalation((step,))
+            steps.append(step)
+        except SettingsError as error:
+            trouble.append(error.message)
+    quiet = policy.quiet_hours
+    try:
+        parse_quiet_hours(quiet)
+    except SettingsError as error:
+        trouble.append(error.message)
+        quiet = ""
+    return replace(policy, escalation=tuple(steps), quiet_hours=quiet), tuple(trouble)
+
+
 def _near(name: str, known: Collection[str]) -> str:
     from difflib import get_close_matches
 

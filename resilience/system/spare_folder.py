@@ -6,6 +6,7 @@ union of both, the spare's files first. When the disk is well again, the files m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -53,11 +54,16 @@ class SpareFolder:
         folder_mode: int = 0o700,
         file_mode: int = 0o600,
         gid: int | None = None,
+        away: str = "",
     ) -> None:
-        """`gid`: the group that a new folder is given to, None leaves it to the system."""
+        """`gid`: the group that a new folder is given to, None leaves it to the system.
+
+        `away`: why `folder` must not even be touched, because it hangs; empty: it may.
+        """
         self.folder = folder
         self.spare = spare
-        self.trouble = ""
+        self.trouble = away
+        self._away = away
         self._folder_mode = folder_mode
         self._file_mode = file_mode
         self._gid = gid
@@ -67,14 +73,16 @@ class SpareFolder:
         """The folder of that name next to this one, with the same modes, and its spare next to this one's."""
         spare = self.spare.with_name(name) if self.spare is not None else None
         folder = self.folder.with_name(name)
-        return SpareFolder(folder, spare, folder_mode=self._folder_mode, file_mode=self._file_mode, gid=self._gid)
+        return SpareFolder(
+            folder, spare, folder_mode=self._folder_mode, file_mode=self._file_mode, gid=self._gid, away=self._away
+        )
 
     def names(self) -> tuple[str, ...]:
         """The names of the files there are, sorted. A folder that is not there yet has none.
 
         A folder that cannot be read is `trouble`, and the spare's files are all that is known.
         """
-        own = set(self._names(self.folder, is_home=True))
+        own = set(() if self._away else self._names(self.folder, is_home=True))
         spare = self._names(self.spare) if self.spare is not None else ()
         gone = {name.removeprefix(_GONE) for name in spare if name.startswith(_GONE)}
         return tuple(sorted(name for name in (own - gone) | set(spare) if not name.startswith(".")))
@@ -88,6 +96,8 @@ class SpareFolder:
                     return found[0]
             if self._lies(self.spare / (_GONE + name)):
                 return None
+        if self._away:
+            return None
         try:
             found = read_regular(self.folder / name, LIMIT_BYTES)
         except StateDirectoryError as error:
@@ -122,6 +132,8 @@ class SpareFolder:
         if self.spare is not None:
             _remove(self.spare / name)
         try:
+            if self._away:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             os.unlink(self.folder / name)  # noqa: PTH108 - one system call, named as the manual names it
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -140,7 +152,7 @@ class SpareFolder:
         aside = f".damaged-{name}-{os.urandom(3).hex()}"
         where = ""
         for place in (self.spare, self.folder):
-            if place is None:
+            if place is None or (place == self.folder and self._away):
                 continue
             try:
                 os.rename(place / name, place / aside)  # noqa: PTH104
@@ -156,7 +168,7 @@ class SpareFolder:
 
     def bring_home(self) -> int:
         """Move what the spare folder holds to where it belongs, as far as that goes; return how many files moved."""
-        if self.spare is None:
+        if self.spare is None or self._away:
             return 0
         moved = 0
         for name in self._names(self.spare):
@@ -190,6 +202,8 @@ class SpareFolder:
             write_atomic(self.folder / name, content, mode=self._file_mode, durable=durable)
 
     def _make(self) -> None:
+        if self._away:
+            raise StateDirectoryError(self._away, transient=True)
         if self._is_made:
             return
         # The one above first: a colleague of the group must be able to make the next folder in it.

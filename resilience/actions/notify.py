@@ -1,0 +1,86 @@
+"""After a tick: tells people what is news, and delivers what waits. Runs in a child, so that nothing that goes wrong
+here changes what the watchdogs say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resilience.actions.alert_routes import routes_of
+from resilience.actions.alert_state import AlertState, open_alert_state
+from resilience.actions.project import Project
+from resilience.alerting.delivery import Flushed, flush
+from resilience.alerting.grouping import Letter
+from resilience.alerting.notifier import Notifier
+from resilience.alerting.policy import check_policy, sound
+from resilience.errors import SettingsError
+from resilience.model.finding import Report
+
+DELIVERY_S = 15.0
+"""How long delivering may take after a tick; what is left goes with the next one."""
+
+MOST_EPISODES = 6
+"""So many incidents are named in a line for people; the rest are counted."""
+
+
+def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DELIVERY_S) -> tuple[str, ...]:
+    """Tell of the reports of one tick; return a line each for what was told and what went wrong.
+
+    What cannot be meant in [alert] is said and passed over: a misspelled name must not keep the others from being told.
+    """
+    if not project.loaded.settings.alert.channels:
+        return ()
+    policy, wrong = sound(project.loaded.settings.alert)
+    try:
+        check_policy(policy, _known_channels(project))
+    except SettingsError as error:  # its messages go to the dead letters, and the next command says so
+        wrong = (*wrong, f"{error.message}; {error.hint}")
+    routes = routes_of(project)
+    state = open_alert_state(project)
+    moved = state.bring_home()
+    world = project.world
+    notifier = Notifier(
+        ledger=state.ledger,
+        silences=state.silences,
+        outbox=state.outbox,
+        policy=policy,
+        host=world.host.name,
+        project=str(project.loaded.project),
+    )
+    told = notifier.tell(reports, world.clock.now())
+    flushed = flush(state.outbox, routes, world=world, project=str(project.loaded.project), deadline_s=deliver_s)
+    lines = [*(_line(letter) for letter in told.letters), *_of(flushed)]
+    if moved:
+        lines.append(f"{moved} alert files moved home from the spare folder of this node")
+    return (*lines, *_trouble(state, (*wrong, *told.trouble)))
+
+
+def _known_channels(project: Project) -> tuple[str, ...]:
+    """What [alert] may name: the tables [channel.NAME], and the plugins, which work by their defaults."""
+    from resilience.actions.alert_routes import channels
+
+    return tuple(dict.fromkeys((*project.loaded.settings.channels, *channels().names())))
+
+
+def _line(letter: Letter) -> str:
+    """`told email: 2 incidents (3f9a1c04, 77e0d2b1)`: it is in the outbox, and so it will arrive."""
+    episodes = [news.incident.episode for news in letter.news]
+    named = ", ".join(episodes[:MOST_EPISODES]) + (", ..." if len(episodes) > MOST_EPISODES else "")
+    count = f"{len(episodes)} incidents" if len(episodes) > 1 else "1 incident"
+    return f"told {', '.join(letter.channels)}: {count} ({named})"
+
+
+def _of(flushed: Flushed) -> list[str]:
+    lines = []
+    for delivery in (*flushed.failed, *flushed.dead):
+        hint = f"; {delivery.outcome.hint}" if delivery.outcome.hint else ""
+        lines.append(f"{delivery.channel} did not take a message: {delivery.outcome.error}{hint}")
+    if flushed.waiting:
+        lines.append(f"{flushed.waiting} messages wait to be delivered: see resil alert list")
+    return lines
+
+
+def _trouble(state: AlertState, said: Sequence[str]) -> tuple[str, ...]:
+    folder = state.ledger.folder
+    trouble = state.trouble or folder.trouble
+    where = (f"alerts are kept in {folder.spare} on this node: {trouble}",) if trouble and folder.spare else ()
+    return tuple(dict.fromkeys((*where, *said)))
