@@ -1,127 +1,152 @@
-"""`resil watch`: which watchdogs there are, what they look at, and what they found."""
+"""`resil watch`: look once with every watchdog, all targets side by side, and say what was found.
+
+A tick takes as long as its longest deadline, not their sum. Whatever one target, one watchdog or its memory does,
+fail, hang or lie, is told as a finding of that one, and keeps nobody else from looking.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from resilience.actions.look import bug, findings_of, look_of, newest, unknown
 from resilience.actions.project import Project
+from resilience.actions.reading_memory import ReadingMemory
+from resilience.actions.watchdogs import Watchdog, is_wanted, scene_of, watchdog
 from resilience.errors import ResilError, UsageError
 from resilience.model.finding import Finding, Report
-from resilience.model.reading import Target, Timed
+from resilience.model.reading import Memory, Target, Timed
 from resilience.model.verdict import Verdict
-from resilience.plugins import Family
-from resilience.settings.plugin_table import plugin_settings
-from resilience.system.child import Answer, run_apart
-from resilience.system.ports import Check
-from resilience.system.readings import from_record, to_record
+from resilience.system.readings import Remembered, Series
 from resilience.system.scene import Scene
+from resilience.system.stuck import Look, StuckMemory, look_apart
+
+ALERTING_S = 60.0
+"""How long it may take to decide who is told and to send it. What is not sent by then lies in the outbox."""
 
 
-@cache
-def checks() -> Family:
-    """The watchdogs there are."""
-    return Family("checks", "CHECK")
+@dataclass(slots=True)
+class _Round:
+    """What one watchdog does in this tick, and what it has found so far."""
 
-
-@dataclass(frozen=True, slots=True)
-class Watchdog:
-    """One check with its settings.
-
-    Attributes:
-        name: the name of its table in resil.toml, and after `resil watch`.
-        kind: the plugin's name; the same, unless the table says otherwise.
-    """
-
-    name: str
-    kind: str
-    check: Check
-    settings: Any
-
-
-def scene_of(project: Project) -> Scene:
-    """Where the checks of a project stand."""
-    loaded = project.loaded
-    return Scene(
-        world=project.world,
-        project=loaded.project,
-        state_dir=loaded.state_dir,
-        run=project.default_run(),
-        group=loaded.settings.run.group,
-        scheduler=project.scheduler,
-        has_settings=loaded.path is not None,
-    )
-
-
-def watchdog(project: Project, name: str, overrides: Mapping[str, object] | None = None) -> Watchdog:
-    """One watchdog with its settings, `overrides` (the command line's) winning.
-
-    Raise UsageError if there is none of that name, SettingsError if its settings cannot be used.
-    """
-    table = project.loaded.settings.watches.get(name)
-    kind = table.kind if table is not None else name
-    check = checks().load(kind)
-    settings = plugin_settings(
-        check.Settings, "watch", name, table, origins=project.loaded.origins, overrides=overrides
-    )
-    return Watchdog(name, kind, check, settings)
-
-
-def watchdog_names(project: Project) -> tuple[str, ...]:
-    """What `resil watch --all` runs: the setting's, or every plugin and every table of one's own."""
-    wanted = project.loaded.settings.watch.checks
-    return wanted or tuple(dict.fromkeys((*checks().names(), *project.loaded.settings.watches)))
+    dog: Watchdog
+    targets: tuple[Target, ...]
+    findings: list[Finding]
+    new: dict[str, tuple[Timed[Any], ...]]
+    remembered: Remembered
+    took_s: float = 0.0
 
 
 def watch(project: Project, watchdogs: Sequence[Watchdog]) -> Iterator[Report]:
-    """Look once with each watchdog, all targets at the same time, and yield what each says, as they end.
+    """Look once with each watchdog, all targets at the same time, and yield what each says, in their order.
 
-    A watchdog that cannot be used says so as an UNKNOWN finding: it does not keep the others from looking.
+    Raise UsageError if the project's own settings cannot be used; everything else is a finding.
     """
+    world = project.world
     scene = scene_of(project)
-    for dog in watchdogs:
-        yield _look(project, dog, scene)
+    stuck = StuckMemory.of(world)
+    shared = project.loaded.settings.watch
+    memory = ReadingMemory(scene, stuck, shared.state_deadline_s)
+    began, started = world.clock.now(), world.clock.monotonic()
+    rounds = [_begin(dog, scene) for dog in watchdogs]
+    remembered = memory.load({r.dog.name: r.dog.check.memory for r in rounds if r.targets and _remembers(r.dog)})
+    looks: dict[tuple[int, int], Look] = {}
+    for number, one in enumerate(rounds):
+        one.remembered = remembered.get(one.dog.name, one.remembered)
+        before = newest(one.dog, one.remembered.series)
+        for index, target in enumerate(one.targets):
+            work = look_of(one.dog, target, scene, before, one.remembered.series)
+            place = _place(one.dog, target, scene)
+            looks[number, index] = Look(place, work, target.deadline_s or shared.deadline_s)
+    for (number, index), answer in look_apart(looks, stuck, world.clock):
+        one = rounds[number]
+        one.took_s = world.clock.monotonic() - started
+        one.findings += findings_of(one.dog, one.targets[index], answer)
+        if answer.error is None:
+            one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
+    saved = memory.save({r.dog.name: (r.new, r.dog.check.memory) for r in rounds if _remembers(r.dog)})
+    for one in rounds:
+        yield _report(one, began, saved)
 
 
-def _look(project: Project, dog: Watchdog, scene: Scene) -> Report:
-    clock = project.world.clock
-    began, started = clock.now(), clock.monotonic()
+def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog], list[Report]]:
+    """The watchdogs of these names, and a report for each that cannot be used: it does not keep the others back."""
+    dogs, broken = [], []
+    for name in names:
+        try:
+            dogs.append(watchdog(project, name, is_wanted=is_wanted(project, name)))
+        except UsageError as error:
+            broken.append(Report(check=name, findings=(unknown(name, error),), time=project.world.clock.now()))
+    return dogs, broken
+
+
+def tell(project: Project, reports: Sequence[Report]) -> tuple[str, ...]:
+    """Alert whoever is to be told, and return what to say about that on standard error.
+
+    In a child: a channel that hangs or crashes changes nobody's verdict.
+    """
+    if not project.loaded.settings.alert.channels:
+        return ()
+
+    def alert() -> tuple[str, ...]:
+        from resilience.actions.notify import notify
+
+        return tuple(map(str, notify(project, [with_itself(report) for report in reports])))
+
+    look = Look(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.world), project.world.clock)
+    said = tuple(answer.said.splitlines())
+    if answer.error is None:
+        return (*answer.value, *said)
+    return (f"nobody may have been told: {answer.error.message}", *said)
+
+
+def with_itself(report: Report) -> Report:
+    """A report with a finding about the watchdog itself, so that the end of a fault of its own is known. Pure."""
+    if any(finding.subject == report.check for finding in report.findings):
+        return report
+    itself = Finding(subject=report.check, verdict=Verdict.OK, summary="it looked")
+    return replace(report, findings=(*report.findings, itself))
+
+
+def _begin(dog: Watchdog, scene: Scene) -> _Round:
+    one = _Round(dog, (), [], {}, Remembered({}))
     try:
-        targets = tuple(dog.check.targets(dog.settings, scene))
+        one.targets = tuple(dog.check.targets(dog.settings, scene))
     except ResilError as error:
-        return Report(check=dog.name, findings=(_unknown(dog.name, error),), time=began)
-    deadline_s = project.loaded.settings.watch.deadline_s
-    works = {t.name: (_work(dog, t, scene), t.deadline_s or deadline_s) for t in targets}
-    answers = dict(run_apart(works))
-    findings = [f for target in targets for f in _findings(dog, target, answers[target.name], clock.now())]
-    findings.sort(key=lambda finding: finding.verdict, reverse=True)
-    return Report(check=dog.name, findings=tuple(findings), time=began, took_s=clock.monotonic() - started)
+        one.findings.append(unknown(dog.name, error))
+    except Exception as error:
+        one.findings.append(bug(dog, error))
+    return one
 
 
-def _work(dog: Watchdog, target: Target, scene: Scene) -> Callable[[], Any]:
-    def look() -> dict[str, dict[str, Any]]:
-        return {
-            subject: to_record(reading) for subject, reading in dog.check.probe(target, dog.settings, scene, {}).items()
-        }
-
-    return look
+def _remembers(dog: Watchdog) -> bool:
+    return isinstance(dog.check.memory, Memory) and dog.check.memory.count > 0
 
 
-def _findings(dog: Watchdog, target: Target, answer: Answer, now: float) -> Sequence[Finding]:
-    if answer.error is not None:
-        return [_unknown(subject, answer.error) for subject in target.subjects or (target.name,)]
-    return [
-        finding
-        for subject, record in answer.value.items()
-        for finding in dog.check.judge(
-            subject, (Timed(now, from_record(dog.check.Reading, record)),), dog.settings, now
-        )
-    ]
+def _place(dog: Watchdog, target: Target, scene: Scene) -> str:
+    """What may hang, by the same name in every process of this node: a path is everybody's, other names a project's."""
+    return f"{dog.kind} {target.name}" if target.name.startswith("/") else f"{dog.kind} {target.name} {scene.state_dir}"
 
 
-def _unknown(subject: str, error: ResilError) -> Finding:
-    verdict = Verdict.UNKNOWN
-    fault = "settings" if isinstance(error, UsageError) else "probe"
-    return Finding(subject=subject, verdict=verdict, fault=fault, summary=error.message, advice=error.hint)
+def _report(one: _Round, began: float, saved: str) -> Report:
+    findings = one.findings or [_nothing(one.dog)]
+    notes = [f"memory: {text}" for text in (one.remembered.trouble, saved if one.new and _remembers(one.dog) else "")]
+    if notes := list(dict.fromkeys(note for note in notes if note != "memory: ")):
+        findings = [replace(finding, looked=(*finding.looked, *notes)) for finding in findings]
+    findings = sorted(findings, key=lambda finding: finding.verdict, reverse=True)
+    return Report(check=one.dog.name, findings=tuple(findings), time=began, took_s=one.took_s)
+
+
+def _nothing(dog: Watchdog) -> Finding:
+    """Silence is no good news where somebody wanted it to look; where it is only there, it is none either way."""
+    if not dog.is_wanted:
+        return Finding(subject=dog.name, verdict=Verdict.OK, summary="nothing to look at")
+    return Finding(
+        subject=dog.name, verdict=Verdict.UNKNOWN, fault="nothing", summary="there is nothing to look at",
+        advice=f"name something: {dog.check.example}",
+    )  # fmt: skip
+
+
+__all__ = ["Series", "scene_of", "tell", "watch", "watchdog", "watchdogs_of", "with_itself"]

@@ -194,7 +194,7 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
 
 
 def _fork() -> int:
-    if sys.version_info < (3, 12):
+    if tuple(sys.version_info) < (3, 12):
         return os.fork()
     # Python warns of forks beside threads: a lock may be held. The one thread that we start (system/process.py) holds
     # none that a child takes, and the interpreter renews its own.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import DeliveryError, SettingsError
+from resilience.errors import DeliveryError, ResilError, SettingsError
 from resilience.system import redaction
 from resilience.system.redaction import MIN_LENGTH, REDACTED
 from resilience.system.world import World
@@ -96,8 +96,8 @@ def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
 def read_secret(settings: Any, name: str, world: World) -> Secret | None:
     """The secret `name`, or None where settings name no place for it.
 
-    Raise DeliveryError if it cannot be read or must not be used: a file that others can read, a variable that is empty.
-    No error shows anything of its content.
+    Raise SettingsError if it must not be used (a file that others can read, a variable that is empty), DeliveryError if
+    the file system does not answer well now. No error shows anything of its content.
     """
     lines = read_secret_lines(settings, name, world)
     if len(lines) > 1:
@@ -108,10 +108,7 @@ def read_secret(settings: Any, name: str, world: World) -> Secret | None:
 
 def read_secret_lines(settings: Any, name: str, world: World) -> tuple[Secret, ...]:
     """As `read_secret`, for a file that holds a secret on each line; empty lines and comments (#) are passed over."""
-    try:
-        check_secret(settings, name, required=False)
-    except SettingsError as error:
-        raise DeliveryError(error.message, hint=error.hint, transient=False) from None
+    check_secret(settings, name, required=False)
     file, variable = _places(settings, name)
     if file:
         path = world.host.home / file[2:] if file.startswith("~/") else Path(file)
@@ -177,13 +174,14 @@ def _read(path: Path) -> str:
         os.close(descriptor)
 
 
-def _unreadable(path: Path, error: OSError) -> DeliveryError:
-    momentary = error.errno in _MOMENTARY
+def _unreadable(path: Path, error: OSError) -> ResilError:
     why = os.strerror(error.errno) if error.errno else "it cannot be read"
-    hint = "the file system is not well; it is tried again" if momentary else f"ls -l {path}"
-    return DeliveryError(f"cannot read the secret file {path}: {why}", hint=hint, transient=momentary)
+    said = f"cannot read the secret file {path}: {why}"
+    if error.errno in _MOMENTARY:
+        return DeliveryError(said, hint="the file system is not well; it is tried again")
+    return SettingsError(said, hint=f"ls -l {path}")
 
 
-def _refused(place: Path | str, why: str, hint: str) -> DeliveryError:
+def _refused(place: Path | str, why: str, hint: str) -> SettingsError:
     place = f"the secret file {place}" if isinstance(place, Path) or place.startswith("/") else place
-    return DeliveryError(f"{place} {why}", hint=hint, transient=False)
+    return SettingsError(f"{place} {why}", hint=hint)

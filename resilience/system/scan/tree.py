@@ -9,11 +9,20 @@ from dataclasses import dataclass, field
 
 from resilience.system.scan.record import ELSEWHERE, READ, UNTRUSTED, Hot, Record, joined
 
-NUMBERS = (
-    "parent", "state", "inode", "mtime_ns", "read_at", "blocks", "files", "newest", "uid", "checkpoint_blocks",
-    "trouble",
-)  # fmt: skip
-"""The columns of numbers, in the order in which they lie in the cache."""
+NUMBERS = {
+    "parent": "i",
+    "state": "b",
+    "inode": "Q",
+    "mtime_ns": "q",
+    "read_at": "q",
+    "blocks": "q",
+    "files": "q",
+    "newest": "q",
+    "uid": "q",
+    "checkpoint_blocks": "q",
+    "trouble": "i",
+}
+"""The columns of numbers in the order in which they lie in the cache, and how each number is kept (module array)."""
 
 _WHOLE = frozenset({READ, ELSEWHERE})
 
@@ -135,21 +144,15 @@ class Totals:
     missing: list[int]
 
 
-def empty_tree(rows: Sequence[Record] = (), parents: Sequence[int] = ()) -> Tree:
+def tree_of(rows: Sequence[Record], parents: Sequence[int]) -> Tree:
     """A tree of rows that are in order already."""
-    names = [record.path.rpartition(b"/")[2] for record in rows]
-    tree = Tree(names, array("q", parents), *(array("q") for _ in NUMBERS[1:]))
+    columns = {name: array(kind) for name, kind in NUMBERS.items()}
+    columns["parent"].extend(parents)
+    for name, column in columns.items():
+        if name != "parent":
+            column.extend([getattr(record, name) for record in rows])
+    tree = Tree([record.path.rpartition(b"/")[2] for record in rows], **columns)
     for number, record in enumerate(rows):
-        tree.state.append(record.state)
-        tree.inode.append(record.inode)
-        tree.mtime_ns.append(record.mtime_ns)
-        tree.read_at.append(record.read_at)
-        tree.blocks.append(record.blocks)
-        tree.files.append(record.files)
-        tree.newest.append(record.newest)
-        tree.uid.append(record.uid)
-        tree.checkpoint_blocks.append(record.checkpoint_blocks)
-        tree.trouble.append(record.trouble)
         if record.links:
             tree.links[number] = record.links
         if record.hot:
@@ -178,7 +181,7 @@ def grow(records: Mapping[bytes, Record]) -> Tree:
         rows.append(record)
         parents.append(parent)
         ahead += [(joined(path, name), row) for name in reversed(record.children)]
-    return empty_tree(rows, parents)
+    return tree_of(rows, parents)
 
 
 def due(tree: Tree, now: float, full_pass_s: float) -> list[int]:

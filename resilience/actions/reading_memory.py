@@ -1,0 +1,159 @@
+"""What watchdogs remember of earlier ticks: kept in the state directory, which may be the very disk that hangs.
+
+So every look at it is a child with a deadline. Where the state directory does not answer or takes nothing, a folder of
+this node does (system/spare_folder.py: spare_place); where nothing answers, the readings of this tick stand alone, and
+`--explain` says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilience.errors import ResilError, StateDirectoryError
+from resilience.model.reading import Memory, Timed
+from resilience.system.files import own_folder
+from resilience.system.readings import ReadingFile, Remembered, Series, merge
+from resilience.system.scene import Scene
+from resilience.system.spare_folder import spare_place
+from resilience.system.stuck import Look, StuckMemory, look_apart
+
+FOLDER = ".watch"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingMemory:
+    """The memory of one project's watchdogs.
+
+    Attributes:
+        scene: whose.
+        stuck: what is known to hang on this node.
+        deadline_s: how long the state directory may take.
+    """
+
+    scene: Scene
+    stuck: StuckMemory
+    deadline_s: float
+
+    def load(self, wanted: Mapping[str, Memory]) -> dict[str, Remembered]:
+        """What is remembered, by the name of the watchdog. What could not be looked at is empty and says why."""
+        if not wanted:
+            return {}
+
+        def everywhere() -> dict[str, Any]:
+            return self._load((self._home(), self._spare()), wanted)
+
+        def here() -> dict[str, Any]:
+            return self._load((self._spare(),), wanted)
+
+        found, trouble = self._first_answer("remembered readings", everywhere, here)
+        return {
+            name: Remembered(_timed(found[name][0]), "; ".join(filter(None, (trouble, found[name][1]))))
+            if found is not None
+            else Remembered({}, trouble)
+            for name in wanted
+        }
+
+    def save(self, new: Mapping[str, tuple[Series, Memory]]) -> str:
+        """Remember the readings of this tick; return what was wrong with the state directory, or nothing."""
+        new = {name: given for name, given in new.items() if given[0]}
+        if not new:
+            return ""
+
+        def at_home() -> list[str]:
+            return self._save(self._home(), new, and_else=True)
+
+        def here() -> list[str]:
+            return self._save(self._spare(), new)
+
+        notes, trouble = self._first_answer("readings", at_home, here)
+        return "; ".join(dict.fromkeys(filter(None, (trouble, *(notes or ())))))
+
+    def _first_answer(self, what: str, *works: Callable[[], Any]) -> tuple[Any, str]:
+        """What the first of these works returns that does not fail, and what was wrong with those before it."""
+        troubles: list[str] = []
+        for number, work in enumerate(works):
+            place = f"{what} of {self.scene.state_dir}{' (spare)' if number else ''}"
+            look = Look(place, work, self.deadline_s)
+            for _, answer in look_apart({0: look}, self.stuck, self.scene.world.clock):
+                if answer.error is None:
+                    return answer.value, "; ".join(troubles)
+                troubles.append(f"{place}: {answer.error.message}")
+        return None, "; ".join(troubles)
+
+    def _home(self) -> Path:
+        """Where they belong; looks at the disk, so for a child only."""
+        scene = self.scene
+        if scene.has_settings or scene.state_dir.is_dir():
+            return scene.state_dir / FOLDER
+        # Nobody has decided to keep anything here; do not leave a folder in every place that somebody looks from.
+        project = hashlib.sha256(os.fsencode(scene.project)).hexdigest()[:12]
+        return scene.world.cache_home / "resil" / "watch" / project
+
+    def _spare(self) -> Path:
+        return spare_place(self.scene.world, self.scene.state_dir / FOLDER)
+
+    def _load(self, folders: Iterable[Path], wanted: Mapping[str, Memory]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        now = self.scene.world.clock.now()
+        for name, memory in wanted.items():
+            merged: Series = {}
+            troubles = []
+            for folder in folders:
+                try:
+                    remembered = self._file(folder, name).load(now)
+                except StateDirectoryError as error:
+                    remembered = Remembered({}, error.message)
+                troubles.append(remembered.trouble)
+                if remembered.series:
+                    merged = merge(merged, remembered.series, memory, now) if merged else remembered.series
+            found[name] = (_plain(merged), "; ".join(filter(None, troubles)))
+        return found
+
+    def _save(self, folder: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:
+        """Write into a folder; where that takes nothing `and_else` the spare does."""
+        now, notes = self.scene.world.clock.now(), []
+        spare = self._spare()
+        if folder == spare and (own_folder(spare.parent) is None or own_folder(spare) is None):
+            raise StateDirectoryError(f"cannot write {spare}: it cannot be made a folder of our own")
+        for name, (series, memory) in new.items():
+            beside = self._file(spare, name)
+            try:
+                if and_else:
+                    with suppress(StateDirectoryError):  # what was kept there meanwhile moves home
+                        series = merge(beside.load(now).series, series, memory, now)
+                notes.append(self._file(folder, name).save(series, memory, now))
+                if and_else:
+                    with suppress(OSError):
+                        beside.path.unlink(missing_ok=True)
+            except ResilError as error:
+                notes.append(error.message)
+                if and_else:
+                    notes += self._save(spare, {name: (series, memory)})
+        return notes
+
+    def _file(self, folder: Path, name: str) -> ReadingFile:
+        path = folder / f"{name}.json"
+        group = self.scene.group
+        if not group or folder.parent != self.scene.state_dir:
+            return ReadingFile(path)
+        import grp
+
+        try:
+            gid = grp.getgrnam(group).gr_gid
+        except KeyError:
+            return ReadingFile(path)  # submitting says that there is no such group
+        return ReadingFile(path, 0o2770, 0o660, gid)
+
+
+def _plain(series: Series) -> dict[str, Any]:
+    return {subject: [(one.time, one.reading) for one in rows] for subject, rows in series.items()}
+
+
+def _timed(found: Mapping[str, Any]) -> Series:
+    return {subject: tuple(Timed(time, record) for time, record in rows) for subject, rows in found.items()}
