@@ -35,7 +35,7 @@ class AppriseSettings:
 
     urls_file: str = ""
     urls_variable: str = ""
-    timeout_s: float = 15.0
+    timeout_s: float = 12.0
 
 
 @dataclass(frozen=True, slots=True)

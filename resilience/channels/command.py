@@ -28,7 +28,7 @@ class CommandSettings:
 
     argv: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    timeout_s: float = 15.0
+    timeout_s: float = 12.0
 
 
 class CommandChannel:

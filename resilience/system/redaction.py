@@ -23,6 +23,9 @@ MIN_LENGTH = 4
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 """`https://name:password@host`: never shown, whoever wrote it."""
 
+_LOOKS_RANDOM = re.compile(r"(?=.*(?:[0-9]|[a-z].*[A-Z]|[A-Z].*[a-z])).{8,}|.{20,}")
+"""Which parts of an address give it away: `services` and `webhooks` do not, and must not be garbled everywhere."""
+
 _known: dict[str, str] = {}
 """What has been read as a secret in this process, with what is said instead; longest first."""
 
@@ -46,7 +49,7 @@ def needles(secret: str) -> dict[str, str]:
         if path:
             found[f"/{path}"] = f"/{REDACTED}"
         for piece in re.split(r"[/?&=;#]", path):
-            if len(piece) >= 8:
+            if _LOOKS_RANDOM.fullmatch(piece):
                 found[piece] = REDACTED
         for piece in (parts.username, parts.password):
             if piece:
