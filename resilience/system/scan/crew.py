@@ -61,6 +61,7 @@ class Crew:
         closed: errno with which the root could not be opened, or 0.
         real: the root without symbolic links; empty until it was opened.
         pace: how it went on after the first looks; None if there were few.
+        interrupted: set by whoever wants it to come to an end.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Crew:
         self.real = b""
         self.pace = pace
         self.abandoned: list[int] = []
-        self.out_of_time = False
+        self.out_of_time = self.interrupted = False
         self._next_slot = 0
         self._selector = selectors.DefaultSelector()
 
@@ -95,7 +96,7 @@ class Crew:
         What a worker that hung, or died, had still before it is not done: the caller sees what is missing.
         """
         self.queue += jobs
-        while not self.out_of_time and not self.closed and len(self.abandoned) < MOST_STUCK:
+        while not (self.out_of_time or self.interrupted or self.closed) and len(self.abandoned) < MOST_STUCK:
             self._staff()
             self._deal()
             if not self.queue and all(self._resting(hand) for hand in self.hands):

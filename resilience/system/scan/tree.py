@@ -59,6 +59,11 @@ class Tree:
     def __len__(self) -> int:
         return len(self.names)
 
+    @classmethod
+    def of_columns(cls, names: list[bytes], columns: Mapping[str, array[int]]) -> Tree:
+        """A tree of columns that are there already, by their names."""
+        return cls(names, *(columns[name] for name in NUMBERS))  # type: ignore[arg-type]
+
     @property
     def paths(self) -> list[bytes]:
         """The path of each folder from the root of the scan."""
@@ -151,7 +156,7 @@ def tree_of(rows: Sequence[Record], parents: Sequence[int]) -> Tree:
     for name, column in columns.items():
         if name != "parent":
             column.extend([getattr(record, name) for record in rows])
-    tree = Tree([record.path.rpartition(b"/")[2] for record in rows], **columns)
+    tree = Tree.of_columns([record.path.rpartition(b"/")[2] for record in rows], columns)
     for number, record in enumerate(rows):
         if record.links:
             tree.links[number] = record.links

@@ -32,21 +32,9 @@ SAMPLE, SAMPLED_AT_ONCE = 200, 20
 LENGTH = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What an earlier scan knows of one folder: enough to see whether it is still true.
-
-    Attributes:
-        path: from the root of the scan.
-        inode: the folder's.
-        mtime_ns: the folder's; UNTRUSTED for one that must be read again whatever it says.
-        hot: (name, blocks, mtime) of files that may have grown in place.
-    """
-
-    path: bytes
-    inode: int
-    mtime_ns: int
-    hot: Sequence[tuple[bytes, int, int]] = ()
+Known = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
+"""What an earlier scan knows of one folder: its path from the root, its inode, its mtime in ns, and (name, blocks,
+mtime in s) of files in it that may have grown in place. Plain tuples: there are many, and most are only compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +192,20 @@ class Worker:
         known, root, board = self.assignment.known, self.root, self.board
         changed = []
         for number in range(begin, end):
-            folder = known[number]
-            board.enter(slot, folder.path, self.next_count())
+            path, inode, mtime_ns, hot = known[number]
+            board.enter(slot, path, self.next_count())
             began = time.perf_counter() if self.sample_left > 0 else 0.0
             looks = 1
             try:
-                status = status_of(root, folder.path)
+                status = status_of(root, path)
             except OSError:
                 changed.append(number)
                 continue
-            if status.st_mtime_ns != folder.mtime_ns or status.st_ino != folder.inode:
+            if status.st_mtime_ns != mtime_ns or status.st_ino != inode:
                 changed.append(number)
-            elif folder.hot:
-                looks += len(folder.hot)
-                if not self._as_they_were(folder):
+            elif hot:
+                looks += len(hot)
+                if not self._as_they_were(path, hot):
                     changed.append(number)
             if began:
                 self.sampled(looks, time.perf_counter() - began)
@@ -230,10 +218,10 @@ class Worker:
                 return
         self.verified.append((begin, end, changed))
 
-    def _as_they_were(self, folder: Known) -> bool:
-        for name, blocks, mtime in folder.hot:
+    def _as_they_were(self, path: bytes, hot: Sequence[tuple[bytes, int, int]]) -> bool:
+        for name, blocks, mtime in hot:
             try:
-                status = status_of(self.root, joined(folder.path, name))
+                status = status_of(self.root, joined(path, name))
             except OSError:
                 return False
             if status.st_blocks != blocks or status[stat.ST_MTIME] != mtime:

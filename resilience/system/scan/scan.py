@@ -1,0 +1,348 @@
+"""One scan from the beginning to the end: what is remembered is verified, the rest is read, and all is remembered."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from resilience.errors import StateDirectoryError
+from resilience.system.scan.cache import Remembered, cache_file, recall, remember, tidy
+from resilience.system.scan.crew import Crew
+from resilience.system.scan.pace import Pace
+from resilience.system.scan.record import ELSEWHERE, PARTIAL, READ, STUCK, UNTRUSTED, Record, joined
+from resilience.system.scan.snapshots import EVERY_S, Snapshot, baseline, snapshot, thin
+from resilience.system.scan.tree import Totals, Tree, due, grow, unknown
+from resilience.system.scan.worker import Assignment, Known
+
+FULL_PASS_S = 86400.0
+"""Each folder is read at least that often: files that grow in place do not change their folder's mtime."""
+
+VERIFIED_AT_ONCE = 250
+
+STALL_S = 30.0
+"""A look that takes longer than this hangs; less where the deadline is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a scan has come.
+
+    Attributes:
+        folders: read or verified.
+        looks: files and folders looked at.
+        expected: folders that there were last time; 0 when nobody has looked before.
+    """
+
+    folders: int
+    looks: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a scan found.
+
+    Attributes:
+        root: the folder, as it was asked for.
+        real: the same without symbolic links; empty if it could not be opened.
+        tree: the folders; one row of nothing if the root could not be looked at.
+        totals: what they add up to.
+        time: when, in seconds since the epoch.
+        took_s: how long it took.
+        error: why nothing at all could be seen; empty otherwise.
+        before: what to compare with, or None.
+        read: folders read in this scan.
+        verified: folders that were as an earlier scan had found them.
+        unverified: folders of which nobody could see in time whether they are as they were.
+        looks: how many files and folders were looked at.
+        oldest: when the oldest of the figures was read, in seconds since the epoch.
+        interrupted: whether a person ended it.
+        out_of_time: whether the deadline did.
+        pace: how it went about it, in words; empty for few folders.
+        notes: what else people should know.
+    """
+
+    root: Path
+    real: bytes
+    tree: Tree
+    totals: Totals
+    time: float
+    took_s: float
+    error: str = ""
+    before: Snapshot | None = None
+    read: int = 0
+    verified: int = 0
+    unverified: int = 0
+    looks: int = 0
+    oldest: float = 0.0
+    interrupted: bool = False
+    out_of_time: bool = False
+    pace: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every folder was seen, those apart that may not be read."""
+        return not self.error and not self.unverified and not self.unfinished
+
+    @property
+    def unfinished(self) -> int:
+        """Folders that were not read to their end, for want of time or of an answer."""
+        return sum(state not in (READ, ELSEWHERE) and not trouble for state, trouble in self._ends())
+
+    def _ends(self) -> Iterator[tuple[int, int]]:
+        return zip(self.tree.state, self.tree.trouble, strict=True)
+
+
+def scan(
+    root: Path,
+    memory: Path | None,
+    *,
+    now: float,
+    deadline_s: float | None = None,
+    full_pass_s: float = FULL_PASS_S,
+    tell: Callable[[Progress], None] = lambda _: None,
+    cores: int | None = None,
+    pace: Pace | None = None,
+) -> Scan:
+    """Add up what lies in a folder and below.
+
+    Allocated blocks, as du counts; a file with several names counts once; symbolic links are not followed; other file
+    systems are not entered. `memory` is the folder of what is remembered between scans; None: nothing is.
+
+    This process itself touches nothing below `root`: it comes back at the deadline even if the file system never
+    answers. Ctrl-C ends it early. In both cases what was found is remembered, and the next scan goes on from there.
+    """
+    began = time.monotonic()
+    folder = os.fsencode(root)
+    file = None if memory is None else cache_file(memory, folder)
+    known = Remembered() if file is None else recall(file, folder)
+    notes = [known.note] if known.note else []
+    deadline = None if deadline_s is None else began + deadline_s
+    effort = _Effort(folder, known.tree, now, full_pass_s, tell)
+    crew = Crew(
+        effort.assignment,
+        effort.found,
+        deadline=deadline,
+        stall_s=STALL_S if deadline_s is None else min(STALL_S, max(0.5, deadline_s / 5)),
+        tick=effort.tick,
+        cores=cores,
+        pace=pace,
+    )
+    with _ctrl_c(crew):
+        try:
+            effort.work(crew)
+        finally:
+            crew.end()
+        tree = effort.result(crew)
+        totals = tree.totals()
+        error = _why(crew, tree)
+        before = None
+        if not error:
+            before = _compare(known, now)
+            if file is not None:
+                notes += _keep(file, folder, known, effort, tree, totals, now)
+    read_at = [at for at in tree.read_at if at]
+    return Scan(
+        root=root,
+        real=crew.real,
+        tree=tree,
+        totals=totals,
+        time=now,
+        took_s=time.monotonic() - began,
+        error=error,
+        before=before,
+        read=len(effort.records),
+        verified=len(effort.verified) - len(effort.changed),
+        unverified=len(effort.rows) - len(effort.verified),
+        looks=effort.looks,
+        oldest=min(read_at, default=now),
+        interrupted=crew.interrupted,
+        out_of_time=crew.out_of_time,
+        pace=crew.pace.reason if crew.pace else "",
+        notes=tuple(notes),
+    )
+
+
+class _Effort:
+    """What one scan has found until now."""
+
+    def __init__(
+        self, folder: bytes, tree: Tree | None, now: float, full_pass_s: float, tell: Callable[[Progress], None]
+    ) -> None:
+        self.tree, self.now, self.full_pass_s, self.tell = tree, now, full_pass_s, tell
+        self.records: dict[bytes, Record] = {}
+        self.verified: set[int] = set()
+        self.changed: set[int] = set()
+        self.looks = 0
+        self.rows: Sequence[int] = ()
+        known: list[Known] = []
+        paths: set[bytes] = set()
+        if tree is not None:
+            hot = [tree.hot.get(row, ()) for row in range(len(tree))] if tree.hot else repeat((), len(tree))
+            known = list(zip(tree.paths, tree.inode, tree.mtime_ns, hot, strict=True))
+            paths = set(tree.paths)
+            unsure = set(unknown(tree))
+            self.rows = [row for row in range(len(tree)) if row not in unsure] if unsure else range(len(tree))
+            if unsure:
+                known = [known[row] for row in self.rows]
+        self.assignment = Assignment(folder, int(now), known, paths.__contains__)
+
+    def found(
+        self, records: Sequence[tuple[Any, ...]], verified: Sequence[tuple[int, int, list[int]]], looks: int
+    ) -> None:
+        """Take in what a worker tells."""
+        for plain in records:
+            record = Record.from_plain(plain)
+            self.records[record.path] = record
+        for begin, end, changed in verified:
+            self.verified.update(range(begin, end))
+            self.changed.update(changed)
+        self.looks += looks
+
+    def tick(self) -> None:
+        """Tell how far it has come."""
+        expected = len(self.tree) if self.tree is not None else 0
+        self.tell(Progress(len(self.records) + len(self.verified) - len(self.changed), self.looks, expected))
+
+    def work(self, crew: Crew) -> None:
+        """Verify what is known; read what is new or has changed; then what it is time to read again."""
+        if self.tree is None:
+            self._read(crew, [b""])
+            return
+        self._verify(crew)
+        paths = self.tree.paths
+        wanted = [paths[row] for row in unknown(self.tree)] + [paths[self.rows[number]] for number in self.changed]
+        self._read(crew, wanted)
+        again = [path for row in due(self.tree, self.now, self.full_pass_s) if (path := paths[row]) not in self.records]
+        self._read(crew, again)
+
+    def _verify(self, crew: Crew) -> None:
+        count = len(self.rows)
+        ranges = [(begin, min(count, begin + VERIFIED_AT_ONCE)) for begin in range(0, count, VERIFIED_AT_ONCE)]
+        lost = 0
+        while ranges:
+            crew.run(ranges)
+            if len(crew.stuck) == lost:
+                return
+            lost = len(crew.stuck)
+            stuck = set(crew.stuck)
+            known = self.assignment.known
+            left = [n for n in range(count) if n not in self.verified and known[n][0] not in stuck]
+            ranges = [(n, n + 1) for n in left]
+            if crew.out_of_time or crew.interrupted or crew.closed:
+                return
+
+    def _read(self, crew: Crew, wanted: list[bytes]) -> None:
+        """Have folders read, and what lies below them; once more what a worker took with it when it hung."""
+        lost = len(crew.stuck)
+        while wanted:
+            crew.run(wanted[::-1])  # the last is taken first
+            if len(crew.stuck) == lost or crew.out_of_time or crew.interrupted or crew.closed:
+                return
+            lost = len(crew.stuck)
+            known = self.assignment.is_known
+            below = {joined(record.path, name) for record in list(self.records.values()) for name in record.children}
+            ahead = [*wanted, *(path for path in below if not known(path))]
+            wanted = [
+                path for path in dict.fromkeys(ahead) if path not in self.records and not _hangs(path, crew.stuck)
+            ]
+
+    def result(self, crew: Crew) -> Tree:
+        """The tree as it is known now."""
+        for path in crew.stuck:
+            if path not in self.records:
+                self.records[path] = Record(path, STUCK, read_at=int(self.now))
+        if not self.records and self.tree is not None:
+            return self.tree
+        merged = {} if self.tree is None else {record.path: record for record in self.tree.records()}
+        for path, record in self.records.items():
+            merged[path] = _merge(merged.get(path), record)
+        return grow(merged)
+
+
+def _hangs(path: bytes, stuck: Sequence[bytes]) -> bool:
+    return any(path == place or path.startswith(place + b"/") for place in stuck)
+
+
+def _merge(before: Record | None, record: Record) -> Record:
+    """What is known of a folder after it was read again: its last full reading is better than a part. Pure."""
+    if before is None or before.state not in (READ, PARTIAL) or record.state not in (PARTIAL, STUCK):
+        return record
+    if record.state == PARTIAL and record.files >= before.files:
+        return record
+    return before._replace(state=record.state, mtime_ns=UNTRUSTED)
+
+
+def _compare(known: Remembered, now: float) -> Snapshot | None:
+    number = baseline(known.times, now)
+    if number is None:
+        return None
+    try:
+        return known.snapshot(number)
+    except (ValueError, KeyError):
+        return None
+
+
+def _keep(
+    file: Path, folder: bytes, known: Remembered, effort: _Effort, tree: Tree, totals: Totals, now: float
+) -> list[str]:
+    """Remember what is new; return what people should know."""
+    is_time = not known.times or now - max(known.times) >= EVERY_S or now < max(known.times)
+    if not effort.records and not is_time:
+        return []
+    if is_time:
+        known.add(snapshot(tree, totals, now))
+        known.keep(thin(known.times, now))
+    try:
+        remember(file, folder, tree, known)
+    except StateDirectoryError as error:
+        return [f"the next scan will start afresh: {error.message}"]
+    tidy(file.parent)
+    return []
+
+
+def _why(crew: Crew, tree: Tree) -> str:
+    """Why nothing at all could be seen; empty if something could."""
+    number = crew.closed
+    if not number and tree.trouble[0] and not tree.files[0] and len(tree) == 1:
+        number = tree.trouble[0]
+    if number == errno.ETIMEDOUT or (not number and tree.state[0] == STUCK and len(tree) == 1):
+        return "it does not answer: the file system hangs"
+    if number == errno.ENOENT:
+        return "it does not exist"
+    if number == errno.ENOTDIR:
+        return "it is a file, not a folder"
+    if number:
+        return os.strerror(number)
+    if tree.read_at[0] == 0 and len(tree) == 1 and not crew.interrupted:
+        return "there was no answer within the deadline"
+    return ""
+
+
+@contextmanager
+def _ctrl_c(crew: Crew) -> Iterator[None]:
+    """Let the first Ctrl-C end the scan in an orderly way; a second one is as it was before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        crew.interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
