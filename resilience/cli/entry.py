@@ -1,7 +1,8 @@
 """The command `resil`: runs the command line, and turns every error into a sentence and an exit code.
 
-`resil status`, the call people make most, does not load Typer: half the time it takes would go there. The test of this
-module holds that both ways print the same.
+`resil status`, the call people make most, and `resil watch NAME` and `resil watch --all`, which cron makes every
+minute, do not load Typer: half the time they take would go there. The test of this module holds that both ways print
+the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, cast
 from resilience.errors import ResilError, UsageError
 
 EXIT_INTERRUPTED = 130
+EXIT_UNKNOWN = 3
+"""What `resil watch` exits with when it could not look, whatever the reason: 1 and 2 are verdicts of a plugin."""
 
 
 def main() -> None:
@@ -28,12 +31,17 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     _settle_streams()
     try:
-        code = _run_status(arguments) if _is_plain_status(arguments) else _run_typer(arguments)
+        if _is_plain_status(arguments):
+            code = _run_status(arguments)
+        elif _is_plain_watch(arguments):
+            code = _run_watch(arguments)
+        else:
+            code = _run_typer(arguments)
         sys.stdout.flush()  # here a broken pipe can still be answered
         return code
     except ResilError as error:
         print_error(error)
-        return error.exit_code
+        return _failed(arguments, error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -42,14 +50,19 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
-            return _internal_error(error)
+            return _failed(arguments, _internal_error(error))
         # Everything of ours that meets a full disk says so itself; this is standard output, and what it told is lost.
         print(f"resil: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
         print("  try: what was asked for may be done: resil status", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _failed(arguments, 1)
     except Exception as error:
-        return _internal_error(error)
+        return _failed(arguments, _internal_error(error))
+
+
+def _failed(arguments: Sequence[str], code: int) -> int:
+    """The exit code of a command that could not do its work; of `resil watch`, 1 and 2 are verdicts."""
+    return EXIT_UNKNOWN if next((word for word in arguments if not word.startswith("-")), "") == "watch" else code
 
 
 def _internal_error(error: Exception) -> int:
@@ -95,6 +108,21 @@ def _run_status(arguments: Sequence[str]) -> int:
     return show_status(Project(world, load(world)), arguments[1] if len(arguments) > 1 else "")
 
 
+def _is_plain_watch(arguments: Sequence[str]) -> bool:
+    """Whether it is `watch --all`, or `watch` with a watchdog's name alone."""
+    return (
+        len(arguments) == 2
+        and arguments[0] == "watch"
+        and (arguments[1] == "--all" or not arguments[1].startswith("-"))
+    )
+
+
+def _run_watch(arguments: Sequence[str]) -> int:
+    from resilience.cli.run_watch import WatchRequest, run_watch
+
+    return run_watch(WatchRequest(name="" if arguments[1] == "--all" else arguments[1]))
+
+
 def _run_typer(arguments: Sequence[str]) -> int:
     import typer
 
@@ -114,7 +142,7 @@ def _run_typer(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return EXIT_INTERRUPTED
     except click_exception as error:
-        return _print_usage(error)
+        return _failed(arguments, _print_usage(error))
     return 0
 
 

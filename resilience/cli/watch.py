@@ -1,30 +1,270 @@
-"""`resil watch`."""
+"""`resil watch`: one command for each watchdog, made of its plugin; its settings are the options."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, SchedulerOption, open_project
+from resilience.actions.watch_options import Option, options_of, parse_pairs, shorter
+from resilience.actions.watch_settings import open_apart
+from resilience.actions.watchdogs import checks, every_name, kind_of, listed
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
+from resilience.cli.output import print_json, table
+from resilience.cli.run_watch import WatchRequest, run_watch
+from resilience.errors import QuantityError, ResilError, SettingsError, UsageError
+from resilience.quantities import parse_duration_s
+from resilience.system.world import World
 
-EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --list"
+EPILOG = (
+    "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help. "
+    "Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."
+)
+TOP_LIMIT = 20
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_Explain = Annotated[bool, typer.Option("--explain", help="What was looked at, how, and why the verdict.")]
+_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only look: tell nobody, whatever [alert] says.")]
+_Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Look again so often, until SIGTERM.")]
+_Count = Annotated[
+    int, typer.Option("--count", metavar="N", min=0, help="With --every: so many times.", show_default=False)
+]
+_Deadline = Annotated[
+    str, typer.Option("--deadline", "--timeout", metavar="DURATION", help="How long a look at one target may take.")
+]
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "explain": (_Explain, False),
+    "as_json": (JsonOption, False),
+    "no_alert": (_NoAlert, False),
+    "every": (_Every, ""),
+    "count": (_Count, 0),
+    "deadline": (_Deadline, ""),
+    "config": (ConfigOption, None),
+    "scheduler": (SchedulerOption, ""),
+}
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--deadline", "--timeout",
+                      "--config", "--scheduler", "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+"""Options that every watchdog has: no field of its settings may be called so."""
 
 
-@app.command(epilog=EPILOG)
-def command(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Which watchdog.", show_default=False)] = "",
+class WatchGroup(TyperGroup):
+    """Finds the watchdogs: plugins, and tables of resil.toml."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names; the plugins' alone where the settings cannot be read."""
+        try:
+            return list(every_name(_project(ctx)))
+        except ResilError:
+            return list(checks().names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Make the command of one watchdog. Raise UsageError if there is none of that name."""
+        return _command_of(cmd_name, checks().load(kind_of(_project(ctx), cmd_name)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; the settings file may be named behind it, and may be what makes it."""
+        if ctx.params.get("config") is None:
+            ctx.params["config"] = _named_config(args)
+        name = args[0]
+        return name, self.get_command(ctx, name), args[1:]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write what each watchdog looks at."""
+        try:
+            rows = [(row.name, row.summary) for row in listed(_project(ctx))]
+        except ResilError:
+            rows = [(name, "") for name in checks().names()]
+        if rows:
+            with formatter.section("Watchdogs"):
+                formatter.write_dl(rows)
+
+
+app = typer.Typer(cls=WatchGroup, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True, epilog=EPILOG, subcommand_metavar="[NAME] [ARGS]...")
+def watch_group(
+    ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Every watchdog.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="What was looked at, how, and why the verdict.")] = False,
+    wants_list: Annotated[bool, typer.Option("--list", "-l", help="Which watchdogs there are.")] = False,
+    explain: _Explain = False,
+    as_json: JsonOption = False,
+    no_alert: _NoAlert = False,
+    every: _Every = "",
+    count: _Count = 0,
+    deadline: _Deadline = "",
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Look once for trouble and say what was found; exit as a Nagios plugin does."""
-    from resilience.actions.watch import watch, watchdog, watchdog_names
-    from resilience.cli.show_watch import show_reports
+    """Look for trouble and say what was found; exit as a Nagios plugin does, and alert as [alert] says."""
+    if ctx.invoked_subcommand is not None:
+        if everything or wants_list:
+            raise UsageError(
+                f"--{'all' if everything else 'list'} and {ctx.invoked_subcommand} at once: which one is meant?",
+                hint="leave one of them out",
+            )
+        return
+    if wants_list:
+        _show_list(config, scheduler, as_json=as_json)
+        return
+    if not everything:
+        raise UsageError("which watchdog?", hint="resil watch --all, or one of: resil watch --list")
+    raise typer.Exit(run_watch(_request("", {}, ctx.params)))
 
-    project = open_project(config, scheduler)
-    names = watchdog_names(project) if everything else (name,)
-    raise typer.Exit(show_reports(list(watch(project, [watchdog(project, n) for n in names])), explain=explain))
+
+def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
+    overrides = {"scheduler.name": scheduler} if scheduler else {}
+    rows = listed(open_apart(World(), wanted=config, overrides=overrides))
+    if as_json:
+        keys = ("name", "kind", "summary", "place", "in_all")
+        print_json("watchdogs", {"watchdogs": [{key: getattr(row, key) for key in keys} for row in rows]})
+        return
+    cells = [
+        (row.name, row.kind if row.kind != row.name else "", row.summary, row.place or "defaults",
+         "" if row.in_all else "not in [watch] checks")
+        for row in rows
+    ]  # fmt: skip
+    print("\n".join(table(("NAME", "KIND", "LOOKS AT", "SETTINGS", "--ALL"), cells)))
+
+
+def _project(ctx: Any) -> Any:
+    """The project that the command line names, opened once."""
+    if "project" not in ctx.meta:
+        ctx.meta["project"] = open_apart(World(), wanted=ctx.params.get("config"))
+    return ctx.meta["project"]
+
+
+def _named_config(args: Sequence[str]) -> Path | None:
+    for number, word in enumerate(args):
+        if word in ("-c", "--config") and number + 1 < len(args):
+            return Path(args[number + 1])
+        if word.startswith("--config="):
+            return Path(word.partition("=")[2])
+    return None
+
+
+def _command_of(name: str, check: Any) -> Any:
+    """The command of one watchdog."""
+    options = [option for option in options_of(check.Settings) if option.flag not in RESERVED]
+    offers_top = bool(getattr(check, "offers_top", False))
+    parameters = [_parameter("ctx", typer.Context)]
+    if check.argument:
+        argument = typer.Argument(metavar=f"[{check.argument.upper()}]...", show_default=False, help=_argument_help(
+            options, check.argument))  # fmt: skip
+        parameters.append(_parameter("words", Annotated[list[str] | None, argument], None))
+    parameters += [_parameter_of(option) for option in options]
+    if offers_top:
+        top = typer.Option("--top", help="List the largest and the fastest-growing folders instead.")
+        limit = typer.Option("--limit", metavar="N", min=1, help="With --top: so many of them.")
+        parameters.append(_parameter("top", Annotated[bool, top], False))
+        parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
+    parameters += [_parameter(key, annotation, default) for key, (annotation, default) in _SHARED.items()]
+
+    def command(**given: Any) -> None:
+        context = given.pop("ctx")
+        shared = {
+            key: given[key] or (context.parent.params.get(key) or default) for key, (_, default) in _SHARED.items()
+        }
+        overrides = _overrides(options, check.argument, given)
+        if given.get("top"):
+            raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
+        raise typer.Exit(run_watch(_request(name, overrides, shared)))
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__doc__ = f"Watch {check.summary}. {_first_sentence(check.Settings)}"
+    made = typer.Typer(add_completion=False, rich_markup_mode=None)
+    # A unit may be typed and left out: --grace 10m, --grace-s 10m.
+    decorate: Callable[[Any], Any] = made.command(
+        name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": shorter}
+    )
+    decorate(command)
+    return typer.main.get_command(made)
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _parameter_of(option: Option) -> inspect.Parameter:
+    text = f"{option.help} (default: {option.default})" if option.default else option.help
+    name = f"field_{option.field}"
+    if option.kind == "switch":
+        flags = typer.Option(f"{option.flag}/--no-{option.flag[2:]}", help=text, show_default=False)
+        return _parameter(name, Annotated[bool | None, flags], None)
+    described = typer.Option(option.flag, help=text, metavar=option.metavar, show_default=False)
+    is_many = option.kind in ("list", "table")
+    return _parameter(name, Annotated[(list[str] if is_many else str) | None, described], None)
+
+
+def _argument_help(options: Sequence[Option], argument: str) -> str:
+    return next((option.help for option in options if option.field == argument), "")
+
+
+def _first_sentence(settings: type) -> str:
+    return (settings.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").strip()
+
+
+def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) -> dict[str, object]:
+    """What the command line says of the fields."""
+    overrides: dict[str, object] = {}
+    for option in options:
+        value = given.get(f"field_{option.field}")
+        if option.kind in ("list", "table") and value:
+            overrides[option.field] = parse_pairs(option, value) if option.kind == "table" else list(value)
+        elif value is not None and value != []:
+            overrides[option.field] = value
+    if words := given.get("words"):
+        overrides[argument] = [*words, *overrides.get(argument, [])]  # type: ignore[misc]
+    return overrides
+
+
+def _request(name: str, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
+    settings = {}
+    if shared["scheduler"]:
+        settings["scheduler.name"] = shared["scheduler"]
+    if shared["deadline"]:
+        _duration("--deadline", shared["deadline"])
+        settings["watch.deadline_s"] = shared["deadline"]
+    every_s = _duration("--every", shared["every"]) if shared["every"] else None
+    if shared["count"] and every_s is None:
+        raise UsageError("--count says how often --every looks", hint="--every 1m --count 10")
+    return WatchRequest(
+        name=name,
+        overrides=overrides,
+        settings=settings,
+        config=shared["config"],
+        explain=shared["explain"],
+        as_json=shared["as_json"],
+        alerts=not shared["no_alert"],
+        every_s=every_s,
+        count=shared["count"],
+    )
+
+
+def _duration(option: str, text: str) -> float:
+    """Given what stands behind an option, return seconds; a bare number is seconds. Raise UsageError if it is none."""
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration_s(text)
+    except QuantityError as error:
+        raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
+    if not 0 < seconds <= 366 * 86400:
+        raise UsageError(f"{option} {text} must be more than nothing, and at most a year", hint=f"{option} 1m")
+    return seconds
+
+
+def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
+    from resilience.actions.watchdogs import watchdog
+    from resilience.cli.show_top import show_top
+
+    request = _request(name, overrides, shared)
+    project = open_apart(World(), wanted=request.config, overrides=request.settings)
+    dog = watchdog(project, name, overrides)
+    paths = getattr(dog.settings, dog.check.argument or "paths", ())
+    if not isinstance(paths, tuple):
+        raise SettingsError(f"the watchdog {name} has no paths")
+    deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
+    by = "inodes" if dog.kind == "inodes" else "bytes"
+    return int(show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by))

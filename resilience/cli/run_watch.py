@@ -1,0 +1,151 @@
+"""`resil watch`, once or every so often: looks, prints, alerts. Knows nothing of Typer: the common call skips it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.actions.watch import tell, watch, watchdogs_of
+from resilience.actions.watch_settings import open_apart, read_source
+from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
+from resilience.cli.output import clean
+from resilience.cli.show_watch import show_reports
+from resilience.errors import ResilError
+from resilience.system.world import World
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from resilience.actions.project import Project
+    from resilience.model.finding import Report
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class Ended(BaseException):
+    """Somebody wants this process to end. No Exception: nobody on the way may take it for a fault of his own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """What was asked for.
+
+    Attributes:
+        name: of the watchdog; empty for all.
+        overrides: fields of its settings that the command line gives.
+        settings: dotted settings that the command line gives: `watch.deadline_s`.
+        config: a settings file that was named.
+        explain, as_json: how to print.
+        alerts: whether to tell people.
+        every_s: look again so often, until told to end; None looks once.
+        count: look so many times only; 0 for ever.
+    """
+
+    name: str = ""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    config: Path | None = None
+    explain: bool = False
+    as_json: bool = False
+    alerts: bool = True
+    every_s: float | None = None
+    count: int = 0
+
+
+def run_watch(request: WatchRequest) -> int:
+    """Do it, and return the exit code: that of the last verdict; 0 when a repeated look was told to end."""
+    with _ended_by_signals():
+        try:
+            if request.every_s is None:
+                return _once(request, open_apart(World(), wanted=request.config, overrides=request.settings))
+            return _again_and_again(request, request.every_s)
+        except Ended:
+            return EXIT_TERMINATED if request.every_s is None else 0
+        except KeyboardInterrupt:
+            if request.every_s is None:
+                raise
+            return 0
+
+
+def _once(request: WatchRequest, project: Project) -> int:
+    dogs, reports = _watchdogs(request, project)
+    reports += watch(project, dogs)
+    code = _show(reports, request)
+    if request.alerts:
+        for text in tell(project, reports):
+            _say(text)
+    return code
+
+
+def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog], list[Report]]:
+    if request.name:
+        return [watchdog(project, request.name, request.overrides)], []
+    return watchdogs_of(project, watchdog_names(project))
+
+
+def _again_and_again(request: WatchRequest, every_s: float) -> int:
+    from resilience.actions.daemon import ticks
+
+    world = World()
+    source = read_source(world, request.config)
+    project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
+    code = 0
+    for _ in ticks(world.clock, every_s, request.count):
+        try:
+            now_there = read_source(world, request.config)
+            if now_there != source:
+                project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
+                source = now_there
+        except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
+            _say(f"{error.message}; the settings read before go on")
+        try:
+            code = _once(request, project)
+        except ResilError as error:
+            _say(error.message)
+            code = 3
+    return code
+
+
+def _show(reports: Sequence[Report], request: WatchRequest) -> int:
+    """Print. A full disk under standard output, or a reader gone, must not keep anybody from being alerted."""
+    from resilience.model.verdict import Verdict
+
+    try:
+        show_reports(reports, explain=request.explain, as_json=request.as_json, everything=not request.name)
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            _say(f"cannot write to standard output: {error.strerror}")
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return max((report.verdict for report in reports), default=Verdict.UNKNOWN).exit_code
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(f"resil: {clean(text)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end what is under way, children included, instead of leaving those behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
+    try:
+        for number in before:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
