@@ -21,7 +21,8 @@ class Scene:
         state_dir: where the run directories are kept; it need not exist.
         run: the project's own run, by name; it need not exist.
         group: Unix group that may operate the runs, or empty.
-        scheduler: makes the client when it is first needed. Raises UsageError if there is no such scheduler.
+        scheduler: makes the client when it is first needed; a name asks for that scheduler's instead of the one that
+            new jobs go to. Raises UsageError if there is no such scheduler.
         has_settings: whether a resil.toml was found.
     """
 
@@ -30,7 +31,7 @@ class Scene:
     state_dir: Path
     run: str
     group: str
-    scheduler: Callable[[], Scheduler]
+    scheduler: Callable[..., Scheduler]
     has_settings: bool = False
 
     def runs(self) -> tuple[RunDirectory, ...]:

@@ -1,0 +1,51 @@
+"""The `job` watchdog: is the run alive, and will it stay so?
+
+It looks at the runs of the state directory, or at anybody's jobs by name, with one query of the queue for all of them.
+What cannot be seen is UNKNOWN: an empty answer alone never means dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from resilience.checks._job.judging import judge
+from resilience.checks._job.look import look, queue_subject
+from resilience.checks._job.reading import JobReading
+from resilience.checks._job.settings import JobSettings, check_settings
+from resilience.checks._job.wanted import parse_wanted
+from resilience.model.finding import Finding
+from resilience.model.reading import Memory, Target, Timed
+from resilience.system.scene import Scene
+
+
+class JobCheck:
+    """See ports.Check."""
+
+    summary = "Is the run queued or running, will it start, and what comes after it?"
+    Settings = JobSettings
+    Reading = JobReading
+    memory = Memory(count=1)
+    argument = "names"
+    example = "resil watch job gpt 'tr11-*' --users bob"
+
+    def targets(self, settings: JobSettings, scene: Scene) -> Sequence[Target]:
+        """One: the queue is asked once for everybody. The run directories are only touched by the look itself."""
+        check_settings(settings)
+        for name in settings.names:
+            parse_wanted(name)
+        return (Target(queue_subject(scene.scheduler().name), deadline_s=settings.deadline_s),)
+
+    def probe(
+        self, target: Target, settings: JobSettings, scene: Scene, before: Mapping[str, Timed[JobReading]]
+    ) -> Mapping[str, JobReading]:
+        """Look at the runs' files and the queue, and make sure of what is not there."""
+        return look(settings, scene, before)
+
+    def judge(
+        self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
+    ) -> Sequence[Finding]:
+        """What the last reading amounts to; what lasts was carried into it from those before."""
+        return judge(subject, readings[-1].reading, settings, now)
+
+
+CHECK = JobCheck()
