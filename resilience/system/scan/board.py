@@ -11,7 +11,7 @@ import struct
 
 _SLOT_BYTES = 4096
 _HEAD = struct.Struct("<QH")
-_IDLE = 0xFFFF
+_IDLE, _NUMBERED = 0xFFFF, 0xFFFE
 LONGEST = _SLOT_BYTES - _HEAD.size
 
 
@@ -48,6 +48,10 @@ class Board:
         self._memory[start + _HEAD.size : start + _HEAD.size + len(told)] = told
         _HEAD.pack_into(self._memory, start, count, len(told))
 
+    def verify(self, slot: int, number: int) -> None:
+        """Note which of the known folders is about to be verified: shorter to write than its path."""
+        _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), number, _NUMBERED)
+
     def tick(self, slot: int, count: int) -> None:
         """Note that it goes on in the same folder."""
         self._memory[_SLOT_BYTES * (slot + 1) : _SLOT_BYTES * (slot + 1) + 8] = count.to_bytes(8, "little")
@@ -56,10 +60,13 @@ class Board:
         """Note that there is nothing to do."""
         _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), count, _IDLE)
 
-    def where(self, slot: int) -> tuple[int, bytes | None]:
-        """The count, and the path that is being looked at (its first LONGEST bytes); None for resting."""
+    def where(self, slot: int) -> tuple[int, bytes | int | None]:
+        """The count, and what is being looked at: a path (its first LONGEST bytes), the number of a known folder, or
+        None for resting."""
         start = _SLOT_BYTES * (slot + 1)
         count, length = _HEAD.unpack_from(self._memory, start)
         if length == _IDLE:
             return count, None
+        if length == _NUMBERED:
+            return count, count
         return count, self._memory[start + _HEAD.size : start + _HEAD.size + length]

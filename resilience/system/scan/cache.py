@@ -27,7 +27,7 @@ MOST_FOLDERS = 1_000_000
 """Folders remembered of one root, those nearest to it: about 100 bytes each. Those further down are read again."""
 
 MOST_BYTES = 512 * 2**20
-MOST_HOT = 1000
+MOST_HOT = 500
 """Files that are looked at again at each scan, of all folders together."""
 
 MOST_CACHES = 64

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.system.scan.board import LONGEST, Board
+from resilience.system.scan.board import Board
 from resilience.system.scan.pace import Pace, decide
 from resilience.system.scan.worker import LENGTH, Assignment, send, start_worker
 
@@ -57,7 +57,7 @@ class Crew:
     Attributes:
         found: called with what a worker found: records, (begin, end, changed) of ranges verified, looks taken.
         tick: called every tenth of a second.
-        stuck: paths at which a worker did not come back; the first LONGEST bytes of each.
+        stuck: paths at which a worker did not come back; the first bytes of each (Board).
         closed: errno with which the root could not be opened, or 0.
         real: the root without symbolic links; empty until it was opened.
         pace: how it went on after the first looks; None if there were few.
@@ -207,14 +207,14 @@ class Crew:
                 hand.seen.clear()
                 continue
             for slot in range(hand.slot, hand.slot + hand.threads):
-                count, path = self.board.where(slot)
+                count, place = self.board.where(slot)
                 last, since = hand.seen.get(slot, (-1, now))
-                if path is None or count != last:
+                if place is None or count != last:
                     hand.seen[slot] = (count, now)
                     hand.stuck.discard(slot)
                 elif now - since >= self.stall_s and slot not in hand.stuck:
                     hand.stuck.add(slot)
-                    self.stuck.append(path[:LONGEST])
+                    self.stuck.append(self._path(place))
                     if not hand.opened:
                         self.closed = errno.ETIMEDOUT
             if len(hand.stuck) == hand.threads:
@@ -226,10 +226,13 @@ class Crew:
             self._dismiss(hand)
             return
         for slot in range(hand.slot, hand.slot + hand.threads):
-            path = self.board.where(slot)[1]
-            if path is not None:
-                self.stuck.append(path)
+            place = self.board.where(slot)[1]
+            if place is not None:
+                self.stuck.append(self._path(place))
         self._abandon(hand)
+
+    def _path(self, place: bytes | int) -> bytes:
+        return self.assignment.known[place][0] if isinstance(place, int) else place
 
     def _abandon(self, hand: _Hand) -> None:
         self.abandoned.append(hand.pid)
@@ -264,4 +267,4 @@ def _gone(pid: int, within_s: float) -> bool:
             return True
         if time.monotonic() >= until:
             return False
-        time.sleep(0.001)
+        time.sleep(0.0003)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilience.system.scan.board import Board
-from resilience.system.scan.folder import Stats, look_at_all, read_folder, status_of
+from resilience.system.scan.folder import SEGMENT_BYTES, Stats, look_at_all, read_folder, status_of
 from resilience.system.scan.pace import decide
 from resilience.system.scan.record import ELSEWHERE, PARTIAL, Record, joined
 
@@ -190,32 +190,39 @@ class Worker:
     def _verify(self, begin: int, end: int, slot: int) -> None:
         """Look whether known folders are as they were: their mtime tells, and of files that may grow their own."""
         known, root, board = self.assignment.known, self.root, self.board
+        look, verify = os.stat, board.verify
         changed = []
         for number in range(begin, end):
             path, inode, mtime_ns, hot = known[number]
-            board.enter(slot, path, self.next_count())
-            began = time.perf_counter() if self.sample_left > 0 else 0.0
-            looks = 1
+            verify(slot, number)
+            sampling = self.sample_left > 0
+            began = time.perf_counter() if sampling else 0.0
             try:
-                status = status_of(root, path)
+                if 0 < len(path) <= SEGMENT_BYTES:
+                    status = look(path, dir_fd=root, follow_symlinks=False)
+                else:
+                    status = status_of(root, path)
             except OSError:
                 changed.append(number)
                 continue
             if status.st_mtime_ns != mtime_ns or status.st_ino != inode:
                 changed.append(number)
             elif hot:
-                looks += len(hot)
+                self.looks.append(len(hot))
                 if not self._as_they_were(path, hot):
                     changed.append(number)
-            if began:
-                self.sampled(looks, time.perf_counter() - began)
-            self.looks.append(looks)
+            if sampling:
+                self.sampled(1 + len(hot), time.perf_counter() - began)
             if board.stopped:
                 return  # what was not looked at is not said to be as it was
             if self.yielding:
-                self.verified.append((begin, number + 1, changed))
+                self._verified(begin, number + 1, changed)
                 self.jobs.append((number + 1, end))
                 return
+        self._verified(begin, end, changed)
+
+    def _verified(self, begin: int, end: int, changed: list[int]) -> None:
+        self.looks.append(end - begin)
         self.verified.append((begin, end, changed))
 
     def _as_they_were(self, path: bytes, hot: Sequence[tuple[bytes, int, int]]) -> bool:
