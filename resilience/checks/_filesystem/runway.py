@@ -1,0 +1,132 @@
+"""How long the room lasts: by the growth that was seen, and by the checkpoints that are to come. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resilience.checks._filesystem.amount import BYTES, INODES, Amount, amount_text
+from resilience.checks._filesystem.growth import LEAST_READINGS, growth
+from resilience.checks._filesystem.look import WARN_PERCENT, Look, Thresholds
+from resilience.checks._filesystem.reading import FileSystemReading, points_of
+from resilience.model.finding import Finding
+from resilience.model.verdict import Verdict
+from resilience.quantities import format_duration
+
+DAY_S = 86400.0
+STEADY = 4.0
+"""What was seen for so many checkpoints' time says more than their size and number."""
+
+
+def judge_growth(
+    subject: str, reading: FileSystemReading, amounts: Sequence[Amount], look: Look, now: float
+) -> list[Finding]:
+    """The limit that is reached first at the growth that was seen, if that is soon; else nothing."""
+    thresholds = look.thresholds
+    if not (thresholds.warn_runway_s or thresholds.crit_runway_s):
+        return []
+    soonest: tuple[float, float, Amount] | None = None
+    for item in amounts:
+        if item.limit is None:
+            continue
+        usable = item.limit * thresholds.usable_percent / 100
+        found, _ = growth(points_of(reading.history, item.key), usable * _healthy(thresholds) / 100)
+        left_s = found.reaches_in_s(usable - item.used) if found is not None else None
+        if found is not None and left_s is not None and (soonest is None or left_s < soonest[0]):
+            soonest = (left_s, found.per_s, item)
+    if soonest is None:
+        return []
+    left_s, per_s, item = soonest
+    verdict = _verdict(left_s, thresholds)
+    if verdict is Verdict.OK:
+        return []
+    whose = f" of {item.scope}" if item.scope not in ("file system", "quota", "folder") else ""
+    return [
+        Finding(
+            subject=subject,
+            verdict=verdict,
+            fault="runway",
+            summary=f"{span(left_s)} left{whose} at {rate(per_s, item.kind)}: "
+            f"{amount_text(item.limit * thresholds.usable_percent / 100 - item.used, item.kind)} free"
+            if item.limit is not None
+            else "",
+            advice="see what grows: `resil watch fs --top`; prune checkpoints, or stop what fills it",
+            looked=(f"growth: the median slope of the readings of {item.key}; warns below "
+                    f"{format_duration(thresholds.warn_runway_s)}, alarms below "
+                    f"{format_duration(thresholds.crit_runway_s)}",),
+        )
+    ]  # fmt: skip
+
+
+def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, look: Look) -> list[Finding]:
+    """Whether the next checkpoint fits, and how many more; nothing where no size is known.
+
+    That they follow one another is held against the file system only where nothing shows that room is made: they were
+    pruned, or what was seen for a while did not grow.
+    """
+    known, thresholds = reading.checkpoint, look.thresholds
+    size, every_s = known.get("size"), known.get("every_s")
+    if not size or look.kind not in (BYTES, INODES):
+        return []
+    one = f"{amount_text(size, look.kind)}{' inodes' if look.kind == INODES else ''}"
+    how = "as the settings say" if look.checkpoint is not None else f"as measured in {known.get('folder')}"
+    looked = (f"checkpoints: {one} each, {how}" + (f"; one every {format_duration(every_s)}, from {known.get('source')}"
+              if every_s else ""),)  # fmt: skip
+    if room < size:
+        return [
+            Finding(
+                subject=subject, verdict=Verdict.CRITICAL, fault="checkpoint", looked=looked,
+                summary=f"the next checkpoint does not fit: it takes {one}, and {amount_text(room, look.kind)} "
+                f"{'is' if look.kind == BYTES else 'are'} free",
+                advice="make room before the next save: the training would fail there; `resil save` and `resil kill` "
+                "work while one still fits",
+            )
+        ]  # fmt: skip
+    if not every_s or known.get("is_pruned") or _is_steady(reading, look, every_s):
+        return []
+    left_s = room / size * every_s
+    verdict = _verdict(left_s, thresholds)
+    if verdict is Verdict.OK:
+        return []
+    count = int(room // size)
+    return [
+        Finding(
+            subject=subject, verdict=verdict, fault="checkpoint", looked=looked,
+            summary=f"room for {count} more checkpoint{'s' if count != 1 else ''} of {one}, one every "
+            f"{format_duration(every_s)}: {span(left_s)} at {rate(size / every_s, look.kind)}",
+            advice="prune older checkpoints, or make room",
+        )
+    ]  # fmt: skip
+
+
+def _is_steady(reading: FileSystemReading, look: Look, every_s: float) -> bool:
+    """Whether it was looked at long enough to know better: its growth, or that there is none, was measured."""
+    longest_s = 0.0
+    for key in reading.history:
+        points = points_of(reading.history, key)
+        if len(points) >= LEAST_READINGS:
+            longest_s = max(longest_s, points[-1][0] - points[0][0])
+    return longest_s >= STEADY * every_s
+
+
+def _healthy(thresholds: Thresholds) -> float:
+    return thresholds.warn_percent if thresholds.warn_percent is not None else WARN_PERCENT
+
+
+def _verdict(left_s: float, thresholds: Thresholds) -> Verdict:
+    if thresholds.crit_runway_s and left_s < thresholds.crit_runway_s:
+        return Verdict.CRITICAL
+    return Verdict.WARNING if thresholds.warn_runway_s and left_s < thresholds.warn_runway_s else Verdict.OK
+
+
+def span(seconds: float) -> str:
+    """`3.1 days`, `14 hours`, `40 min`: a forecast is no stopwatch."""
+    if seconds >= 2 * DAY_S:
+        return f"{seconds / DAY_S:.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.0f} hours"
+    return format_duration(60 * round(seconds / 60))
+
+
+def rate(per_s: float, kind: str) -> str:
+    """`16.7 TiB a day`."""
+    return f"{amount_text(per_s * DAY_S, kind)}{' inodes' if kind == INODES else ''} a day"
