@@ -1,0 +1,73 @@
+"""Lines of a log: where they end, which are our own, and how they are shown to people. Pure."""
+
+from __future__ import annotations
+
+import re
+from binascii import crc32
+from datetime import UTC, datetime
+
+LINE_BYTES = 4096
+"""Of a longer line only so much is looked at: both ends."""
+SHOWN = 240
+"""Characters of a line that people are shown."""
+
+ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])")
+"""ECMA-48 control sequences and the operating system commands of terminals."""
+PULSE = re.compile(rb"^\s*(?:\[[0-9-]{10}[ T][0-9:]{8}\]\s*)?PULSE:")
+"""What watchdogs append to a training's log, `[2022-05-01 10:00:02] PULSE: tr11 is running for ...`: no progress."""
+_STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_CLOCKS = re.compile(rb"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b1[0-9]{9}(?:\.\d+)?\b")
+_SECRETS = re.compile(
+    r"(?i)\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abposr]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}"
+    r"|(?<=://)[^/\s:@]{1,100}:[^/\s@]{1,200}(?=@)"
+    r"|https://hooks\.slack\.com/\S+"
+    r"|(?<=bearer )[A-Za-z0-9._~+/-]{12,}"
+    r"|(?:(?<=password)|(?<=passwd)|(?<=secret)|(?<=token)|(?<=api_key)|(?<=apikey)|(?<=access_key))"
+    r"['\"]?\s{0,3}[=:]\s{0,3}['\"]?(?=[^\s'\"]*[A-Za-z])[^\s'\",]{8,}"
+)
+"""What looks like a secret: an alert goes to more people than the log does."""
+
+
+def split(chunk: bytes) -> tuple[list[bytes], bytes]:
+    """Given new bytes of a log, return the finished lines and what comes behind the last line end.
+
+    A progress bar ends its lines with a carriage return. NUL bytes are holes of a truncated file and are left out.
+    """
+    text = chunk.replace(b"\0", b"") if b"\0" in chunk else chunk
+    if b"\r" in text:
+        text = text.replace(b"\r", b"\n")
+    lines = text.split(b"\n")
+    return lines[:-1], lines[-1]
+
+
+def plain(line: bytes) -> bytes:
+    """A line without colours, and without its middle when it is a monster."""
+    if len(line) > LINE_BYTES:
+        line = line[: LINE_BYTES // 2] + b" ... " + line[-LINE_BYTES // 2 :]
+    return ESCAPES.sub(b"", line) if b"\x1b" in line else line
+
+
+def shown(line: bytes) -> str:
+    """A line as people see it: no control characters, bounded, nothing that looks like a secret."""
+    text = ESCAPES.sub(b"", line[-8 * SHOWN :] if len(line) > 16 * SHOWN else line).decode("utf-8", "replace")
+    text = "".join(c if c.isprintable() else " " for c in text).strip()
+    text = _SECRETS.sub("[hidden]", text)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+
+def identity(line: bytes) -> int:
+    """A number that two lines share when they say the same, whatever time stands in them."""
+    return crc32(_CLOCKS.sub(b"", line).strip())
+
+
+def stamp(line: bytes) -> float | None:
+    """The time that a line begins with or carries, in seconds; only good for differences: its time zone is unknown."""
+    match = _STAMP.search(line[:200]) or _STAMP.search(line[-200:])
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    try:
+        whole = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+    return whole + float(b"0." + match[7] if match[7] else 0)

@@ -1,0 +1,94 @@
+"""The runs of a state directory as subjects: their heartbeat, and the logs of their current attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from resilience.checks._log.beats import merge_beats
+from resilience.checks._log.look_paths import EVIDENCE_LINES, Look, reading_of
+from resilience.checks._log.rundirs import beat_files, run_now
+from resilience.checks._log.tail import last_lines
+from resilience.checks._log.words import Beat, LogReading, LogSettings, LogState
+from resilience.errors import StateDirectoryError
+from resilience.system.run_directory import RunDirectory
+
+_BEAT_FIELDS = tuple(field.name for field in fields(Beat))
+
+
+def beat_of(reading: LogReading) -> Beat | None:
+    """The heartbeat of a reading; JSON has made lists of its tuples."""
+    if not reading.beat:
+        return None
+    known = {key: value for key, value in reading.beat.items() if key in _BEAT_FIELDS}
+    known["stamps"] = tuple((str(n), float(v), float(s)) for n, v, s in known.get("stamps", ()))
+    known["intervals"] = tuple(known.get("intervals", ()))
+    known["gone"] = tuple(known.get("gone", ()))
+    return Beat(**known)
+
+
+def look_at_runs(
+    directories: Sequence[RunDirectory],
+    settings: LogSettings,
+    before: Mapping[str, LogReading],
+    look: Look,
+    now: float,
+    *,
+    named: bool = False,
+) -> dict[str, LogReading]:
+    """Look at these runs, and return a reading of each; runs that were over long ago only when they are `named`."""
+    readings = {}
+    for directory in directories:
+        try:
+            reading, ended = _look_at_run(directory, settings, before.get(directory.run), look, now)
+        except StateDirectoryError as error:
+            readings[directory.run] = LogReading(run=directory.run, nothing=error.message, notes=("not-read",))
+            continue
+        if named or not reading.over or now - ended <= settings.ignore_older_s:
+            readings[directory.run] = reading
+    return readings
+
+
+def _look_at_run(
+    directory: RunDirectory, settings: LogSettings, before: LogReading | None, look: Look, now: float
+) -> tuple[LogReading, float]:
+    run = run_now(directory, now)
+    attempt = run.attempt
+    number, began = (attempt.number, attempt.start_time) if attempt is not None else (0, 0.0)
+    about: dict[str, Any] = {
+        "run": directory.run,
+        "attempt": number,
+        "label": attempt.label if attempt is not None else run.job_id,
+        "began": min(began, now),
+        "over": run.over,
+        "notes": run.notes,
+    }
+    if before is not None and before.attempt != number:
+        before = _of_new_attempt(before, min(began, now) or now)
+    beat = None
+    if settings.heartbeat and run.job_id:
+        since = before.clock[0] if before is not None else 0.0
+        beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
+    reading = reading_of(run.logs, before, look, settings, now) if run.logs else LogReading()
+    reading = replace(reading, beat=_record(beat), **about)
+    if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, settings.floor_s):
+        reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
+    return reading, run.ended
+
+
+def _of_new_attempt(before: LogReading, began: float) -> LogReading:
+    """What is remembered of the logs when another attempt goes on with them: the step begins at a checkpoint again."""
+    logs = []
+    for path, state in before.logs:
+        known = LogState(*state)
+        known = known._replace(
+            best=None, fell_from=None, restarts=0, phase="start", end="", error="", error_kind="", errored=0.0,
+            advanced=max(known.advanced, began),
+        )  # fmt: skip
+        logs.append((path, tuple(known)))
+    return replace(before, logs=tuple(logs), beat=None)
+
+
+def _record(beat: Beat | None) -> dict[str, Any] | None:
+    return None if beat is None else {name: getattr(beat, name) for name in _BEAT_FIELDS}

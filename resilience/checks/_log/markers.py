@@ -1,0 +1,96 @@
+r"""Lines that say what the training does or that it fails. Pure.
+
+The table of errors is small on purpose: whoever classifies faults properly replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+FATAL: dict[str, bytes] = {
+    "killed for memory": rb"Detected \d+ oom[-_]kill|oom[-_]kill event|Out Of Memory|Out of memory: Killed process",
+    "out of GPU memory": rb"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
+    "GPU": rb"CUDA error:|uncorrectable ECC|NVRM: Xid|Xid \(PCI|device-side assert triggered",
+    "collective": rb"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError"
+    rb"|Watchdog caught collective operation timeout|DistBackendError|Gloo connectFullMesh failed",
+    "bus error": rb"\bBus error\b|SIGBUS",
+    "crash": rb"Segmentation fault|SIGSEGV|\bcore dumped\b|Fatal Python error",
+    "killed": rb"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed$|signal 9\b",
+    "disk": rb"No space left on device|Disk quota exceeded|Stale file handle",
+    "launch": rb"srun: error:|slurmstepd: error:|ChildFailedError|torch\.distributed\.elastic\.multiprocessing\.errors",
+}
+"""Nothing good comes after these. What people call it, and how it is told."""
+
+ORDINARY: dict[str, bytes] = {
+    "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*)?(?:[A-Za-z_][\w.]{0,80}\.)?"
+    rb"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|$)",
+}
+"""May have been caught: told once no step has followed for a while. Last lines of Python tracebacks."""
+
+_CANCELLED = rb"CANCELLED AT \S+ DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|CANCELLED AT"
+_END = (
+    rb"\[exiting program (?:after|at)|exiting program at iteration"  # Megatron-LM
+    rb"|Training completed\b|Training complete\b|training finished|\[after training is done\]"
+    rb"|'train_runtime'"  # Hugging Face
+    rb"|`?Trainer\.fit`? stopped:"  # Lightning
+    rb"|STEP \d+\.\d+ ON \S+ " + _CANCELLED + rb"|JOB \d+ ON \S+ " + _CANCELLED  # slurmstepd
+)
+_RESUME = (
+    rb"[Ll]oad(?:ing|ed) (?:the )?(?:distributed )?checkpoint"
+    rb"|Resuming (?:training )?from|Continuing training from|Restor(?:ed|ing) (?:all )?states from"
+    rb"|successfully loaded checkpoint|Resume training from|resuming from checkpoint"
+)
+_SAVED = rb"successfully saved checkpoint|Finished saving the checkpoint|Saved checkpoint"
+_SAVE = rb"saving (?:the )?(?:model )?checkpoint|Saving (?:the )?(?:model )?checkpoint|Saving model\b"
+_EVAL = (
+    rb"\*+ Running Evaluation|[Ee]valuating\b|[Rr]unning (?:validation|evaluation)|[Ss]tart(?:ing)? (?:validation|eval)"
+    rb"|Validation DataLoader|Validating:|Sanity Checking"
+)
+
+_ALL = re.compile(
+    b"|".join(
+        [
+            b"(?P<end>" + _END + b")",
+            b"(?P<resume>" + _RESUME + b")",
+            b"(?P<saved>" + _SAVED + b")",
+            b"(?P<save>" + _SAVE + b")",
+            b"(?P<eval>" + _EVAL + b")",
+            *(b"(?P<f%d>" % number + pattern + b")" for number, pattern in enumerate(FATAL.values())),
+            *(b"(?P<o%d>" % number + pattern + b")" for number, pattern in enumerate(ORDINARY.values())),
+        ]
+    )
+)
+_FATAL_NAMES, _ORDINARY_NAMES = tuple(FATAL), tuple(ORDINARY)
+_ENDS = re.compile(_END)
+_CAUSES = tuple((name, re.compile(pattern)) for name, pattern in FATAL.items() if name != "launch")
+
+
+class Marker(NamedTuple):
+    """What a line tells besides a step: `end`, `resume`, `saved`, `save`, `eval`, `fatal` or `ordinary`."""
+
+    kind: str
+    word: str = ""
+
+
+def marker(line: bytes) -> Marker | None:
+    """Given one line, return what it tells, or None."""
+    match = _ALL.search(line)
+    name = match.lastgroup if match is not None else None
+    if name is None:
+        return None
+    if name[0] == "f" and name[1:].isdigit():
+        word = _FATAL_NAMES[int(name[1:])]
+        # srun and slurmstepd begin every line so: what follows says more.
+        if word == "launch" and _ENDS.search(line):
+            return Marker("end")
+        return Marker("fatal", _cause(line) or word if word == "launch" else word)
+    if name[0] == "o" and name[1:].isdigit():
+        word = _cause(line)
+        return Marker("fatal", word) if word else Marker("ordinary", _ORDINARY_NAMES[int(name[1:])])
+    return Marker(name)
+
+
+def _cause(line: bytes) -> str:
+    """The most telling word of the table for a line that begins with something general, or nothing."""
+    return next((cause for cause, pattern in _CAUSES if pattern.search(line)), "")

@@ -1,0 +1,146 @@
+"""Reads what a run directory tells of its training: the current attempt, its logs, its heartbeat, its end."""
+
+# pathlib takes three times as long, and there are ten thousand paths in a tick.
+# ruff: noqa: PTH116
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.errors import ResilError
+from resilience.model import layout
+from resilience.model.attempt import Attempt
+from resilience.system.attempts import last_beat, read_attempts
+from resilience.system.files import read_regular
+from resilience.system.run_directory import RunDirectory
+
+JOURNAL_BYTES = 8192
+MOST_LOGS = 4096
+"""Of one run: a log per rank is common, more is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunNow:
+    """A run at this moment.
+
+    Attributes:
+        attempt: the newest one, None when none has begun.
+        job_id: as in the names of heartbeats and journals; empty when nothing has begun.
+        over: why there is nothing to wait for, empty while there is.
+        ended: when that became so, in seconds since the epoch, as far as it is known.
+        logs: paths of its logs: of the attempt, else the one written to last.
+        notes: what else a person should know.
+    """
+
+    attempt: Attempt | None
+    job_id: str
+    over: str
+    ended: float
+    logs: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def run_now(directory: RunDirectory, now: float) -> RunNow:
+    """Look at a run. Raise StateDirectoryError if it cannot be looked at."""
+    attempts = read_attempts(directory, newest=1)
+    attempt = attempts[-1] if attempts else None
+    job_id = str(attempt.job_id) if attempt is not None else _newest_job(directory.path / layout.BEATS)
+    over, ended = _over(directory, attempt, job_id)
+    notes: list[str] = []
+    if attempt is not None and not over:
+        beat = last_beat(directory, attempt)
+        if beat is not None and now - beat > 600:
+            notes.append(f"the batch shell of job {attempt.label} has not shown itself for {(now - beat) / 60:.0f} min")
+    return RunNow(attempt, job_id, over, ended, logs_of(directory, attempt), tuple(notes))
+
+
+def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tuple[str, float]:
+    with suppress(OSError):
+        ended = (directory.path / layout.FINISHED).stat().st_mtime
+        return "the run is finished", ended
+    if attempt is not None and attempt.end is not None:
+        code = "" if attempt.exit_code is None else f" with {attempt.exit_code}"
+        return f"job {attempt.label} is over: {attempt.end.value}{code}", attempt.end_time or 0.0
+    if attempt is None and job_id:
+        return _journal_end(directory.path / layout.JOURNAL / f"{job_id}.0.jsonl")
+    return "", 0.0
+
+
+def _journal_end(path: Path) -> tuple[str, float]:
+    """What the guard said at the end, where no batch shell of ours could: of rank 0, the last event."""
+    import json
+
+    with suppress(OSError, ValueError, ResilError, RecursionError):
+        with open(path, "rb", opener=_open) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - JOURNAL_BYTES))
+            event = json.loads(file.read(JOURNAL_BYTES).rstrip(b"\n").rsplit(b"\n", 1)[-1])
+        if event.get("event") == "end":
+            return f"the guard was closed at step {event.get('step')}", float(event["time"])
+    return "", 0.0
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _newest_job(folder: Path) -> str:
+    """The job whose heartbeat was written last: of a training that no template of ours has started."""
+    newest = max(((_mtime(path), path) for path in _names(folder)), default=(0.0, ""))[1]
+    return Path(newest).name.split(".", 1)[0]
+
+
+def logs_of(directory: RunDirectory, attempt: Attempt | None) -> tuple[str, ...]:
+    """The attempt's logs, by the label in their names; else the one that was written to last."""
+    paths = _names(directory.path / layout.LOGS)
+    if not paths:
+        return ()
+    if attempt is not None and attempt.label:
+        own = [path for path in paths if _is_of(Path(path).name, attempt.label)]
+        if own:
+            return tuple(sorted(own)[:MOST_LOGS])
+    return (max(paths, key=lambda path: (_mtime(path), path)),)
+
+
+def _is_of(name: str, label: str) -> bool:
+    """Whether a log's name has the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
+    position = name.find(label)
+    while position >= 0:
+        before, after = name[:position][-1:], name[position + len(label) :][:1]
+        if not (before.isdigit() or before == "_") and not (after.isdigit() or after == "_"):
+            return True
+        position = name.find(label, position + 1)
+    return False
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _mtime(path: str) -> float:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return 0.0
+    return info.st_mtime if stat.S_ISREG(info.st_mode) else 0.0
+
+
+def beat_files(directory: RunDirectory, job_id: str) -> list[tuple[str, bytes, float]]:
+    """(name, content, mtime) of the job's heartbeats, one per node."""
+    found = []
+    for path in _names(directory.path / layout.BEATS):
+        name = Path(path).name
+        if job_id and name.startswith(f"{job_id}."):
+            with suppress(ResilError, OSError):
+                content = read_regular(Path(path), limit_bytes=2**20)
+                if content is not None:
+                    found.append((name, content[0], content[1].st_mtime))
+    return found

@@ -1,0 +1,176 @@
+"""The values of the `log` watchdog: its settings, what is known of one log, what was read of one subject. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+EACH, NEWEST, ANY = "each", "newest", "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """[watch.log]: which logs, and how long they may show no progress.
+
+    Attributes:
+        paths: logs, patterns such as 'logs/*.out', or names of runs. Empty: the runs of the state directory.
+        files: what a pattern stands for: each of its logs must go on (each), only the one written to last (newest),
+            or one of them is enough (any).
+        progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
+        timeout_s: a fixed time without progress, in every phase. Unset: measured, with the settings below.
+        factor: so many usual step intervals without a step are too many.
+        floor_s: never less than this: file servers tell of changes up to a minute late.
+        ceiling_s: never more than this, whatever was measured; the phases below may have more.
+        startup_s: until the first step, and while nothing has been measured yet.
+        evaluation_s: while the training evaluates.
+        save_s: while it saves.
+        heartbeat: believe the guard's heartbeat before the log.
+        ignore_older_s: logs of a pattern that were silent for so long when first seen are not watched.
+        read_bytes: of what is new in one log, at most so much is read each time: the end.
+    """
+
+    paths: tuple[str, ...] = ()
+    files: str = EACH
+    progress_regex: str = ""
+    timeout_s: float | None = None
+    factor: float = 5.0
+    floor_s: float = 120.0
+    ceiling_s: float = 3600.0
+    startup_s: float = 1800.0
+    evaluation_s: float = 1800.0
+    save_s: float = 1800.0
+    heartbeat: bool = True
+    ignore_older_s: float = 86400.0
+    read_bytes: float = 2.0**20
+
+
+class LogState(NamedTuple):
+    """What is known of one log. A tuple of plain values, for ten thousand of them are remembered.
+
+    All times are in seconds since the epoch by the watcher's clock, `mtime` alone by the file server's.
+
+    Attributes:
+        inode: of the file; 0 when nothing was ever seen there.
+        mtime_ns: of the file, when it was last read.
+        offset: up to where it was read. An unfinished line behind it is read again.
+        mark: CRC-32 of the last bytes before `offset`, by which a file that was rewritten in place is known.
+        first_seen: when it was first looked at.
+        born: when it appeared among logs that were watched already, 0 when it was there before.
+        looked: when it was last read or found unchanged.
+        kind: how its step was found (patterns.py), empty: never.
+        step: the newest one.
+        text: the step as people read it.
+        stride: how far apart the steps are that it tells of.
+        advanced: when the step last became greater.
+        talked: when it last had any line that is not our own.
+        best: the greatest step since the file began.
+        fell_from: the step that the log went back from, None when it did not or has caught up.
+        restarts: how often it began again below `best`.
+        intervals: seconds between the last steps told of, oldest first.
+        phase: what the last lines show: `start`, `train`, `eval`, `save`.
+        bars: progress bars that were seen: (label and total, position).
+        end: the line that says the training is over, empty when none is.
+        error: the newest line that tells of an error, with no step behind it.
+        error_kind: its word in the table of errors.
+        errored: when that was seen.
+        said: CRC-32s of the lines said since the last progress.
+        repeats: how many of these lines had been said before.
+        skipped: bytes passed over in the last look because more than `read_bytes` was new.
+        unfinished: whether it ends within a line.
+        skew_s: by how much the file server's clock is ahead of ours at least; negative: behind.
+        trouble: why it could not be read, empty when it could.
+        trouble_kind: `missing` or `not-read`.
+        troubled: since when.
+    """
+
+    inode: int = 0
+    mtime_ns: int = 0
+    offset: int = 0
+    size: int = 0
+    mark: int = 0
+    first_seen: float = 0.0
+    born: float = 0.0
+    looked: float = 0.0
+    kind: str = ""
+    step: float | None = None
+    text: str = ""
+    stride: float = 0.0
+    advanced: float = 0.0
+    talked: float = 0.0
+    best: float | None = None
+    fell_from: float | None = None
+    restarts: int = 0
+    intervals: tuple[float, ...] = ()
+    phase: str = "start"
+    bars: tuple[tuple[int, int], ...] = ()
+    end: str = ""
+    error: str = ""
+    error_kind: str = ""
+    errored: float = 0.0
+    said: tuple[int, ...] = ()
+    repeats: int = 0
+    skipped: int = 0
+    unfinished: bool = False
+    skew_s: float = 0.0
+    trouble: str = ""
+    trouble_kind: str = ""
+    troubled: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The heartbeat of the current attempt, over all nodes: its slowest rank.
+
+    Attributes:
+        step: of the slowest rank.
+        rank: its number, and `host` its node.
+        phase: what it does.
+        advanced: when it last advanced, by the watcher's clock.
+        written: when its node's beat last went on, by the watcher's clock.
+        stamps: per file what its `time` was and when we first saw that: how a dead mirror is told from a wrong clock.
+        intervals: seconds per step, measured from look to look.
+        ranks: how many ranks there are.
+        gone: ranks whose process has ended without a word, as `3 on n17`.
+        left: how many ranks have closed their guard.
+    """
+
+    step: int = 0
+    rank: int = 0
+    host: str = ""
+    phase: str = ""
+    advanced: float = 0.0
+    written: float = 0.0
+    stamps: tuple[tuple[str, float, float], ...] = ()
+    intervals: tuple[float, ...] = ()
+    ranks: int = 0
+    gone: tuple[str, ...] = ()
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReading:
+    """What was seen of one subject.
+
+    Attributes:
+        run: the run's name, or empty.
+        logs: (path, LogState as a tuple) of each of its logs.
+        beat: the fields of a Beat; empty without a heartbeat.
+        attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
+        over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
+        nothing: why there is no log at all.
+        lines: the last lines of the log, when they may be asked for.
+        notes: what else a person should know.
+        clock: (now, monotonic, boot) of the look: how a clock that was set, or a machine that slept, is noticed.
+    """
+
+    run: str = ""
+    logs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    beat: dict[str, Any] | None = None
+    attempt: int = 0
+    label: str = ""
+    began: float = 0.0
+    over: str = ""
+    nothing: str = ""
+    lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    clock: tuple[float, float, str] = (0.0, 0.0, "")
