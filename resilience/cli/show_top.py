@@ -1,0 +1,308 @@
+"""Prints who filled a folder: the largest folders and those that grow fastest, and what the figures are worth."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilience.actions.top_folders import (
+    DAY_S,
+    TopFolder,
+    TopReport,
+    absolute,
+    compose,
+    login_name,
+    scan_folder,
+)
+from resilience.cli.output import clean, paint, print_json, table
+from resilience.quantities import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from resilience.actions.project import Project
+    from resilience.system.scan.scan import Progress, Scan
+
+NAMED = 5
+SURE_AFTER_S = 3600.0
+BAR = 24
+INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended: 128 and the signal's number."""
+
+
+def show_top(
+    project: Project,
+    paths: tuple[str, ...],
+    *,
+    limit: int,
+    deadline_s: float | None,
+    as_json: bool,
+    by: str,
+) -> int:
+    """Scan the folders (none given: the project's) and print what fills them.
+
+    Return 0, or 3 if one of them could not be looked at, or 130 if a person ended it.
+    """
+    world = project.world
+    roots = [absolute(world, path) for path in paths] or [project.loaded.project]
+    until = None if deadline_s is None else world.clock.monotonic() + deadline_s
+    reports: list[TopReport] = []
+    for number, root in enumerate(dict.fromkeys(roots)):
+        left_s = None if until is None else max(0.5, (until - world.clock.monotonic()) / (len(roots) - number))
+        with_bar = _Bar(root) if sys.stderr.isatty() else None
+        found = scan_folder(world, root, left_s, with_bar.tell if with_bar else lambda _: None)
+        if with_bar:
+            with_bar.clear()
+        reports.append(compose(found, limit=limit, by=by, login_name=login_name))
+        if found.interrupted:
+            break
+    if as_json:
+        print_json("top", {"by": by, "folders": [to_json(report) for report in reports]})
+    else:
+        for number, report in enumerate(reports):
+            if number:
+                print()
+            for text in lines(report, by=by, now=world.clock.now()):
+                print(text)
+    sys.stdout.flush()
+    if any(report.scan.interrupted for report in reports):
+        return INTERRUPTED
+    return 3 if any(report.scan.error for report in reports) else 0
+
+
+class _Bar:
+    """One line on the terminal that says how far it has come."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.began, self.shown = clean(str(root)), time.monotonic(), False
+
+    def tell(self, progress: Progress) -> None:
+        """Draw it anew, after the first moment: what is quick needs none."""
+        took_s = time.monotonic() - self.began
+        if took_s < 0.3:
+            return
+        columns = _columns()
+        sys.stderr.write(f"\r\x1b[K{bar(progress, took_s, self.root)[: columns - 1]}")
+        sys.stderr.flush()
+        self.shown = True
+
+    def clear(self) -> None:
+        """Leave nothing of it."""
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def bar(progress: Progress, took_s: float, root: str) -> str:
+    """`[######......] 2,500 of about 5,051 folders, 510,000 looks, 3 s: /scratch`. Pure."""
+    counted = f"{progress.folders:,} folders"
+    drawn = ""
+    if progress.expected:
+        part = min(1.0, progress.folders / progress.expected)
+        drawn = f"[{'#' * int(part * BAR):.<{BAR}}] "
+        counted = f"{progress.folders:,} of about {progress.expected:,} folders"
+    return f"{drawn}{counted}, {progress.looks:,} looks, {took_s:.0f} s: {root}"
+
+
+def lines(report: TopReport, *, by: str, now: float) -> list[str]:
+    """Everything there is to say about one folder. Pure, but for the colours."""
+    found = report.scan
+    root = clean(str(found.root))
+    if found.error:
+        return [f"{root}: could not look: {found.error}"]
+    totals = found.totals
+    at_least = "at least " if not found.is_complete else ""
+    said = [
+        f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {_count(totals.files[0], 'file')} "
+        f"and {_count(totals.folders[0], 'folder')}, seen in {format_duration(round(found.took_s, 1))}"
+    ]
+    said += [f"  ! {sentence}" for sentence in warnings(report)]
+    if report.largest:
+        said += ["", f"LARGEST by {by}", *_table(report, report.largest, by, now)]
+    if report.growing:
+        said += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
+    return [*said, "", *(f"  {sentence}" for sentence in remarks(report))]
+
+
+def warnings(report: TopReport) -> list[str]:
+    """What makes the figures less than they seem. Pure."""
+    found = report.scan
+    said = []
+    why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no answer"
+    if report.unread:
+        said.append(
+            f"{len(report.unread):,} of {_count(len(found.tree), 'folder')} unfinished ({why}): the figures are lower "
+            f"bounds; run it again to go on from here: {_names(report.unread)}"
+        )
+    if report.stuck:
+        said.append(f"{_count(len(report.stuck), 'folder')} did not answer: {_names(report.stuck)}")
+    if found.unverified:
+        known = f"{found.unverified:,} of {_count(len(found.tree), 'known folder')}"
+        said.append(f"{known} could not be looked at again ({why}): the figures there are from earlier scans")
+    if report.unreadable:
+        reasons = ", ".join(sorted({os.strerror(number) for _, number in report.unreadable}))
+        paths = [path for path, _ in report.unreadable]
+        count = _count(len(paths), "folder")
+        said.append(f"{count} could not be read ({reasons}), what lies in them is not counted: {_names(paths)}")
+    return said + [clean(note) for note in found.notes]
+
+
+def remarks(report: TopReport) -> list[str]:
+    """What people may want to know besides. Pure."""
+    found = report.scan
+    said = []
+    if report.checkpoint_folders:
+        folders = _count(report.checkpoint_folders, "folder")
+        said.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {folders}")
+    if report.since_s is None:
+        said.append("growth: nothing to compare with yet; the next scan will tell")
+    else:
+        guess = "; of so short a time a rate per day is a guess" if report.since_s < SURE_AFTER_S else ""
+        grows = "" if report.growing else "nothing grew "
+        said.append(f"growth: {grows}since the scan of {format_duration(round(report.since_s))} ago{guess}")
+    if report.elsewhere:
+        count = _count(len(report.elsewhere), "place")
+        said.append(f"not entered, other file systems begin at {count}: {_names(report.elsewhere)}")
+    if found.verified:
+        oldest = format_duration(round(max(0.0, found.time - found.oldest)))
+        said.append(
+            f"{found.verified:,} of {_count(len(found.tree), 'folder')} were as before and not read again (figures up "
+            f"to {oldest} old): counts of files are exact, but files that grew in place are seen at once only if "
+            "they were written lately; each folder is read in full once a day"
+        )
+    return said
+
+
+def _table(report: TopReport, rows: Sequence[TopFolder], by: str, now: float, *, growing: bool = False) -> list[str]:
+    since_s = report.since_s
+    headers = ("SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "OWNER", "FOLDER")
+    cells = []
+    for row in rows:
+        grew = row.grew_bytes if by == "bytes" else row.grew_inodes
+        shown: Callable[[float], str] = _signed_bytes if by == "bytes" else _signed_count
+        per_day = None if grew is None or not since_s else grew * DAY_S / since_s
+        name = "." if not row.path else os.fsdecode(row.path)
+        if not growing and row.rest < row.share * 0.999:
+            name += f"  ({row.rest:.0%} besides those listed below it)"
+        cells.append(
+            (
+                ("> " if row.is_lower_bound else "") + format_bytes(row.bytes),
+                _percent(row.share),
+                f"{row.files:,}",
+                "" if grew is None else shown(grew),
+                "" if per_day is None else shown(per_day),
+                age(row.newest, now),
+                _owner(row) if report.owners else "",
+                name,
+            )
+        )
+    widths = [max(len(cell[column]) for cell in [headers, *cells]) for column in range(5)]
+    aligned = [[*(cell[i].rjust(widths[i]) if cell[i] else "" for i in range(5)), *cell[5:]] for cell in cells]
+    titles = [*(headers[i].rjust(widths[i]) for i in range(5)), *headers[5:]]
+    return table(titles, aligned, indent=2)
+
+
+def age(newest: int, now: float) -> str:
+    """How long ago something changed. Pure."""
+    if not newest:
+        return ""
+    if newest > now + 1:
+        return "in the future"
+    return f"{format_duration(int(now - newest)).split(' ')[0]} {format_duration(int(now - newest)).split(' ')[1]} ago"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def _signed_bytes(count: float) -> str:
+    return f"{'+' if count > 0 else ''}{format_bytes(count)}"
+
+
+def _signed_count(count: float) -> str:
+    return f"{count:+,.0f}" if count else "0"
+
+
+def _owner(row: TopFolder) -> str:
+    if len(row.owners) == 1:
+        return row.owners[0][0]
+    return ", ".join(f"{name} {part:.0%}" for name, part in row.owners if part >= 0.005) or "".join(
+        name for name, _ in row.owners[:1]
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _names(paths: Sequence[bytes]) -> str:
+    shown = ", ".join(clean(os.fsdecode(path)) or "." for path in paths[:NAMED])
+    return shown + (f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else "")
+
+
+def to_json(report: TopReport) -> dict[str, Any]:
+    """The report for programs. Sizes in bytes, times in seconds (since the epoch)."""
+    found = report.scan
+    document: dict[str, Any] = {"path": str(found.root), "error": found.error, "time": found.time}
+    if found.error:
+        return document
+    return document | {
+        "took_s": round(found.took_s, 4),
+        "complete": found.is_complete,
+        "interrupted": found.interrupted,
+        "out_of_time": found.out_of_time,
+        "bytes": found.totals.blocks[0] * 512,
+        "files": found.totals.files[0],
+        "folders": found.totals.folders[0],
+        "checkpoints": {"bytes": report.checkpoint_bytes, "folders": report.checkpoint_folders},
+        "compared_with_s": report.since_s,
+        "largest": [_row_json(report, row) for row in report.largest],
+        "growing": [_row_json(report, row) for row in report.growing],
+        "unfinished": [os.fsdecode(path) for path in report.unread],
+        "stuck": [os.fsdecode(path) for path in report.stuck],
+        "unreadable": [{"path": os.fsdecode(p), "reason": os.strerror(number)} for p, number in report.unreadable],
+        "other_file_systems": [os.fsdecode(path) for path in report.elsewhere],
+        "scan": _scan_json(found),
+    }
+
+
+def _scan_json(found: Scan) -> dict[str, Any]:
+    return {
+        "folders_read": found.read,
+        "folders_unchanged": found.verified,
+        "folders_not_verified": found.unverified,
+        "looks": found.looks,
+        "oldest_figure": found.oldest,
+        "pace": found.pace,
+        "notes": list(found.notes),
+    }
+
+
+def _row_json(report: TopReport, row: TopFolder) -> dict[str, Any]:
+    def per_day(grew: int | None) -> float | None:
+        return None if grew is None or not report.since_s else grew * DAY_S / report.since_s
+
+    return {
+        "path": str(report.scan.root / os.fsdecode(row.path)),
+        "bytes": row.bytes,
+        "files": row.files,
+        "folders": row.folders,
+        "share": row.share,
+        "rest_share": row.rest,
+        "newest": row.newest,
+        "owners": dict(row.owners),
+        "grew_bytes": row.grew_bytes,
+        "grew_inodes": row.grew_inodes,
+        "bytes_per_day": per_day(row.grew_bytes),
+        "inodes_per_day": per_day(row.grew_inodes),
+        "lower_bound": row.is_lower_bound,
+    }
