@@ -30,7 +30,7 @@ from resilience.system.mounts import current_mounts, mount_of
 from resilience.system.run_directory import RunDirectory
 from resilience.system.scene import Scene
 
-REGEX_CPU_S = 2.0
+REGEX_CPU_S = 1.0
 """Processor time that a regular expression of one's own may take in one log and look."""
 LEAST_READ_BYTES = 4096
 BOOT = Path("/proc/sys/kernel/random/boot_id")

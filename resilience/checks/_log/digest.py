@@ -55,6 +55,7 @@ class _Digest:
         self.said = dict.fromkeys(state.said)
         self.repeats = state.repeats
         self.talks = self.lives = self.grows = False
+        self.is_broken = bool(state.end) or (state.phase == "start" and state.step is not None)
         self.steps = 0
         self.step_line = b""
         self.step_stamps: list[float] = []
@@ -99,14 +100,21 @@ class _Digest:
     def _marker(self, told: Marker, line: bytes) -> None:
         if told.kind == "end":
             self.end = lines_of.shown(line)
+            self._break()
         elif told.kind == "resume":
             self.phase = "start"
+            self._break()
         elif told.kind == "saved":
             self.phase = "train"
         elif told.kind in ("save", "eval"):
             self.phase = told.kind
         elif not self.error or (told.kind == "fatal" and self.error_kind == "exception"):
             self.error, self.error_kind, self.errored = lines_of.shown(line), told.word, self.written
+
+    def _break(self) -> None:
+        """The time between two trainings is no step interval."""
+        self.is_broken = True
+        self.step_stamps.clear()
 
     def _found(self, found: Found, line: bytes) -> bool:
         """Take in a place in the training; say whether it is further than before."""
@@ -216,7 +224,8 @@ class _Digest:
         before = self.before
         if not self.steps:
             return before.intervals
-        if before.step is not None and before.looked and before.kind == self.kind and advanced > before.advanced:
+        goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
+        if goes_on and advanced > before.advanced:
             return (*before.intervals, (advanced - before.advanced) / self.steps)[-INTERVALS:]
         stamps = self.step_stamps
         gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]

@@ -80,7 +80,11 @@ def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) 
 
 def _is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
     """Whether a log that was there a moment ago may come back: renamed, and not made again yet."""
-    return log.trouble_kind == "missing" and log.looked > 0 and now - log.troubled <= min(settings.floor_s, settings.timeout_s or 1e9)
+    return (
+        log.trouble_kind == "missing"
+        and log.looked > 0
+        and now - log.troubled <= min(settings.floor_s, settings.timeout_s or 1e9)
+    )
 
 
 def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
