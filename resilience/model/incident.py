@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any
 
 from resilience.model.verdict import Verdict
@@ -140,10 +141,13 @@ def incident_from_json(record: Mapping[str, Any]) -> Incident:
         given[name] = None if given.get(name) is None else float(given[name])
     for name in ("number", "count", "escalated"):
         given[name] = int(given.get(name, 0))
+    times = [given[name] for name in ("opened", "seen", "changed", "looked", *_TIMES)]
+    given["flaps"] = tuple(float(time) for time in given.get("flaps", ()))
+    if not all(isfinite(time) for time in (*times, *given["flaps"]) if time is not None):
+        raise ValueError("a time is no time")
     told_verdict = given.get("told_verdict")
     given["verdict"] = Verdict(record["verdict"])
     given["worst"] = max(given["verdict"], Verdict(given.get("worst", given["verdict"].value)))
     given["told_verdict"] = None if told_verdict is None else Verdict(told_verdict)
     given["evidence"] = tuple(str(line) for line in given.get("evidence", ()))
-    given["flaps"] = tuple(float(time) for time in given.get("flaps", ()))
     return Incident(**given)
