@@ -150,8 +150,9 @@ def from_record(owner: type[RecordT], record: Mapping[str, Any]) -> RecordT:
         elif isinstance(default, bool) or isinstance(value, bool):
             if isinstance(default, bool) and isinstance(value, bool):
                 given[field.name] = value
-        elif isinstance(default, float) and isinstance(value, int | float) and value == value:
-            given[field.name] = float(value)
+        elif isinstance(default, float):
+            if isinstance(value, int | float) and value == value:
+                given[field.name] = float(value)
         elif type(value) is type(default):
             given[field.name] = value
     return owner(**given)

@@ -36,7 +36,8 @@ class Claim:
 def claim(folder: Path, name: str, owner: str) -> Iterator[Claim | None]:
     """Hold a claim for the time inside; give None where somebody else holds it.
 
-    The folder is made where it is missing, as open as the one that it lies in.
+    `owner`: this node, our process id, and something random, with blanks between: a claim of a process of this node
+    that is gone holds nobody up. The folder is made where it is missing, as open as the one that it lies in.
     """
     path = folder / name
     try:
@@ -67,10 +68,24 @@ def _take(path: Path, owner: str) -> bool:
                 return True
             except FileExistsError:
                 with suppress(FileNotFoundError):
-                    if abs(now - path.lstat().st_mtime) <= EXPIRES_S:
+                    if abs(now - path.lstat().st_mtime) <= EXPIRES_S and not _is_gone(path.read_text(), owner):
                         return False
                     path.unlink()
         return False
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _is_gone(holder: str, owner: str) -> bool:
+    """Whether whoever holds a claim was a process of this very node, and is no more."""
+    node, _, pid = holder.rpartition(" ")[0].partition(" ")
+    if not pid.isdigit() or node != owner.partition(" ")[0]:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

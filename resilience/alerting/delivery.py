@@ -172,9 +172,9 @@ class _Flush:
         self._lines[channel] = line
         entries = self._outbox.pending(channel)
         waiting = [entry for entry in entries if not entry.is_digest]
-        digests = len(entries) - len(waiting)
+        has_digest = len(waiting) < len(entries)  # there was an outage: what came later is told with it
         due = bool(waiting) and is_due(len(waiting), min(entry.queued for entry in waiting), now)
-        if due or digests > 1:
+        if due or (has_digest and len(entries) > 1):
             with suppress(StateDirectoryError):  # then they go one by one
                 self._outbox.fold(channel, now, host=self._host, project=self._project or entries[0].alert.project)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from resilience.model.alert import Alert, Notice, Reason
@@ -36,6 +36,7 @@ class Line:
         worst: how bad it was at the worst.
         summary: what was said last while it was bad.
         time: of the newest alert in it.
+        bad: of the newest alert in it that was not the end; 0 where there is none.
         ended: when its end was noticed; 0 while it lasts.
         count: how many alerts are in this line.
     """
@@ -54,7 +55,12 @@ class Line:
     advice: str = ""
     acknowledged_by: str = ""
     ended: float = 0.0
+    bad: float = 0.0
     count: int = 1
+
+
+_FIELDS = tuple(field.name for field in fields(Line))
+_ORDER = {verdict: number for number, verdict in enumerate(Verdict)}
 
 
 def lines_of(alert: Alert) -> tuple[Line, ...]:
@@ -78,6 +84,7 @@ def _line(notice: Notice, time: float) -> Line:
         since=notice.since,
         time=time,
         ended=time if over else 0.0,
+        bad=0.0 if over else time,
         acknowledged_by=notice.acknowledged_by,
     )
 
@@ -94,12 +101,13 @@ def merge(lines: Iterable[Line]) -> tuple[Line, ...]:
 def _join(one: Line, other: Line) -> Line:
     # Of the same moment, the end comes last.
     older, newer = sorted((one, other), key=lambda line: (line.time, line.ended))
-    told_while_bad = older if newer.ended and not older.ended else newer
+    told_while_bad = older if older.bad > newer.bad else newer
     return replace(
         newer,
         since=min(older.since, newer.since),
         worst=max(older.worst, newer.worst),
         summary=told_while_bad.summary,
+        bad=told_while_bad.bad,
         acknowledged_by=newer.acknowledged_by or older.acknowledged_by,
         count=older.count + newer.count,
     )
@@ -107,11 +115,7 @@ def _join(one: Line, other: Line) -> Line:
 
 def ranked(lines: Iterable[Line]) -> tuple[Line, ...]:
     """What lasts before what is over, the worst first, and of those the oldest: who waited longest for it is first."""
-    return tuple(sorted(lines, key=lambda x: (x.ended > 0, -_order(x.verdict), -_order(x.worst), x.since, x.episode)))
-
-
-def _order(verdict: Verdict) -> int:
-    return list(Verdict).index(verdict)
+    return tuple(sorted(lines, key=lambda x: (x.ended > 0, -_ORDER[x.verdict], -_ORDER[x.worst], x.since, x.episode)))
 
 
 def bounded(lines: Sequence[Line], most: int = MOST_LINES) -> tuple[tuple[Line, ...], int]:
@@ -180,13 +184,13 @@ def story(line: Line) -> str:
 
 def line_to_json(line: Line) -> dict[str, Any]:
     """A line as JSON's own types, without what is empty: there may be thousands."""
-    record = asdict(line) | {"verdict": line.verdict.value, "worst": line.worst.value}
-    return {key: value for key, value in record.items() if value not in ("", 0.0)}
+    record = {name: value for name in _FIELDS if (value := getattr(line, name)) not in ("", 0.0)}
+    return record | {"verdict": line.verdict.value, "worst": line.worst.value}
 
 
 def line_from_json(record: Mapping[str, Any]) -> Line:
     """The line that `line_to_json` wrote. Raise KeyError, TypeError or ValueError if it is none."""
-    known = {field.name: record[field.name] for field in fields(Line) if field.name in record}
+    known = {name: record[name] for name in _FIELDS if name in record}
     plain: dict[str, Any] = {"summary": "", "fault": "", "since": 0.0, "time": 0.0}
     return Line(**plain | known | {"verdict": Verdict(record["verdict"]), "worst": Verdict(record["worst"])})
 

@@ -43,6 +43,7 @@ class Outbox:
         self._sent = folder.beside("sent")
         self._dead = folder.beside("dead")
         self.memory = ChannelMemory(folder)
+        self._covers: dict[str, frozenset[str]] = {}
 
     @property
     def trouble(self) -> str:
@@ -74,11 +75,20 @@ class Outbox:
         if name in waiting or self._has(self._sent, name) or self._has(self._dead, name):
             return True
         return any(
-            name in entry.covers
+            name in self._covered(folder, digest)
             for folder, names in ((self._waiting, waiting), (self._sent, self._digests_sent(channel_of(name))))
-            for entry in (self._read(folder, digest) for digest in names if digest.startswith("digest-"))
-            if entry is not None
+            for digest in names
+            if digest.startswith("digest-")
         )
+
+    def _covered(self, folder: SpareFolder, digest: str) -> frozenset[str]:
+        """What a digest stands for. Its name is made of that, so it is read once."""
+        if digest not in self._covers:
+            entry = self._read(folder, digest)
+            if entry is None:
+                return frozenset()
+            self._covers[digest] = frozenset(entry.covers)
+        return self._covers[digest]
 
     def _digests_sent(self, channel: str) -> tuple[str, ...]:
         return tuple(name for name in self._sent.names() if name.startswith("digest-") and channel_of(name) == channel)

@@ -6,7 +6,6 @@ secret in its text: what comes back is a plain outcome.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ SEND_S = 15.0
 """How long a channel may take for one message."""
 _LAST_RESORT_S = 5
 """So long after its deadline the kernel ends a child whose parent is gone."""
-_TEXT_MOST = 500
+_TEXT_MOST, _SAID_MOST = 500, 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,9 @@ def send_apart(errands: Mapping[str, Errand], world: World) -> Iterator[tuple[st
     """Hand over several messages at once, each in a child of its own; yield (key, outcome) as they end."""
     works = {key: (lambda errand=errand: _send(errand, world), errand.deadline_s) for key, errand in errands.items()}
     for key, answer in run_apart(works):
+        if answer.said:  # the channel `console` speaks there; nothing of it belongs in the output of a watchdog
+            sys.stderr.write(answer.said[:_SAID_MOST])
+            sys.stderr.flush()
         yield key, _outcome(answer, errands[key].deadline_s)
 
 
@@ -151,14 +153,9 @@ def readable(message: object) -> str:
 
 
 def _settle_child(deadline_s: float) -> None:
-    """Nothing that a channel prints may stand in the output of whoever sends; and nobody waits for it for ever."""
+    """Should whoever sends be killed, the child must not wait for a server for ever."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(deadline_s) + _LAST_RESORT_S)
-    sys.stdout = sys.stderr
-    try:
-        os.dup2(2, 1)
-    except OSError:  # standard error is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _trouble(error: BaseException) -> dict[str, Any]:
@@ -186,8 +183,11 @@ def _outcome(answer: Answer, deadline_s: float) -> Outcome:
     value = answer.value
     if not isinstance(value, dict):
         # It gave no answer: too late, or the process itself went down.
-        late = answer.error is not None and answer.error.transient
-        error = f"no answer within {deadline_s:g} s" if late else "the channel crashed while it sent"
+        error = "the channel crashed while it sent"
+        if answer.is_overdue:
+            error = f"no answer within {deadline_s:g} s"
+        elif answer.error is not None and answer.error.transient:
+            error = answer.error.message  # no process could be started
         return Outcome(ending=Ending.FAILED, error=error, took_s=answer.took_s)
     memory = value.get("memory", {})
     return Outcome(

@@ -23,6 +23,7 @@ import os, signal, sys
 from pathlib import Path
 from resilience.errors import StateDirectoryError
 from resilience.system.files import append_line, write_atomic
+exec(sys.argv[1])
 for request in sys.stdin:
     pid = os.fork()
     if pid == 0:
@@ -87,12 +88,12 @@ class Writer:
 
 
 @contextmanager
-def writer(log: Path) -> Iterator[Writer]:
-    """A writer; the test is skipped where there is no strace."""
+def writer(log: Path, preload: str = "") -> Iterator[Writer]:
+    """A writer; the test is skipped where there is no strace. `preload`: what is run once, before it forks."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace (apt-get install strace)")
     server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
+        [sys.executable, "-c", _SERVER, preload],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None
