@@ -21,7 +21,7 @@ from resilience.system.scene import Scene
 class JobCheck:
     """See ports.Check."""
 
-    summary = "Is the run queued or running, will it start, and what comes after it?"
+    summary = "Runs and jobs: queued or running, whether they will start, and what comes after them."
     Settings = JobSettings
     Reading = JobReading
     memory = Memory(count=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resilience.checks._job.queue import Answer
@@ -61,11 +61,19 @@ class Confirmer:
 
     Args:
         again: asks the queue once more, for all at once.
+        sort: the jobs of each subject in an answer.
         until: the monotonic time at which no more questions are asked.
     """
 
-    def __init__(self, client: Scheduler, clock: Clock, again: Callable[[], Answer], until: float) -> None:
-        self._client, self._clock, self._again, self._until = client, clock, again, until
+    def __init__(
+        self,
+        client: Scheduler,
+        clock: Clock,
+        again: Callable[[], Answer],
+        sort: Callable[[Sequence[Job]], Mapping[str, Sequence[Job]]],
+        until: float,
+    ) -> None:
+        self._client, self._clock, self._again, self._sort, self._until = client, clock, again, sort, until
 
     def confirm(self, missing: Sequence[Missing]) -> dict[str, Certainty]:
         """What is known of each, by subject."""
@@ -121,10 +129,10 @@ class Confirmer:
         if answer.trouble:
             return {one.subject: Certainty(unsure=f"the second look failed: {answer.trouble}") for one in missing}
         hides = self._hides_jobs() if any(not one.mine for one in missing) else ""
-        alive = [job for job in answer.jobs if job.state.is_alive]
+        rows = self._sort(answer.jobs)
         found = {}
         for one in missing:
-            job = next((job for job in alive if one.is_ours(job)), None)
+            job = next((job for job in rows.get(one.subject, ()) if job.state.is_alive), None)
             if job is not None:
                 found[one.subject] = Certainty(job=job)
             elif hides and not one.mine:

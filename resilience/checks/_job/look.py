@@ -86,7 +86,7 @@ class _Tick:
     until: float
 
     def read(self, answer: Answer) -> dict[str, JobReading]:
-        readings = {queue_subject(answer.scheduler): self._of_queue(answer)}
+        readings: dict[str, JobReading] = {}
         by_subject = self.watched.sort(answer.jobs)
         if not answer.trouble:
             certain = self._confirm(answer, by_subject)
@@ -97,7 +97,7 @@ class _Tick:
                     readings[subject.name] = reading
         if self.settings.pulse_file:
             self._pulse(answer, readings)
-        return readings
+        return {**readings, queue_subject(answer.scheduler): self._of_queue(answer)}
 
     def _of_queue(self, answer: Answer) -> JobReading:
         earlier = self.before.get(queue_subject(answer.scheduler))
@@ -139,10 +139,11 @@ class _Tick:
         if not missing or self.client is None:
             return {}
         client, clock = self.client, self.scene.world.clock
-        confirmer = Confirmer(
-            client, clock, lambda: ask(client, clock, self.watched.users, self.watched.keep), self.until
-        )
-        return confirmer.confirm(missing)
+
+        def again() -> Answer:
+            return ask(client, clock, self.watched.users, self.watched.keep)
+
+        return Confirmer(client, clock, again, self.watched.sort, self.until).confirm(missing)
 
     def _of_subject(
         self, subject: Subject, answer: Answer, jobs: list[Job], certain: Certainty | None
@@ -257,12 +258,15 @@ def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) 
 
 
 def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
+    """Whether jobs of it come one after another. Those that match a pattern may be many that have nothing in common."""
     if past is not None and past.is_chain:
         return True
-    if any(job.is_array_record or job.id.task is not None for job in jobs):
+    if any("%" in job.tasks for job in jobs) or any(job.state.is_waiting and job.dependency for job in jobs):
         return True
-    known = {job.id.array for job in jobs} | set(subject.facts.ids if subject.facts is not None else ())
-    return len(known) > 1
+    if subject.facts is None and subject.wanted is not None and subject.wanted.is_pattern:
+        return False
+    known = subject.facts.ids if subject.facts is not None else ()
+    return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in jobs)
 
 
 def _requeued(past: JobReading | None, restarts: Mapping[str, int], now: float) -> list[float]:

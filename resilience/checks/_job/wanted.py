@@ -48,7 +48,8 @@ class Wanted:
         """Whether a job of this name is meant. A regular expression may take long: see Matcher."""
         if self.pattern is None:
             return name == self.name
-        return self.pattern.search(name) is not None or name == self.written
+        look = self.pattern.search if self.kind is Kind.REGEX else self.pattern.match
+        return look(name) is not None or name == self.written
 
 
 def parse_wanted(written: str) -> Wanted:
