@@ -12,6 +12,7 @@ from resilience.checks._filesystem.amount import BYTES, INODES, Amount, parse_li
 from resilience.errors import ProbeError, QuantityError
 
 SOURCE = "beegfs-ctl --getquota"
+_BYTE = re.compile(r"(?<=[0-9 ])Bytes?")
 _POOL = re.compile(r"Quota information for storage pool (?P<name>.+?) \(ID: [0-9]+\)")
 
 
@@ -39,9 +40,10 @@ def parse_quota(text: str, kind: str, name: str) -> tuple[Amount, ...]:
         scope = f"{kind} {name}" + (f" in pool {pool}" if pool and pool != "Default" else "")
         try:
             for what, used, limit in ((BYTES, words[2], words[3]), (INODES, words[4], words[5])):
-                in_use = parse_limit(used.replace(" ", ""), what) or 0.0
-                hard = parse_limit(limit.replace(" ", ""), what)
-                amounts.append(Amount(kind=what, source=SOURCE, scope=scope, used=in_use, limit=hard, age_s=None))
+                in_use, hard = (parse_limit(_BYTE.sub("", word).replace(" ", ""), what) for word in (used, limit))
+                amounts.append(
+                    Amount(kind=what, source=SOURCE, scope=scope, used=in_use or 0.0, limit=hard, age_s=None)
+                )
         except (ProbeError, QuantityError) as error:
             raise ProbeError(f"beegfs-ctl wrote a row that is none: {error.message}") from error
     if not seen_head:

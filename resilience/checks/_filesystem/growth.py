@@ -91,7 +91,8 @@ def growth(points: Sequence[Point], healthy: float) -> tuple[Growth | None, str]
         if found is not None:
             before = [value for when, value in points if when < part[0][0]]
             height = median([value for _, value in part[-3:]])
-            if before and max(before) <= healthy and height <= max(before):
+            margin = HIGHER * (max(before) - min(before)) if before else 0.0
+            if before and max(before) <= healthy and height <= max(before) + margin:
                 return None, "it grows, and not yet higher than it was before something made room"
             return found, why
         reason = why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilience.checks._filesystem.amount import BYTES, INODES, Amount, amount_text
-from resilience.checks._filesystem.growth import LEAST_READINGS, growth
+from resilience.checks._filesystem.growth import LEAST_READINGS, Growth, growth
 from resilience.checks._filesystem.look import WARN_PERCENT, Look, Thresholds
 from resilience.checks._filesystem.reading import FileSystemReading, points_of
 from resilience.model.finding import Finding
@@ -30,6 +30,8 @@ def judge_growth(
             continue
         usable = item.limit * thresholds.usable_percent / 100
         found, _ = growth(points_of(reading.history, item.key), usable * _healthy(thresholds) / 100)
+        if found is not None and _is_first_tooth(found, reading):
+            continue
         left_s = found.reaches_in_s(usable - item.used) if found is not None else None
         if found is not None and left_s is not None and (soonest is None or left_s < soonest[0]):
             soonest = (left_s, found.per_s, item)
@@ -96,6 +98,15 @@ def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, loo
             advice="prune older checkpoints, or make room",
         )
     ]  # fmt: skip
+
+
+def _is_first_tooth(found: Growth, reading: FileSystemReading) -> bool:
+    """Whether it grows as checkpoints do that are known to be pruned, and was not seen for as long as those are kept."""
+    known = reading.checkpoint
+    size, every_s = known.get("size"), known.get("every_s")
+    if not size or not every_s or not known.get("is_pruned"):
+        return False
+    return bool(found.per_s < 1.5 * size / every_s and found.span_s < 2 * (known.get("count", 0) + 1) * every_s)
 
 
 def _is_steady(reading: FileSystemReading, look: Look, every_s: float) -> bool:

@@ -155,7 +155,9 @@ def _tools(
         return found
 
     def ask_unix() -> Sequence[Amount]:
-        text, _ = asked.run(unix_quota.quota_command(mount.point), codes=(0, 1))
+        text, errors = asked.run(unix_quota.quota_command(mount.point), codes=(0, 1))
+        if not text.strip() and errors.strip() and unix_quota.NO_QUOTA not in errors:
+            raise ProbeError(errors.strip().split("\n")[0][:200])
         return unix_quota.parse_quota(text, mount.source, now) if text.strip() else ()
 
     tools = []

@@ -14,6 +14,9 @@ from resilience.errors import ProbeError
 
 SOURCE = "quota"
 _HEAD = re.compile(r"Disk quotas for (?P<kind>user|group|project) (?P<name>\S+) \((?:uid|gid) .*\):\s*(?P<none>none)?")
+NO_QUOTA = "not found or has no quota enabled"
+"""What quota 4.06 writes to its standard error, with exit code 1, for a mount point without quotas."""
+
 _EPOCH_S = 10**8
 """A raw grace beyond it is a time, not a rest."""
 
