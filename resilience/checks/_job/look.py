@@ -261,7 +261,8 @@ def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) ->
     """Whether jobs of it come one after another. Those that match a pattern may be many that have nothing in common."""
     if past is not None and past.is_chain:
         return True
-    if any("%" in job.tasks for job in jobs) or any(job.state.is_waiting and job.dependency for job in jobs):
+    waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
+    if waits or any("%" in job.tasks for job in jobs):
         return True
     if subject.facts is None and subject.wanted is not None and subject.wanted.is_pattern:
         return False
