@@ -26,7 +26,7 @@ HALF = 0.5
 DAY_S = 86400.0
 
 CHECKPOINT_FOLDER = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
-"""Hugging Face: checkpoint-500. DeepSpeed: global_step500. Megatron-LM: iter_0000500. Lightning: epoch=1-step=500.ckpt."""
+"""Hugging Face: checkpoint-500. DeepSpeed: global_step500. Megatron-LM: iter_0000500. Lightning: step=5.ckpt."""
 
 
 @dataclass(frozen=True, slots=True)

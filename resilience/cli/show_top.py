@@ -123,7 +123,7 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
     at_least = "at least " if not found.is_complete else ""
     said = [
         f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {_count(totals.files[0], 'file')} "
-        f"and {_count(totals.folders[0], 'folder')}, seen in {format_duration(round(found.took_s, 1))}"
+        f"and {_count(totals.folders[0], 'folder')}, seen in {_seconds(found.took_s)}"
     ]
     said += [f"  ! {sentence}" for sentence in warnings(report)]
     if report.largest:
@@ -131,6 +131,10 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
     if report.growing:
         said += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
     return [*said, "", *(f"  {sentence}" for sentence in remarks(report))]
+
+
+def _seconds(took_s: float) -> str:
+    return f"{took_s:.2f} s" if took_s < 10 else format_duration(took_s)
 
 
 def warnings(report: TopReport) -> list[str]:

@@ -81,14 +81,16 @@ class Crew:
         self.board = Board(SLOTS)
         self.hands: list[_Hand] = []
         self.queue: list[Any] = []
-        self.stuck: list[bytes] = []
+        self.stuck = assignment.stuck
         self.closed = 0
         self.real = b""
         self.pace = pace
         self.abandoned: list[int] = []
         self.out_of_time = self.interrupted = False
+        self._deaths: set[bytes] = set()
         self._next_slot = 0
         self._selector = selectors.DefaultSelector()
+        _reap()
 
     def run(self, jobs: Sequence[Any]) -> None:
         """Have jobs done, and what arises from them, until nothing is left or the time is over.
@@ -107,6 +109,11 @@ class Crew:
             self._watch(now)
             if self.deadline is not None and now >= self.deadline:
                 self.out_of_time = True
+
+    def renew(self) -> None:
+        """Let those go who have nothing to do: who comes in their place knows where the others hang."""
+        for hand in [hand for hand in self.hands if hand.idle]:
+            self._dismiss(hand)
 
     def end(self) -> None:
         """Let everybody tell what they know, and send them home; those that do not go are left behind."""
@@ -221,14 +228,17 @@ class Crew:
                 self._abandon(hand)
 
     def _died(self, hand: _Hand) -> None:
-        """A worker ended by itself: killed from outside, or for memory. Where it was must not end the next one too."""
+        """A worker ended by itself: killed from outside, or for memory. Where two ended, a third is not sent."""
         if self.closed:
             self._dismiss(hand)
             return
         for slot in range(hand.slot, hand.slot + hand.threads):
             place = self.board.where(slot)[1]
             if place is not None:
-                self.stuck.append(self._path(place))
+                path = self._path(place)
+                if path in self._deaths:
+                    self.stuck.append(path)
+                self._deaths.add(path)
         self._abandon(hand)
 
     def _path(self, place: bytes | int) -> bytes:
@@ -253,7 +263,19 @@ class Crew:
     def _kill(self, hand: _Hand) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(hand.pid, signal.SIGKILL)
-        _gone(hand.pid, 0.05)
+        if not _gone(hand.pid, 0.05):
+            _abandoned.add(hand.pid)
+
+
+_abandoned: set[int] = set()
+"""Workers of earlier scans of this process that would not end."""
+
+
+def _reap() -> None:
+    """Take leave of those that have ended meanwhile."""
+    for pid in list(_abandoned):
+        if _gone(pid, 0.0):
+            _abandoned.discard(pid)
 
 
 def _gone(pid: int, within_s: float) -> bool:

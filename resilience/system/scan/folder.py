@@ -34,7 +34,7 @@ Stats = Callable[[Sequence["os.DirEntry[str]"]], list[os.stat_result | None]]
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # vanished; or something else has its name by now
 
-_mode, _inode, _links, _uid, _mtime = (itemgetter(number) for number in (0, 1, 3, 4, 8))
+_links, _uid, _mtime = (itemgetter(number) for number in (3, 4, 8))
 _blocks, _name = attrgetter("st_blocks"), attrgetter("name")
 
 
@@ -121,16 +121,10 @@ class Sums:
         self.hot: list[Hot] = []
 
     def add(self, entries: Sequence[os.DirEntry[str]], looked: Sequence[os.stat_result | None], recent: int) -> None:
-        """Take in one chunk. `recent`: files changed since then may still be growing."""
+        """Take in the files of one chunk. `recent`: those changed since then may still be growing."""
         if None in looked:  # some vanished meanwhile
             entries = list(compress(entries, [status is not None for status in looked]))
         stats = [status for status in looked if status is not None]
-        modes = list(map(_mode, stats))
-        if any(map(stat.S_ISDIR, set(modes))):
-            are_folders = list(map(stat.S_ISDIR, modes))
-            self.children += map(os.fsencode, map(_name, compress(entries, are_folders)))
-            are_files = [not is_folder for is_folder in are_folders]
-            stats, entries = list(compress(stats, are_files)), list(compress(entries, are_files))
         if not stats:
             return
         blocks = list(map(_blocks, stats))
@@ -226,6 +220,11 @@ def _read_open(
                 if barriers:
                     entries, mounts = _apart(entries, path, barriers)
                     barred += mounts
+                # The kind comes with the name: folders are looked at when they are opened, by whoever does that.
+                are_folders = [entry.is_dir(follow_symlinks=False) for entry in entries]
+                if True in are_folders:
+                    sums.children += map(os.fsencode, map(_name, compress(entries, are_folders)))
+                    entries = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
                 sums.add(entries, stats(entries), now - RECENT_S)
                 if not alive(len(entries)):
                     state = PARTIAL

@@ -230,12 +230,13 @@ class _Effort:
     def _verify(self, crew: Crew) -> None:
         count = len(self.rows)
         ranges = [(begin, min(count, begin + VERIFIED_AT_ONCE)) for begin in range(0, count, VERIFIED_AT_ONCE)]
-        lost = 0
+        lost = len(crew.abandoned)
         while ranges:
             crew.run(ranges)
-            if len(crew.stuck) == lost:
+            if len(crew.abandoned) == lost:
                 return
-            lost = len(crew.stuck)
+            lost = len(crew.abandoned)
+            crew.renew()
             stuck = set(crew.stuck)
             known = self.assignment.known
             left = [n for n in range(count) if n not in self.verified and known[n][0] not in stuck]
@@ -245,12 +246,13 @@ class _Effort:
 
     def _read(self, crew: Crew, wanted: list[bytes]) -> None:
         """Have folders read, and what lies below them; once more what a worker took with it when it hung."""
-        lost = len(crew.stuck)
+        lost = len(crew.abandoned)
         while wanted:
             crew.run(wanted[::-1])  # the last is taken first
-            if len(crew.stuck) == lost or crew.out_of_time or crew.interrupted or crew.closed:
+            if len(crew.abandoned) == lost or crew.out_of_time or crew.interrupted or crew.closed:
                 return
-            lost = len(crew.stuck)
+            lost = len(crew.abandoned)
+            crew.renew()
             known = self.assignment.is_known
             below = {joined(record.path, name) for record in list(self.records.values()) for name in record.children}
             ahead = [*wanted, *(path for path in below if not known(path))]

@@ -14,13 +14,13 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from resilience.system.scan.board import Board
 from resilience.system.scan.folder import SEGMENT_BYTES, Stats, look_at_all, read_folder, status_of
 from resilience.system.scan.pace import decide
-from resilience.system.scan.record import ELSEWHERE, PARTIAL, Record, joined
+from resilience.system.scan.record import ELSEWHERE, PARTIAL, STUCK, Record, joined
 
 FLUSH_S = 0.05
 """How long records wait before they are told: a worker that hangs takes no more than these with it."""
@@ -46,12 +46,14 @@ class Assignment:
         now: seconds since the epoch, as the scan tells it.
         known: the folders of an earlier scan, for jobs that verify.
         is_known: whether a folder below need not be read again because an earlier scan has.
+        stuck: folders at which workers of this scan hang; those that start later keep away from them.
     """
 
     folder: bytes
     now: int
     known: Sequence[Known] = ()
     is_known: Callable[[bytes], bool] = lambda path: False
+    stuck: list[bytes] = field(default_factory=list)
 
 
 class Worker:
@@ -134,6 +136,9 @@ class Worker:
     def _read(self, path: bytes, slot: int, stats: Stats) -> None:
         if path in self.barriers:
             self.records.append(Record(path, ELSEWHERE, read_at=self.assignment.now).plain())
+            return
+        if path in self.assignment.stuck:
+            self.records.append(Record(path, STUCK, read_at=self.assignment.now).plain())
             return
         self.board.enter(slot, path, self.next_count())
 
