@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,16 +48,16 @@ class Family:
 
     @cached_property
     def _sources(self) -> dict[str, Path | str | EntryPoint]:
-        import pkgutil
-        from importlib import metadata
-
         package = importlib.import_module(self.package)
         sources: dict[str, Path | str | EntryPoint] = {}
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_") and not module.ispkg:
-                sources[module.name] = f"{self.package}.{module.name}"
-        for entry in metadata.entry_points(group=f"resil.{self.name}"):
-            sources[entry.name] = entry
+        for module in sorted(_modules(package.__path__)):
+            if not module.startswith("_"):
+                sources[module] = f"{self.package}.{module}"
+        if _may_be_offered(f"resil.{self.name}"):
+            from importlib import metadata
+
+            for entry in metadata.entry_points(group=f"resil.{self.name}"):
+                sources[entry.name] = entry
         for folder in self.folders:
             for path in sorted((folder / self.name).glob("*.py")):
                 if not path.name.startswith("_"):
@@ -122,3 +124,52 @@ class Family:
             del sys.modules[qualified]
             raise
         return module
+
+
+def _modules(folders: Iterable[str]) -> Iterator[str]:
+    """The modules in a package's folders; pkgutil says the same, and costs as much as a watchdog."""
+    for folder in folders:
+        try:
+            names = os.listdir(folder)  # noqa: PTH208 - names only
+        except OSError:  # the package lies in an archive
+            import pkgutil
+
+            yield from (module.name for module in pkgutil.iter_modules([folder]) if not module.ispkg)
+            continue
+        yield from (name.partition(".")[0] for name in names if name.endswith(_SUFFIXES))
+
+
+_SUFFIXES = (".py", ".pyc", ".so")
+
+
+def _may_be_offered(group: str) -> bool:
+    """Whether some installed package may have entry points of a group.
+
+    importlib.metadata knows for certain, and takes 20 ms to be imported; mostly a look into the files that it would
+    read says no. Format: https://packaging.python.org/en/latest/specifications/entry-points/. What cannot be looked
+    into that way (an archive, an importer of somebody's own) may have some.
+    """
+    wanted = f"[{group}]".encode()
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")  # noqa: PTH208 - names only
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")):
+                try:
+                    with open(f"{folder or '.'}/{name}/entry_points.txt", "rb") as file:
+                        if wanted in file.read().replace(b" ", b""):
+                            return True
+                except OSError:
+                    continue
+    return any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder not in _STANDARD_FINDERS)
+
+
+_STANDARD_FINDERS = (
+    importlib.machinery.BuiltinImporter,
+    importlib.machinery.FrozenImporter,
+    importlib.machinery.PathFinder,
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -141,12 +140,12 @@ def test_entry_points_shadow_what_is_built_in_and_files_shadow_both(
     outside = tmp_path / "outside.py"
     outside.write_text("WORD = 'entry point'")
     monkeypatch.syspath_prepend(tmp_path)
-    points = [metadata.EntryPoint(name, "outside:WORD", "resil.testfamily") for name in ("taken", "shared")]
-
-    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
-        return [point for point in points if point.group == group]
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    package_files = tmp_path / "outsiders-1.0.dist-info"  # a package as pip installs one
+    package_files.mkdir()
+    (package_files / "METADATA").write_text("Metadata-Version: 2.1\nName: outsiders\nVersion: 1.0\n")
+    (package_files / "entry_points.txt").write_text(
+        f"[console_scripts]\nx = outside:x\n\n[resil.{package}]\ntaken = outside:WORD\nshared = outside:WORD\n"
+    )
     folders = []
     for order, names in enumerate([("shared", "later"), ("later",)]):
         folder = tmp_path / str(order)
@@ -163,6 +162,14 @@ def test_entry_points_shadow_what_is_built_in_and_files_shadow_both(
         "shared": "folder 0",
         "later": "folder 1",
     }
+
+
+def test_where_no_package_offers_any_plugin_the_costly_way_to_ask_is_not_taken(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "importlib.metadata", raising=False)
+    assert "own" in Family(package, "WORD", folders=()).names()
+    assert "importlib.metadata" not in sys.modules
 
 
 def test_several_folders_are_separated_by_colons_and_missing_ones_are_passed_over(

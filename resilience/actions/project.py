@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.errors import UsageError
-from resilience.model.submission import check_run_name
-from resilience.model.switch import OwnerPolicy
-from resilience.system.run_directory import RunDirectory, find_runs
-from resilience.system.switches import policy_of_run
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `resil watch fs` needs none of them
+    from resilience.model.switch import OwnerPolicy
     from resilience.plugins import Family
     from resilience.settings.load import Loaded
     from resilience.system.ports import Scheduler
+    from resilience.system.run_directory import RunDirectory
     from resilience.system.world import World
 
 
@@ -69,6 +67,8 @@ class Project:
         Raise UsageError if the settings give one that cannot be a run's name.
         """
         if self.loaded.settings.run.name:
+            from resilience.model.submission import check_run_name
+
             return check_run_name(self.loaded.settings.run.name)
         if script is not None and self.loaded.path is None:
             return run_name_from(script.stem)
@@ -76,6 +76,8 @@ class Project:
 
     def directory(self, run: str) -> RunDirectory:
         """The directory of a run, by name, or by a path to it. It need not exist."""
+        from resilience.system.run_directory import RunDirectory
+
         group = self.loaded.settings.run.group
         if "/" in run:
             path = (self.world.cwd / run).resolve()
@@ -111,10 +113,14 @@ class Project:
         Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
         be looked at.
         """
+        from resilience.system.switches import policy_of_run
+
         return policy_of_run(directory)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory."""
+        from resilience.system.run_directory import find_runs
+
         return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))
 
     def _no_such_run(self, run: str) -> UsageError:

@@ -7,21 +7,22 @@ this node does (system/spare_folder.py: spare_place); where nothing answers, the
 
 from __future__ import annotations
 
-import hashlib
 import os
+from binascii import crc32
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.model.reading import Memory, Timed
 from resilience.system.files import own_folder
 from resilience.system.readings import ReadingFile, Remembered, Series, merge
-from resilience.system.scene import Scene
-from resilience.system.spare_folder import spare_place
 from resilience.system.stuck import Look, StuckMemory, look_apart
+
+if TYPE_CHECKING:
+    from resilience.system.scene import Scene
 
 FOLDER = ".watch"
 
@@ -46,7 +47,7 @@ class ReadingMemory:
             return {}
 
         def everywhere() -> dict[str, Any]:
-            return self._load((self._home(), self._spare()), wanted)
+            return self._load((self._home(), self._spare()) if self._may_be_spare() else (self._home(),), wanted)
 
         def here() -> dict[str, Any]:
             return self._load((self._spare(),), wanted)
@@ -92,11 +93,19 @@ class ReadingMemory:
         if scene.has_settings or scene.state_dir.is_dir():
             return scene.state_dir / FOLDER
         # Nobody has decided to keep anything here; do not leave a folder in every place that somebody looks from.
-        project = hashlib.sha256(os.fsencode(scene.project)).hexdigest()[:12]
+        project = f"{scene.project.name or 'root'}-{crc32(os.fsencode(scene.project)):08x}"
         return scene.world.cache_home / "resil" / "watch" / project
 
     def _spare(self) -> Path:
+        from resilience.system.spare_folder import spare_place
+
         return spare_place(self.scene.world, self.scene.state_dir / FOLDER)
+
+    def _may_be_spare(self) -> bool:
+        """Whether anything of ours was ever put aside on this node: mostly not, and then a name need not be hashed."""
+        base = self.scene.world.environ.get("XDG_STATE_HOME") or "/nonexistent"
+        own = Path(f"/tmp/resil-{self.scene.world.host.uid}")
+        return any(folder.exists() for folder in (own, Path(base) / "resil"))
 
     def _load(self, folders: Iterable[Path], wanted: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -118,23 +127,23 @@ class ReadingMemory:
     def _save(self, folder: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:
         """Write into a folder; where that takes nothing `and_else` the spare does."""
         now, notes = self.scene.world.clock.now(), []
-        spare = self._spare()
-        if folder == spare and (own_folder(spare.parent) is None or own_folder(spare) is None):
-            raise StateDirectoryError(f"cannot write {spare}: it cannot be made a folder of our own")
+        if not and_else and (own_folder(folder.parent) is None or own_folder(folder) is None):
+            raise StateDirectoryError(f"cannot write {folder}: it cannot be made a folder of our own")
+        moves = and_else and self._may_be_spare()
         for name, (series, memory) in new.items():
-            beside = self._file(spare, name)
+            beside = self._file(self._spare(), name) if moves else None
             try:
-                if and_else:
+                if beside is not None:
                     with suppress(StateDirectoryError):  # what was kept there meanwhile moves home
                         series = merge(beside.load(now).series, series, memory, now)
                 notes.append(self._file(folder, name).save(series, memory, now))
-                if and_else:
+                if beside is not None:
                     with suppress(OSError):
                         beside.path.unlink(missing_ok=True)
             except ResilError as error:
                 notes.append(error.message)
                 if and_else:
-                    notes += self._save(spare, {name: (series, memory)})
+                    notes += self._save(self._spare(), {name: (series, memory)})
         return notes
 
     def _file(self, folder: Path, name: str) -> ReadingFile:

@@ -8,6 +8,7 @@ the same.
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -24,6 +25,8 @@ EXIT_UNKNOWN = 3
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    if _is_plain_status(sys.argv[1:]) or _is_plain_watch(sys.argv[1:]):
+        gc.disable()  # it is over before there is anything to collect
     sys.exit(run(sys.argv[1:]))
 
 
@@ -120,7 +123,7 @@ def _is_plain_watch(arguments: Sequence[str]) -> bool:
 def _run_watch(arguments: Sequence[str]) -> int:
     from resilience.cli.run_watch import WatchRequest, run_watch
 
-    return run_watch(WatchRequest(name="" if arguments[1] == "--all" else arguments[1]))
+    return run_watch(WatchRequest(name=None if arguments[1] == "--all" else arguments[1]))
 
 
 def _run_typer(arguments: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ class WatchRequest:
     """What was asked for.
 
     Attributes:
-        name: of the watchdog; empty for all.
+        name: of the watchdog; None for all.
         overrides: fields of its settings that the command line gives.
         settings: dotted settings that the command line gives: `watch.deadline_s`.
         config: a settings file that was named.
@@ -47,7 +47,7 @@ class WatchRequest:
         count: look so many times only; 0 for ever.
     """
 
-    name: str = ""
+    name: str | None = None
     overrides: Mapping[str, object] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     config: Path | None = None
@@ -84,7 +84,7 @@ def _once(request: WatchRequest, project: Project) -> int:
 
 
 def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog], list[Report]]:
-    if request.name:
+    if request.name is not None:
         return [watchdog(project, request.name, request.overrides)], []
     return watchdogs_of(project, watchdog_names(project))
 
@@ -117,7 +117,7 @@ def _show(reports: Sequence[Report], request: WatchRequest) -> int:
     from resilience.model.verdict import Verdict
 
     try:
-        show_reports(reports, explain=request.explain, as_json=request.as_json, everything=not request.name)
+        show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

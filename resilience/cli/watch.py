@@ -112,7 +112,7 @@ def watch_group(
         return
     if not everything:
         raise UsageError("which watchdog?", hint="resil watch --all, or one of: resil watch --list")
-    raise typer.Exit(run_watch(_request("", {}, ctx.params)))
+    raise typer.Exit(run_watch(_request(None, {}, ctx.params)))
 
 
 def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
@@ -221,7 +221,7 @@ def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) 
     return overrides
 
 
-def _request(name: str, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
+def _request(name: str | None, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
     settings = {}
     if shared["scheduler"]:
         settings["scheduler.name"] = shared["scheduler"]

@@ -9,14 +9,12 @@ import grp
 import os
 import pwd
 import stat
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.errors import StateDirectoryError
 from resilience.model import layout
-from resilience.model.submission import check_run_name
 from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
 
 
@@ -56,6 +54,8 @@ class RunDirectory:
 
         Raise StateDirectoryError if the folder cannot be written, or if the group is not one of this machine's.
         """
+        from resilience.model.submission import check_run_name  # half a millisecond for each word that it knows
+
         check_run_name(self.run)
         gid = self._gid()
         created = make_folder(self.path, mode=self.folder_mode)
@@ -120,6 +120,8 @@ class RunDirectory:
         found = read_regular(self.path / layout.RUN_FILE, limit_bytes=2**20)
         if found is None:
             return {}
+        import tomllib
+
         try:
             return tomllib.loads(found[0].decode("utf-8", "replace"))
         except (ValueError, RecursionError):  # ValueError: broken TOML, or a number of a thousand digits

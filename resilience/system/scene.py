@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from resilience.system.ports import Scheduler
-from resilience.system.run_directory import RunDirectory, find_runs
-from resilience.system.world import World
+if TYPE_CHECKING:  # `resil watch fs` needs none of them
+    from resilience.system.ports import Scheduler
+    from resilience.system.run_directory import RunDirectory
+    from resilience.system.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +38,6 @@ class Scene:
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory. Raise StateDirectoryError if it cannot be read."""
+        from resilience.system.run_directory import find_runs
+
         return tuple(find_runs(self.state_dir, self.group))

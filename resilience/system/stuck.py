@@ -1,31 +1,31 @@
 """Remembers on this node which looks hang, so that no tick and no other process starts a second one.
 
 A look at a hung file system cannot always be ended (system/child.py). What is left of it is remembered in a small file
-in memory or in /tmp, never on a file system that is looked at: what it looks at, since when it hangs, and the processes,
-by number and start, with the boot and the namespace that these numbers belong to. As long as one of them is there, the
-next look is refused at once; when all have ended, the mount has most probably come back, and is looked at again.
+in /tmp or in memory, never on a file system that is looked at: what it looks at, since when it hangs, and the
+processes, by number and start, with the boot and the namespace that these numbers belong to. As long as one of them is
+there, the next look is refused at once; when all have ended, the mount has most probably come back: it is looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.system.child import Answer, KeyT, run_apart
 from resilience.system.files import own_folder, read_regular, write_atomic
-from resilience.system.ports import Clock
-from resilience.system.process_tree import start_ticks
-from resilience.system.process_tree import is_alive as is_alive_now
-from resilience.system.world import World
+from resilience.system.process_tree import is_alive, start_ticks
+
+if TYPE_CHECKING:
+    from resilience.system.ports import Clock
+    from resilience.system.world import World
 
 FRESH_S = 3600.0
 """What did not answer longer ago than this, and left nobody waiting, may have answered since: it begins anew."""
@@ -174,6 +174,8 @@ def _since(moment: float, now: float) -> str:
 
 
 def _name(place: str) -> str:
+    import hashlib  # only where something does hang
+
     return hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
@@ -202,4 +204,4 @@ def _read(path: Path, place: str, now: float) -> Stuck | None:
 
 
 def _is_that(pid: int, ticks: int) -> bool:
-    return start_ticks(pid) == ticks and is_alive_now(pid)
+    return start_ticks(pid) == ticks and is_alive(pid)

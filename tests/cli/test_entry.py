@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from resilience import errors
+from resilience.actions import watchdogs
 from resilience.cli import entry, show_status
 from resilience.errors import ResilError, SchedulerUnavailable, SubmissionUncertain
-from tests.cli.shell import Shell
+from resilience.model.verdict import Verdict
+from tests.cli.shell import SETTINGS, Shell
 from tests.fakes import DOWN
 
 
@@ -26,7 +28,7 @@ def family(kind: type[ResilError]) -> Iterator[type[ResilError]]:
 
 KINDS: list[type[ResilError]] = list(dict.fromkeys(family(ResilError)))
 USAGE = {"UsageError", "SettingsError", "TemplateError", "QuantityError", "HostlistError"}
-TEMPORARY = {"SchedulerUnavailable", "SubmissionUncertain"}
+TEMPORARY = {"SchedulerUnavailable", "SubmissionUncertain", "DeliveryError"}
 
 
 def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -125,3 +127,117 @@ def test_the_short_way_to_status_prints_what_the_long_way_prints(
 def test_everything_else_goes_the_long_way() -> None:
     for words in ([], ["status", "--json"], ["status", "-a"], ["status", "a", "b"], ["logs"], ["--help"]):
         assert not entry._is_plain_status(words)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from resilience.model.finding import Finding
+from resilience.model.reading import NO_MEMORY, Target
+from resilience.model.verdict import Verdict
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    \"\"\"Its settings.\"\"\"
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    \"\"\"What it saw.\"\"\"
+
+    word: str
+
+class Check:
+    summary, Settings, Reading, memory, argument, example = "a thing", Settings, Reading, NO_MEMORY, "", "resil watch x"
+
+    def targets(self, settings, scene):
+        TARGETS
+        return [Target("thing")]
+
+    def probe(self, target, settings, scene, before):
+        return {"thing": Reading("seen")}
+
+    def judge(self, subject, readings, settings, now):
+        return [Finding(subject=subject, verdict=Verdict.VERDICT, fault="bent", summary="it is VERDICT")]
+
+CHECK = Check()
+"""
+
+
+@pytest.fixture
+def watching(shell: Shell) -> Iterator[Shell]:
+    """A shell with watchdogs of one's own, one for each verdict, and one that cannot be loaded."""
+    watchdogs.checks.cache_clear()
+    folder = shell.folder.parent / "plugins" / "checks"
+    folder.mkdir()
+    for verdict in Verdict:
+        text = PLUGIN.replace("VERDICT", verdict.value).replace("TARGETS", "pass")
+        (folder / f"{verdict.value.lower()}.py").write_text(text)
+    (folder / "broken.py").write_text("import no_such_module_at_all\n")
+    shell.settings(SETTINGS + '[watch]\nchecks = ["ok", "warning", "broken"]\n')
+    yield shell
+    watchdogs.checks.cache_clear()
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_watch_exits_with_the_verdict_of_a_nagios_plugin(watching: Shell, verdict: Verdict) -> None:
+    said = watching.resil("watch", verdict.value.lower())
+    assert said.code == verdict.exit_code
+    assert said.out == f"{verdict.value} {verdict.value} - thing: it is {verdict.value}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("okk",), ("ok", "--no-such"), ("--no-such",), ("ok", "word"), ("ok", "--every", "soon"),
+     ("ok", "--count", "3"), ("ok", "--every", "0"), ("ok", "--deadline", "x"), ("--all", "ok"), ("--list", "ok"), ("broken",), ("",),
+     ("ok", "-c", "missing.toml"), ("--all", "-c", "missing.toml"), ("--list", "-c", "missing.toml")],
+)  # fmt: skip
+def test_a_watch_that_cannot_be_meant_is_unknown_and_never_a_verdict(watching: Shell, words: tuple[str, ...]) -> None:
+    said = watching.resil("watch", *words)
+    assert (said.code, said.out) == (3, "")
+    assert said.err.startswith("resil: error: ") and "  try: " in said.err
+
+
+def test_an_unknown_watchdog_is_told_the_nearest(watching: Shell) -> None:
+    assert "did you mean warning?" in watching.resil("watch", "warnin").err
+    assert "did you mean warning?" in watching.resil("watch", "warnin", "--explain").err
+
+
+def test_a_watch_that_fails_by_a_bug_is_unknown(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("resilience.cli.run_watch.run_watch", fail)
+    said = watching.resil("watch", "ok")
+    assert said.code == 3 and "internal error: ZeroDivisionError" in said.err
+    monkeypatch.setattr("resilience.cli.run_watch.run_watch", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert watching.resil("watch", "ok").code == 130
+
+
+@pytest.mark.parametrize("words", [("--all",), ("ok",), ("warning",), ("critical",), ("okk",), ("broken",)])
+def test_the_short_way_to_watch_prints_what_the_long_way_prints(
+    watching: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    assert entry._is_plain_watch(("watch", *words))
+    short = watching.resil("watch", *words)
+    monkeypatch.setattr(entry, "_is_plain_watch", lambda _: False)
+    assert watching.resil("watch", *words) == short
+
+
+def test_a_reader_that_went_away_does_not_change_the_verdict_of_a_watch(watching: Shell) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "resilience", "watch", "critical"], stdout=writing, stderr=subprocess.PIPE, timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.folder,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_a_full_disk_under_standard_output_does_not_change_the_verdict_of_a_watch(watching: Shell) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "resilience", "watch", "warning"], stdout=full, stderr=subprocess.PIPE, timeout=60,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.folder, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "resil: cannot write to standard output: No space left on device\n"
