@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from resilience.actions.alert_routes import channels, routes_of
 from resilience.actions.project import Project, schedulers
 from resilience.actions.submit_plan import SubmitRequest, plan_submit, split_signal
 from resilience.actions.submit_script import template_library
+from resilience.actions.watchdogs import scene_of, watchdog
 from resilience.errors import SettingsError, UsageError
 from resilience.model.submission import MAX_LEAD_S, check_run_name
 from resilience.model.switch import OwnerPolicy
@@ -31,3 +33,23 @@ def check_settings(project: Project) -> None:
         plan_submit(SubmitRequest(run=settings.run.name or "run"), settings, "logs")
     except UsageError as error:
         raise SettingsError(error.message, hint=error.hint) from error
+    _check_watchdogs(project)
+    _check_alerts(project)
+
+
+def _check_watchdogs(project: Project) -> None:
+    scene = scene_of(project)
+    for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
+        found = watchdog(project, name)
+        found.check.targets(found.settings, scene)
+
+
+def _check_alerts(project: Project) -> None:
+    """The policy, and every channel; nothing is sent, and no secret is read."""
+    from resilience.alerting.policy import check_policy
+
+    settings = project.loaded.settings
+    check_policy(settings.alert, {*channels().names(), *settings.channels})
+    for route in routes_of(project).values():
+        channel, channel_settings = route.load()
+        channel.check(channel_settings)

@@ -162,6 +162,22 @@ signal_lead_s = {lead}
 # first_save_s = "2m"
 # signals = ["USR1", "TERM"]
 
+[watch]
+# What `resil watch --all` looks at. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
+# checks = ["fs", "inodes", "job", "log"]
+
+[alert]
+# Who is told when a watchdog finds something; see also: resil alert test
+# channels = ["email"]
+# escalation = ["1h: list"]
+# quiet_hours = "22:00-07:00"
+
+# [channel.email]
+# to = ["you@example.org"]
+# host = "smtp.example.org"
+# Secrets are files of mode 0600, never settings.
+# password_file = "~/.config/resil/smtp-password"
+
 [sbatch]
 # Any long option of sbatch.
 {sbatch}

@@ -23,13 +23,26 @@ def check(folder: Path, text: str) -> None:
     "text",
     ["", '[run]\nname = "gpt"\ntemplate = "torchrun"\n', '[scheduler]\nname = "local"\n', "[submit]\narray = 10\n",
      '[submit]\nsignal = "sigusr2"\nsignal_lead_s = "18h"\n', '[run]\nswitch_owners = "group"\n',
-     "[sbatch]\ntime = 90\n"],
+     "[sbatch]\ntime = 90\n",
+     '[watch]\nchecks = ["fs", "big"]\n[watch.big]\nkind = "fs"\npaths = ["/tmp"]\nwarn_free_bytes = "1GiB"\n',
+     '[alert]\nchannels = ["list"]\nescalation = ["1h: console"]\n[channel.list]\nkind = "email"\nto = "a@b.cd"\n'],
 )  # fmt: skip
 def test_good_settings_are_good(tmp_path: Path, text: str) -> None:
     check(tmp_path, text)
 
 
 BAD = {
+    "a watchdog that is none": ('[watch]\nchecks = ["sf"]\n', "no watchdog is called 'sf'", "did you mean fs?"),
+    "a kind that is none": ('[watch.x]\nkind = "inode"\n', "'inode'", "did you mean inodes?"),
+    "a watchdog's key": ("[watch.fs]\nwarn_percnt = 3\n", "'warn_percnt' in [watch.fs]", "did you mean warn_percent?"),
+    "a watchdog's threshold": ('[watch.fs]\nwarn_percent = "140%"\n', "warn_percent", ""),
+    "a regular expression": ('[watch.log]\nprogress_regex = "step ("\n', "progress_regex", ""),
+    "a channel that is none": ('[alert]\nchannels = ["slcak"]\n', "'slcak'", "did you mean slack?"),
+    "a channel's key": ('[channel.email]\ntoo = "a@b.example"\n', "'too' in [channel.email]", "to"),
+    "nobody to write to": ('[channel.email]\nhost = "mail"\n', "recipient", "to ="),
+    "an escalation": ('[alert]\nchannels = ["console"]\nescalation = ["soon: console"]\n', "soon", "1h"),
+    "quiet hours": ('[alert]\nquiet_hours = "night"\n', "night", "22:00-07:00"),
+    "a secret in the file": ('[channel.slack]\nwebhook = "https://hooks.slack.com/T/B/x"\n', "webhook", "webhook_file"),
     "name": ('[run]\nname = "my run"\n', "cannot be a run's name", "letters"),
     "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
     "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
