@@ -143,7 +143,8 @@ def free_bytes() -> int:
 
 
 class Fault:
-    """Fails as trainings fail: by an exception, by a SIGKILL out of nowhere, or by memory that is never given back."""
+    """Fails as trainings fail: by an exception, by a SIGKILL out of nowhere, by memory that is never given back, or by
+    waiting for what never comes."""
 
     def __init__(self, kind: str, step: int) -> None:
         self._kind, self._step = kind, step
@@ -161,6 +162,9 @@ class Fault:
             print(f"step {step}: injected {self._kind}", flush=True)
         if self._kind == "crash":
             raise RuntimeError(f"injected: CUDA error at step {step}")
+        if self._kind == "hang":
+            while True:
+                time.sleep(1.0)
         if self._kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if len(self._leaked) * LEAK_BYTES < MOST_LEAKED_BYTES:

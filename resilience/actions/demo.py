@@ -1,4 +1,5 @@
-"""`resil demo`: a real small training as ten jobs, hurt and steered, told live, compared with one left alone."""
+"""`resil demo`: a real small training as ten jobs, hurt and steered, told live, compared with one left alone; then a
+night of which people are told (demo_night.py)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilience.actions import steer, submit
+from resilience.actions.demo_night import ToldFault, play_night
 from resilience.actions.demo_plot import FAULTS, LABEL, PACES, WHY, Deed, Pace, due
 from resilience.actions.demo_story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.actions.project import Project
@@ -49,6 +51,7 @@ class DemoResult:
         loss: final loss of the interrupted run, exactly as written.
         reference: final loss of the uninterrupted run.
         seconds: of the whole demo.
+        night: the faults of act two, and what people heard of them; none on a cluster.
         folder: where everything lies, when it was kept.
     """
 
@@ -60,11 +63,17 @@ class DemoResult:
     reference: float
     seconds: float
     folder: Path
+    night: tuple[ToldFault, ...] = ()
 
     @property
     def is_exact(self) -> bool:
         """Whether interruption changed nothing, to the last bit."""
         return self.loss == self.reference
+
+    @property
+    def is_told_once(self) -> bool:
+        """Whether people heard of each fault of the night once, and of its end."""
+        return all(fault.was_told_once for fault in self.night)
 
 
 @dataclass(slots=True)
@@ -110,6 +119,11 @@ def run_demo(
     stage = _set_up(project, path, PACES.get(scheduler, PACES["slurm"]))
     try:
         result = _play(stage, began, tell, show)
+        if scheduler == "local":  # act two plays on one machine: on a cluster it would wait for the queue
+            night = play_night(
+                project.world, path / "night", say=lambda sentence: tell(clock.monotonic() - began, sentence)
+            )
+            result = replace(result, night=night, seconds=clock.monotonic() - began)
     except BaseException:
         _cancel_quietly(stage)
         tell(clock.monotonic() - began, f"everything is kept in {path}")

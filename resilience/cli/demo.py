@@ -39,7 +39,8 @@ def command(
 ) -> None:
     """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
 
-    Ten jobs, one after another, need nothing but this installation and take less than a minute.
+    Then a night: a disk fills, a training hangs, a queue runs dry; each is told once by mail and by Slack, to servers
+    of the demo's own, acknowledged and resolved. It needs nothing but this installation and takes less than a minute.
     """
     world = World()  # the settings of the folder that one happens to be in are not the demo's
     project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
@@ -58,6 +59,13 @@ def command(
     screen.say(
         f"final loss {result.loss!r}; left alone {result.reference!r}: {verdict}", "green" if result.is_exact else "red"
     )
+    for line in _night(result):
+        screen.say(line)
+    if result.night:
+        once = (
+            "each told once when it came and once when it went" if result.is_told_once else "NOT told as they must be"
+        )
+        screen.say(f"{len(result.night)} faults, {once}", "green" if result.is_told_once else "red")
     if keep or folder:
         screen.say(f"kept: {result.folder}")
     if as_json:
@@ -68,6 +76,8 @@ def command(
         write_svg(svg, screen.lines, title="resil demo")
     if not result.is_exact:
         raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
+    if not result.is_told_once:
+        raise DemoFailed("people did not hear once of each fault and of its end")
 
 
 class _Screen:
@@ -123,6 +133,27 @@ def _summary(result: DemoResult) -> Sequence[str]:
     ]
 
 
+def _night(result: DemoResult) -> Sequence[str]:
+    if not result.night:
+        return []
+    rows = [
+        (
+            fault.fault,
+            fault.episode,
+            str(len(fault.mails)),
+            str(fault.posts),
+            fault.acknowledged_by,
+            _yes(fault.resolved),
+        )
+        for fault in result.night
+    ]
+    return ["", *table(("FAULT", "INCIDENT", "MAILS", "SLACK", "TAKEN ON BY", "END TOLD"), rows)]
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
 def _print_result(result: DemoResult) -> None:
     from dataclasses import asdict
 
@@ -136,6 +167,7 @@ def _print_result(result: DemoResult) -> None:
             "loss": result.loss,
             "reference": result.reference,
             "exact": result.is_exact,
+            "night": [asdict(fault) for fault in result.night],
             "seconds": result.seconds,
         },
     )
