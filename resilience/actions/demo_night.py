@@ -1,0 +1,299 @@
+"""Act two of `resil demo`: a night in which a disk fills, a training hangs and a queue runs dry, and who is told.
+
+Every step is a command that a person could type, run as a program of its own. Mail and Slack are two small servers on
+this machine (demo_receivers.py); what counts is what they were sent.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from resilience.actions.demo_receivers import Inbox, receivers
+from resilience.errors import ResilError
+from resilience.quantities import quote_toml
+from resilience.settings.load import FILE_NAME
+from resilience.system.files import make_folder, write_atomic
+from resilience.system.ports import Runner
+from resilience.system.world import World
+
+RUN = "night"
+DISK_BYTES = 4 * 2**20
+PATIENCE_S = 30.0
+POLL_S = 0.3
+COMMAND_S = 30.0
+TRAINING = Path(__file__).with_name("_demo_training.py")
+
+
+class NightFailed(ResilError):
+    """The night did not go as it must."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldFault:
+    """One fault of the night, and what people heard of it.
+
+    Attributes:
+        fault: what was wrong, for people.
+        episode: the incident's id.
+        mails: subjects of the mails about it, in order.
+        posts: how many Slack messages were about it.
+        acknowledged_by: who took it on.
+        resolved: whether its end was told.
+    """
+
+    fault: str
+    episode: str
+    mails: tuple[str, ...]
+    posts: int
+    acknowledged_by: str
+    resolved: bool
+
+    @property
+    def was_told_once(self) -> bool:
+        """Whether there was one message when it came and one when it ended, on each channel."""
+        return self.resolved and len(self.mails) == 2 and self.posts == 2
+
+
+@dataclass(slots=True)
+class _Night:
+    """What act two works with."""
+
+    world: World
+    folder: Path
+    inbox: Inbox
+    say: Callable[[str], None]
+
+    def resil(self, *words: str, quietly: bool = False) -> tuple[int, str]:
+        """Run a command line as a person would; return its exit code and what it printed."""
+        argv = [sys.executable, "-m", "resilience", *words]
+        runner: Runner = self.world.runner
+        done = runner.run(argv, timeout_s=COMMAND_S, env=self.world.environ, cwd=str(self.folder))
+        if not quietly:
+            self.say(f"$ resil {shlex.join(words)}")
+            for line in (done.stdout.splitlines() or [""])[:1] + done.stderr.splitlines()[:1]:
+                if line:
+                    self.say(f"  {line.partition(' | ')[0]}")
+        return done.returncode, done.stdout + done.stderr
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Every incident of the night, as `resil alert list --json` has them."""
+        _, text = self.resil("alert", "list", "--all", "--json", quietly=True)
+        return list(json.loads(text[text.index("{") :])["incidents"])
+
+
+def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
+    """Play it in a new folder. `say(sentence)` is called for each event.
+
+    Raise NightFailed if a fault is not noticed, or not told, in time.
+    """
+    make_folder(folder, mode=0o755)
+    with receivers() as inbox, _disk(world, folder) as disk:
+        _write_settings(folder, inbox, disk)
+        night = _Night(_own_world(world, folder), folder, inbox, say)
+        say("the demo's own mail server and Slack listen on this machine; a night begins")
+        try:
+            full = _full_disk(night, disk)
+            hung, dry = _hung_training_and_dry_queue(night)
+        finally:
+            night.resil("cancel", RUN, quietly=True)
+        return tuple(
+            _told(night, name, episode)
+            for name, episode in (("full disk", full), ("hung training", hung), ("dead queue", dry))
+        )
+
+
+# ---- the three faults -----------------------------------------------------------------------------------------
+
+
+def _full_disk(night: _Night, disk: _Disk) -> str:
+    night.resil("watch", "fs")
+    disk.fill()
+    night.say(f"the disk fills up ({disk.what})")
+    episode = _until_told(night, "fs")
+    night.resil("watch", "fs")
+    night.say("  nobody is told again")
+    night.resil("alert", "ack", episode, "-m", "I delete old checkpoints")
+    disk.free()
+    _until_resolved(night, "fs", episode)
+    return episode
+
+
+def _hung_training_and_dry_queue(night: _Night) -> tuple[str, str]:
+    night.resil("submit", "--array", "1")
+    hung = _until_told(night, "log")
+    night.resil("alert", "ack", hung, "-m", "I cancel it and submit it again")
+    night.resil("cancel", RUN)
+    dry = _until_told(night, "job")
+    night.resil("alert", "ack", dry, "-m", "submitting")
+    night.resil("submit", "--array", "1")
+    _until_resolved(night, "job", dry)
+    _until_resolved(night, "log", hung)
+    return hung, dry
+
+
+def _until_told(night: _Night, check: str) -> str:
+    """Watch until people are told of a fault; return the episode of its incident."""
+    before = len(night.inbox.subjects)
+    for last in _ticks(night):
+        night.resil("watch", check, quietly=not last)
+        found = [i["episode"] for i in night.incidents() if i["check"] == check and i["resolved"] is None]
+        if found and len(night.inbox.subjects) > before:
+            night.resil("watch", check, "--no-alert")
+            _tell_news(night, before)
+            return str(found[0])
+    raise NightFailed(f"nobody was told of what `resil watch {check}` must have found", hint=f"look in {night.folder}")
+
+
+def _until_resolved(night: _Night, check: str, episode: str) -> None:
+    before = len(night.inbox.subjects)
+    for last in _ticks(night):
+        night.resil("watch", check, quietly=not last)
+        if any(i["episode"] == episode and i["resolved"] is not None for i in night.incidents()):
+            night.resil("watch", check, "--no-alert")
+            _tell_news(night, before)
+            return
+    raise NightFailed(f"the end of incident {episode} was not noticed", hint=f"look in {night.folder}")
+
+
+def _ticks(night: _Night) -> Iterator[bool]:
+    """As many ticks as patience allows; True with the last one."""
+    clock = night.world.clock
+    deadline = clock.monotonic() + PATIENCE_S
+    while clock.monotonic() < deadline:
+        yield False
+        clock.sleep(POLL_S)
+    yield True
+
+
+def _tell_news(night: _Night, before: int) -> None:
+    for subject in night.inbox.subjects[before:]:
+        night.say(f"  mail: {subject}")
+    for text in night.inbox.texts[before : len(night.inbox.subjects)]:
+        night.say(f"  Slack: {text.splitlines()[0] if text else ''}")
+
+
+def _told(night: _Night, name: str, episode: str) -> ToldFault:
+    incident = next(i for i in night.incidents() if i["episode"] == episode)
+    return ToldFault(
+        fault=name,
+        episode=episode,
+        mails=tuple(subject for subject in night.inbox.subjects if episode[:6] in subject),
+        posts=sum(episode[:6] in text for text in night.inbox.texts),
+        acknowledged_by=str(incident["acknowledged_by"]),
+        resolved=incident["resolved"] is not None,
+    )
+
+
+# ---- the set ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """A small disk: a tmpfs where one may be mounted, else a quota that a command of the site's reports."""
+
+    path: Path
+    quota: Path | None
+
+    @property
+    def what(self) -> str:
+        return "a tmpfs of 4 MiB" if self.quota is None else "as the quota command of this site says"
+
+    def fill(self) -> None:
+        """All but a little."""
+        if self.quota is None:
+            (self.path / "checkpoint.pt").write_bytes(bytes(DISK_BYTES - 2**16))
+        else:
+            self.quota.write_text(f"used {DISK_BYTES - 2**16} of {DISK_BYTES}\n", encoding="utf-8")
+
+    def free(self) -> None:
+        """Everything."""
+        if self.quota is None:
+            (self.path / "checkpoint.pt").unlink()
+        else:
+            self.quota.write_text(f"used 0 of {DISK_BYTES}\n", encoding="utf-8")
+
+    def settings(self) -> str:
+        """[watch.fs] for it."""
+        lines = ["[watch.fs]", f"paths = [{quote_toml(str(self.path))}]", "crit_runway_s = 0", "warn_runway_s = 0"]
+        if self.quota is not None:
+            lines += [f'command = ["cat", {quote_toml(str(self.quota))}]']
+            lines += ['used_regex = "used (\\\\d+)"', 'limit_regex = "of (\\\\d+)"']
+        return "\n".join(lines)
+
+
+@contextmanager
+def _disk(world: World, folder: Path) -> Iterator[_Disk]:
+    path = folder / "disk"
+    make_folder(path, mode=0o755)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "resil-demo", str(path)]
+    try:
+        is_mounted = world.runner.run(mount, timeout_s=5).returncode == 0
+    except ResilError:
+        is_mounted = False
+    disk = _Disk(path, None if is_mounted else folder / "quota.txt")
+    disk_is_ours = disk.quota is None
+    try:
+        if not disk_is_ours:
+            disk.free()
+        yield disk
+    finally:
+        if disk_is_ours:
+            world.runner.run(["umount", "-l", str(path)], timeout_s=5)
+
+
+def _own_world(world: World, folder: Path) -> World:
+    """This machine without the person's own settings, and with a queue of its own."""
+    environ = {k: v for k, v in world.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
+    environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
+    environ["RESIL_LOCAL_IDLE_S"] = "2"
+    environ["RESIL_LOCAL_KILL_WAIT_S"] = "1"
+    environ["RESIL_CONFIG"] = str(folder / FILE_NAME)
+    return replace(world, cwd=folder, environ=environ)
+
+
+def _write_settings(folder: Path, inbox: Inbox, disk: _Disk) -> None:
+    training = [sys.executable, "-u", str(TRAINING), str(folder / "checkpoints"), "--steps", "150"]
+    command = shlex.join(
+        [*training, "--save-every", "40", "--pace", "0.03", "--faults", json.dumps({"1": ["hang", 30]})]
+    )
+    secret = folder / "slack-webhook"
+    write_atomic(secret, inbox.slack_url + "\n", mode=0o600)
+    write_atomic(
+        folder / FILE_NAME,
+        f"""\
+[run]
+name = "{RUN}"
+command = {quote_toml(command)}
+[scheduler]
+name = "local"
+[attempt]
+beat_s = 1
+[guard]
+beat_s = 0.2
+[sbatch]
+time = "5"
+{disk.settings()}
+[watch.log]
+floor_s = 2
+startup_s = 20
+[watch.job]
+min_queued = 0
+[alert]
+channels = ["email", "slack"]
+group_s = 0
+[channel.email]
+to = ["you@example.org"]
+host = "127.0.0.1"
+port = {inbox.smtp_port}
+[channel.slack]
+webhook_file = {quote_toml(str(secret))}
+""",
+        mode=0o644,
+    )
