@@ -196,9 +196,9 @@ def due(tree: Tree, now: float, full_pass_s: float) -> list[int]:
 
 
 def unknown(tree: Tree) -> list[int]:
-    """The rows that must be read in any case: never read, only in part, or not readable before. Pure."""
+    """The rows that must be read in any case: never read, or only in part, not readable before, or barred. Pure."""
     return [
         row
         for row, (state, mtime_ns) in enumerate(zip(tree.state, tree.mtime_ns, strict=True))
-        if state != ELSEWHERE and (state != READ or mtime_ns == UNTRUSTED)
+        if state != READ or mtime_ns == UNTRUSTED
     ]
