@@ -1,0 +1,50 @@
+"""The examples of how to write a watchdog and a channel are real ones: they are taken from the pages and run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.markdown import ROOT
+
+
+def plugin(folder: Path, page: str, family: str, name: str) -> dict[str, str]:
+    """Put the page's example where plugins are looked for; return the environment in which it is found."""
+    text = (ROOT / "docs" / "how-to" / page).read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    (folder / "plugins" / family).mkdir(parents=True)
+    (folder / "plugins" / family / f"{name}.py").write_text(block[1])
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RESIL_")}
+    return {**clean, "RESIL_PLUGINS": str(folder / "plugins"), "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+
+
+def resil(folder: Path, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "resilience", *words]
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def test_the_watchdog_of_the_page_watches(tmp_path: Path) -> None:
+    environ = plugin(tmp_path, "write-a-watchdog.md", "checks", "licence")
+    licences = tmp_path / "free"
+    for free, code in ((9, 0), (3, 1), (0, 2)):
+        licences.write_text(f"{free}\n")
+        done = resil(tmp_path, environ, "watch", "licence", str(licences))
+        assert done.returncode == code, done
+        assert f"{free} licences left" in done.stdout
+    assert resil(tmp_path, environ, "watch", "licence", "nowhere").returncode == 3
+    assert "--crit-free" in resil(tmp_path, environ, "watch", "licence", "--help").stdout
+
+
+def test_the_channel_of_the_page_tells(tmp_path: Path) -> None:
+    environ = plugin(tmp_path, "write-a-channel.md", "channels", "pager")
+    (tmp_path / "resil.toml").write_text(
+        f'[alert]\nchannels = ["pager"]\n[channel.pager]\npath = "{tmp_path}/pages"\n'
+        f'[watch.fs]\npaths = ["{tmp_path}/gone"]\n'
+    )
+    done = resil(tmp_path, environ, "watch", "fs")
+    assert done.returncode == 2, done
+    assert "FIRST CRITICAL" in (tmp_path / "pages").read_text()
