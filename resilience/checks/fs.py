@@ -125,6 +125,7 @@ class FsCheck:
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
     argument = "paths"
     example = "resil watch fs /scratch --warn-percent 80"
+    offers_top = True  # --top: who filled it
 
     def targets(self, settings: FsSettings, scene: Scene) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""

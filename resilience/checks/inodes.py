@@ -106,6 +106,7 @@ class InodesCheck:
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
     argument = "paths"
     example = "resil watch inodes /scratch --warn-free 100000"
+    offers_top = True  # --top: who filled it
 
     def targets(self, settings: InodesSettings, scene: Scene) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
