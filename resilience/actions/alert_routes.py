@@ -25,11 +25,16 @@ def channels() -> Family:
     return Family("channels", "CHANNEL")
 
 
-def routes_of(project: Project) -> dict[str, Route]:
-    """A route for each channel: those that [alert] names, and every table [channel.NAME]."""
+def routes_of(project: Project, also: str = "") -> dict[str, Route]:
+    """A route for each channel: those that [alert] names, every table [channel.NAME], and `also`, which was typed."""
     settings = project.loaded.settings
     names = dict.fromkeys(
-        (*settings.alert.channels, *escalation_channels(settings.alert.escalation), *settings.channels)
+        (
+            *settings.alert.channels,
+            *escalation_channels(settings.alert.escalation),
+            *settings.channels,
+            *filter(None, [also]),
+        )
     )
     return {name: Route(_loader(project, name)) for name in names}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -92,15 +92,16 @@ def flush(
     deadline_s: float = FLUSH_S,
     patient: bool = True,
     most: int | None = None,
+    skip: Collection[str] = (),
 ) -> Flushed:
     """Deliver what waits and is due, as far as the time goes.
 
     Channels are served at the same time; one that fails is left alone for a while, and keeps no other waiting. With
     `patient` off, a channel's back-off is not waited for; what a server asked for is. `most`: so many messages for each
-    channel. `project`: an unknown channel is only a dead letter when the alert is of this project. Never raises for
+    channel. `skip`: channels that are left alone. `project`: an unknown channel is only a dead letter when the alert is of this project. Never raises for
     what a channel does, or a disk.
     """
-    return _Flush(outbox, routes, world, project, deadline_s, patient, most).run()
+    return _Flush(outbox, routes, world, project, deadline_s, patient, most, skip).run()
 
 
 class _Flush:
@@ -113,10 +114,11 @@ class _Flush:
         deadline_s: float,
         patient: bool,
         most: int | None,
+        skip: Collection[str],
     ) -> None:
         self._outbox, self._routes, self._world, self._project = outbox, routes, world, project
         self._end = world.clock.monotonic() + deadline_s
-        self._patient, self._most = patient, most
+        self._patient, self._most, self._skip = patient, most, skip
         self._host = world.host.name
         self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
         self._lines: dict[str, _Line] = {}
@@ -149,7 +151,8 @@ class _Flush:
         return self._world.clock.now()
 
     def _channels(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(channel_of(name) for name in self._outbox.names()))
+        names = dict.fromkeys(channel_of(name) for name in self._outbox.names())
+        return tuple(name for name in names if name not in self._skip)
 
     def _begin(self, channel: str, claims: ExitStack) -> None:
         """Take a channel's messages on, unless it is paused, unknown, or in somebody else's hands."""
@@ -317,7 +320,7 @@ class _Flush:
                 continue
             for name in to:
                 told = True
-                if name not in self._lines and name not in self._paused:
+                if name not in self._lines and name not in self._paused and name not in self._skip:
                     self._begin(name, claims)
         return told
 

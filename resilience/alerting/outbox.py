@@ -52,8 +52,12 @@ class Outbox:
 
     @property
     def claims(self) -> Path:
-        """Where claims on channels lie: on the shared disk, or they would tell other nodes nothing."""
-        return self._waiting.folder.with_name("claims")
+        """Where claims on channels lie: on the shared disk, or they would tell other nodes nothing.
+
+        Where that disk is in trouble, on this node: a claim is not worth a touch that hangs.
+        """
+        home, spare = self._waiting.folder, self._waiting.spare
+        return (spare if spare is not None and self.trouble else home).with_name("claims")
 
     # ---- putting in
 

@@ -25,6 +25,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "clear": CommandEntry("resilience.cli.clear", "Steer", "Take the switches of a run back."),
     "cancel": CommandEntry("resilience.cli.cancel", "Steer", "End the jobs of a run through the scheduler."),
     "watch": CommandEntry("resilience.cli.watch", "Watch", "Look for trouble: full disks, dead queues, hung logs."),
+    "alert": CommandEntry(
+        "resilience.cli.alert", "Watch", "See incidents, acknowledge, silence; test and flush alerts."
+    ),
     "templates": CommandEntry("resilience.cli.templates", "Look up", "List the sbatch templates, or show one."),
     "config": CommandEntry("resilience.cli.config", "Look up", "Check the settings, or show where each comes from."),
 }

@@ -48,8 +48,13 @@ RunArgument = Annotated[
 ]
 
 
-def open_project(config: Path | None = None, scheduler: str = "") -> Project:
-    """Read the settings and stand in the world."""
+def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
+    """Read the settings and stand in the world. `banner` says so where alerts could not be delivered for good."""
     world = World()
     overrides = {"scheduler.name": scheduler} if scheduler else {}
-    return Project(world, load(world, wanted=config, overrides=overrides))
+    project = Project(world, load(world, wanted=config, overrides=overrides))
+    if banner:
+        from resilience.cli.banner import warn_of_dead_letters
+
+        warn_of_dead_letters(project)
+    return project

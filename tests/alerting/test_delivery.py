@@ -491,7 +491,7 @@ def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quic
         came = number % 2 == 0
         incident = number // 2
         verdict = Verdict.CRITICAL if incident % 50 == 7 else Verdict.WARNING
-        for channel in list(routes)[: 2 if number >= 9800 else 1]:
+        for channel in list(routes)[: 2 if number < 2 or number >= 9800 else 1]:
             desk.put(
                 f"a{number}", channel, thread=f"e{incident % 1500}", subject=f"/disk{incident % 1500}",
                 reason=Reason.FIRST if came or incident % 1500 < 10 else Reason.RESOLVED, verdict=verdict,
@@ -509,13 +509,15 @@ def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quic
     desk.clock.time += HOUR
     done = desk.flush()
     assert len(done.sent) == 2 and done.waiting == 0
-    for stand_in, incidents in ((desk.email, 1500), (desk.slack, 100)):
+    for stand_in, incidents in ((desk.email, 1500), (desk.slack, 101)):
         (digest,) = stand_in.taken
         assert digest["total"] == incidents
         lasting = [said for said in digest["said"] if said.startswith("FIRST")]
         over = [said for said in digest["said"] if said.startswith("RESOLVED")]
-        assert "/disk7:" in lasting[0], "the oldest CRITICAL"
-        assert len(lasting) == 10 and over and all("over after" in said for said in over)
+        assert over and all("over after" in said for said in over)
+        if stand_in is desk.email:
+            assert "/disk7:" in lasting[0], "the oldest CRITICAL"
+            assert len(lasting) == 10
     desk.put("after")
     desk.flush()
     assert desk.email.ids[-1] == "after", "and then as always"

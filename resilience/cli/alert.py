@@ -1,0 +1,288 @@
+"""`resil alert list|show|ack|silence|unsilence|flush|test`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from resilience.actions import alert_delivery, alerts
+from resilience.actions.project import Project
+from resilience.cli import show_alert
+from resilience.cli.options import ConfigOption, JsonOption, open_project
+from resilience.cli.output import clean, patience, print_json
+from resilience.errors import EX_TEMPFAIL, QuantityError, UsageError
+from resilience.quantities import format_duration, parse_duration_s
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def complete_incidents(incomplete: str) -> list[str]:
+    """Ids of open incidents for tab completion."""
+    try:
+        return [id for id in alerts.episodes(open_project(banner=False)) if id.startswith(incomplete)]
+    except Exception:  # completion must never print a traceback into somebody's prompt
+        return []
+
+
+def complete_silences(incomplete: str) -> list[str]:
+    """Ids of silences for tab completion."""
+    try:
+        return [id for id in alerts.silence_ids(open_project(banner=False)) if id.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def complete_channels(incomplete: str) -> list[str]:
+    """Names of channels for tab completion."""
+    try:
+        from resilience.actions.alert_routes import routes_of
+
+        return [name for name in routes_of(open_project(banner=False)) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def complete_subjects(incomplete: str) -> list[str]:
+    """Subjects of open incidents for tab completion."""
+    try:
+        known = alerts.listing(open_project(banner=False)).known
+        return sorted({k.incident.subject for k in known if k.incident.subject.startswith(incomplete)})
+    except Exception:
+        return []
+
+
+IncidentArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The incident, or the beginning of its id.", autocompletion=complete_incidents),
+]
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Examples: resil alert; resil alert ack 3f9a1c04; resil alert silence --check fs --for 2h; resil alert test",
+)
+def alert_group(context: typer.Context) -> None:
+    """See what is wrong, say that you are at it, keep it quiet for a while, and try whether messages arrive.
+
+    Without a command: `resil alert list`.
+    """
+    if context.invoked_subcommand is None:
+        list_incidents()
+
+
+@app.command("list", epilog="Examples: resil alert list; resil alert list --all; resil alert list --json")
+def list_incidents(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Those that ended of late as well.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Show the incidents: how bad, what, since when, who was told, and who is at it."""
+    project = open_project(config, banner=False)
+    found = alerts.listing(project, everything=everything)
+    if as_json:
+        print_json("alerts", show_alert.listing_to_json(found))
+    else:
+        show_alert.show_listing(found, project.world.clock.now(), everything=everything)
+
+
+@app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
+def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
+    """Show the life of one incident: its evidence, and what was told to whom and when."""
+    project = open_project(config, banner=False)
+    found = alerts.details(project, incident)
+    if as_json:
+        print_json("alert", show_alert.details_to_json(found))
+    else:
+        show_alert.show_details(found, project.world.clock.now())
+
+
+@app.command(epilog='Examples: resil alert ack 3f9a1c04; resil alert ack 3f9 77e -m "deleting old checkpoints"')
+def ack(
+    incidents: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="Incidents, or beginnings of ids.", autocompletion=complete_incidents),
+    ],
+    note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="For the others.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Hand them back: reminders go on.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Take incidents on: no more reminders, and nobody else is called. Its end is told nevertheless.
+
+    Anybody who may write in the state directory can do it.
+    """
+    for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
+        said = "nobody is at it any more" if undo else f"acknowledged by {incident.acknowledged_by}"
+        print(f"{incident.episode} {clean(show_alert.what(incident))}: {clean(said)}")
+
+
+@app.command(
+    epilog='Examples: resil alert silence 3f9a1c04 --for 2h; resil alert silence --subject "/scratch*" --until 07:30'
+)
+def silence(
+    incident: Annotated[
+        str,
+        typer.Argument(metavar="[ID]", help="One incident.", autocompletion=complete_incidents, show_default=False),
+    ] = "",
+    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="Of these watchdogs: fs, job ...")] = "",
+    subject: Annotated[
+        str,
+        typer.Option("--subject", metavar="PATTERN", help="About this: /scratch*", autocompletion=complete_subjects),
+    ] = "",
+    run: Annotated[str, typer.Option("--run", "-r", metavar="PATTERN", help="About these runs.")] = "",
+    fault: Annotated[str, typer.Option("--fault", metavar="PATTERN", help="Only this fault: space, inodes ...")] = "",
+    duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 30m, 2h, 3d.")] = "",
+    until: Annotated[
+        str, typer.Option("--until", metavar="TIME", help="Until when: 2026-12-24T18:00, or 07:30, the next one.")
+    ] = "",
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For the others.")] = "",
+    show_all: Annotated[bool, typer.Option("--list", help="Show the silences that hold now.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Keep people from being told for a while. What is wrong is seen and kept nevertheless, and told afterwards.
+
+    What is given must all fit. A silence always has an end.
+    """
+    project = open_project(config, banner=False)
+    now = project.world.clock.now()
+    if show_all:
+        found = alerts.listing(project).silences
+        show_alert.show_silences(found, now)
+        if not found:
+            print("nothing is silenced")
+        return
+    made, covered = alerts.silence(
+        project,
+        episode=incident,
+        check=check,
+        subject=subject,
+        run=run,
+        fault=fault,
+        until=_end(duration, until, now),
+        why=why,
+    )
+    print(f"silence {made.id} for {format_duration(made.until - now)}: {clean(show_alert.scope(made))}")
+    for one in covered:
+        print(f"  it covers {one.episode} {clean(show_alert.what(one))}")
+    if not covered:
+        print("  no open incident fits it now; what comes will")
+    print(f"  end it: resil alert unsilence {made.id}")
+
+
+def _end(duration: str, until: str, now: float) -> float:
+    """When a silence ends. Raise UsageError if that is not said, said twice, or cannot be understood."""
+    if bool(duration) == bool(until):
+        said = "--for and --until cannot be given together" if duration else "a silence must have an end"
+        raise UsageError(said, hint="say for how long: --for 2h; or until when: --until 07:30")
+    if duration:
+        return now + parse_duration_s(duration)
+    try:
+        if len(until) <= 5 and ":" in until:
+            local = datetime.fromtimestamp(now).astimezone()
+            clock = datetime.strptime(until, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used
+            end = local.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0).timestamp()
+            return end if end > now else end + 86400.0
+        return datetime.fromisoformat(until).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise QuantityError(f"{until!r} is no time", hint="write for instance 2026-12-24T18:00, or 07:30") from None
+
+
+@app.command(epilog="Examples: resil alert unsilence 77e0d2b1; see them: resil alert silence --list")
+def unsilence(
+    silences: Annotated[list[str], typer.Argument(metavar="ID...", help="Silences.", autocompletion=complete_silences)],
+    config: ConfigOption = None,
+) -> None:
+    """End silences now."""
+    for ended in alerts.unsilence(open_project(config, banner=False), silences):
+        print(f"silence {ended.id} ended: {clean(show_alert.scope(ended))}")
+
+
+@app.command(epilog="Examples: resil alert flush; resil alert flush --dry-run; resil alert flush --retry-dead")
+def flush(
+    due: Annotated[
+        bool, typer.Option("--due", help="For cron: leave channels alone that failed a moment ago.")
+    ] = False,
+    retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Try the dead letters again as well.")] = False,
+    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Forget the dead letters for good.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what waits, and send nothing.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Deliver now what waits. Any node that has a way out may do it.
+
+    Exits with 0 when nothing waits any more, 75 when something does, 1 when a channel refused something for good.
+    """
+    project = open_project(config, banner=False)
+    if retry_dead and discard_dead:
+        raise UsageError("--retry-dead and --discard-dead cannot be given together")
+    if dry_run:
+        _show_drafts(project)
+        return
+    if discard_dead:
+        print(f"{len(alert_delivery.discard(project))} dead letters forgotten")
+    if retry_dead:
+        print(f"{len(alert_delivery.revive(project))} dead letters put back")
+    raise typer.Exit(_flush(project, patient=due))
+
+
+def _flush(project: Project, *, patient: bool) -> int:
+    sent = dead = 0
+    last = None
+    with patience("a channel takes its time; what is not sent waits on"):
+        for last in alert_delivery.deliver(project, patient=patient):
+            for delivery in (*last.sent, *last.failed, *last.dead):
+                print(show_alert.delivery_line(delivery), flush=True)
+            sent += len(last.sent)
+            dead += len(last.dead)
+    assert last is not None, "there is always one round"
+    for channel, why in (last.paused or {}).items():
+        print(f"{channel}: left alone: {clean(why)}")
+    if last.trouble:
+        print(f"  {clean(last.trouble)}")
+    if last.waiting:
+        print(f"{last.waiting} {'message waits' if last.waiting == 1 else 'messages wait'} still; nothing is lost")
+    elif not sent and not dead:
+        print("nothing waits")
+    return 1 if dead else EX_TEMPFAIL if last.waiting else 0
+
+
+def _show_drafts(project: Project) -> None:
+    found = alert_delivery.drafts(project)
+    for draft in found:
+        told = f"{draft.entry.channel}: {draft.entry.alert.id}"
+        print(told if draft.text is not None else f"{told} (after the one before it)")
+        for line in (draft.text or "").splitlines():
+            print(f"  {clean(line)}")
+    if not found:
+        print("nothing waits")
+
+
+@app.command(epilog="Examples: resil alert test; resil alert test email; resil alert test slack --dry-run")
+def test(
+    channel: Annotated[
+        str,
+        typer.Argument(metavar="[CHANNEL]", help="Default: all.", autocompletion=complete_channels, show_default=False),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the message, and send nothing.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Send a real message through each channel and say what came back. Exits with 1 when one did not take it."""
+    project = open_project(config, banner=False)
+    routes = alert_delivery.routes_to_try(project, channel)
+    if dry_run:
+        for name, text in alert_delivery.compose_tests(project, routes):
+            print(f"{name}:")
+            for line in text.splitlines():
+                print(f"  {clean(line)}")
+        return
+    outcomes = {}
+    with patience("a channel takes its time"):
+        for name, outcome in alert_delivery.try_channels(project, routes):
+            outcomes[name] = outcome
+            if not as_json:
+                print(show_alert.trial_line(name, outcome), flush=True)
+    if as_json:
+        print_json("alert test", show_alert.trial_to_json(outcomes))
+    if any(outcome.error for outcome in outcomes.values()):
+        raise typer.Exit(1)
