@@ -1,7 +1,7 @@
 """`resil watch log`: does the training go on? Progress is a step that becomes greater, or the guard's heartbeat."""
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
-# ruff: noqa: PTH110
+# ruff: noqa: PTH100, PTH110, PTH118
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from string import Template
 
-from resilience.checks._log.clocks import Moment, jump_s, shifted
-from resilience.checks._log.look_paths import Look, candidates, is_pattern, look_at
+from resilience.checks._log.clocks import jump_s, shifted
+from resilience.checks._log.look_paths import look_at
 from resilience.checks._log.look_runs import look_at_runs
 from resilience.checks._log.sentences import deadline_of, findings
-from resilience.checks._log.tail import look as look_at_log
-from resilience.checks._log.words import ANY, EACH, NEWEST, LogReading, LogSettings, LogState
+from resilience.checks._log.tail import Looker
+from resilience.checks._log.words import ANY, EACH, NEWEST, LogReading, LogSettings, Moment
 from resilience.errors import ProbeError, SettingsError
 from resilience.model import layout
 from resilience.model.finding import Finding
@@ -60,9 +59,8 @@ class LogCheck:
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
-        with _bounded(own) as look:
-            readings = _look(target, settings, scene, known, _reader(settings, own, moment[0], look), moment[0])
-        return {subject: replace(reading, clock=moment) for subject, reading in readings.items()}
+        with _bounded(own) as arm:
+            return _look(target, settings, scene, known, Looker(settings, moment, own, arm))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -117,64 +115,77 @@ def compiled(text: str) -> re.Pattern[bytes]:
 
 
 def _groups(settings: LogSettings, scene: Scene) -> dict[str, tuple[str, ...]]:
-    """The subjects of each target, by its name; they are known beforehand only where they are named."""
+    """The subjects of each target, by its name: the file system, or the state directory."""
     if not settings.paths:
-        return {str(scene.state_dir): ()}
+        return {str(scene.state_dir): (str(scene.state_dir),)}
     mounts = current_mounts()
     groups: dict[str, list[str]] = {}
     for text in settings.paths:
-        path = candidates(text, scene.world, str(scene.project))[0]
-        mount = mount_of(Path(path), mounts)
-        groups.setdefault(mount.point if mount is not None else "/", []).append(path)
-    return {name: tuple(dict.fromkeys(paths)) for name, paths in groups.items()}
+        subject = _subject(text, scene)
+        mount = mount_of(scene.state_dir if _may_be_run(text) else Path(subject), mounts)
+        groups.setdefault(mount.point if mount is not None else "/", []).append(subject)
+    return {name: tuple(dict.fromkeys(subjects)) for name, subjects in groups.items()}
+
+
+def _may_be_run(text: str) -> bool:
+    """Whether it is one plain word: the name of a run, if there is one."""
+    return not set(text) & set("/.*?[~$")
+
+
+def _subject(text: str, scene: Scene) -> str:
+    """What findings about it are about: the name of a run as it is, a path whole, without looking."""
+    return text if _may_be_run(text) else _places(text, scene)[0]
+
+
+def _places(text: str, scene: Scene) -> tuple[str, ...]:
+    """Where a path may lie: what stands in a settings file is relative to its project; typed, perhaps to here."""
+    environ = scene.world.environ
+    whole = Template(text).safe_substitute(environ)
+    if whole.startswith("~/") or whole == "~":
+        whole = f"{scene.world.host.home}{whole[1:]}"
+    folders = (str(scene.project), str(scene.world.cwd))
+    return tuple(dict.fromkeys(os.path.abspath(os.path.join(folder, whole)) for folder in folders))
 
 
 def _look(
-    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], look: Look, now: float
+    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], looker: Looker
 ) -> dict[str, LogReading]:
     if not settings.paths:
-        readings = look_at_runs(scene.runs(), settings, known, look, now)
-        nothing = f"no run is under way in {scene.state_dir}"
-        return readings or {str(scene.state_dir): LogReading(nothing=nothing, notes=("none",))}
-    readings = {}
+        return _look_at_all_runs(scene, known, looker)
+    readings: dict[str, LogReading] = {}
     for text in settings.paths:
-        places = candidates(text, scene.world, str(scene.project))
-        if places[0] not in target.subjects:
+        subject = _subject(text, scene)
+        if subject not in target.subjects:
             continue
-        run = _run_of(text, places, scene)
-        if run is not None:
-            readings.update(look_at_runs([run], settings, known, look, now, named=True))
-        else:
-            readings.update(look_at(places, settings, known, look, now))
+        places = _places(text, scene)
+        if _may_be_run(text) and not any(map(os.path.lexists, places)):
+            directory = RunDirectory(scene.state_dir / text, scene.group)
+            if os.path.exists(directory.path / layout.RUN_FILE):
+                readings |= look_at_runs([directory], known, looker, named=True)
+                continue
+        readings |= look_at(subject, places, known, looker)
     return readings
 
 
-def _run_of(text: str, places: Sequence[str], scene: Scene) -> RunDirectory | None:
-    """The run that is meant, where there is no such file."""
-    if "/" in text or is_pattern(text) or text.startswith((".", "~", "$")) or any(map(os.path.lexists, places)):
-        return None
-    directory = RunDirectory(scene.state_dir / text, scene.group)
-    return directory if os.path.exists(directory.path / layout.RUN_FILE) else None
-
-
-def _reader(settings: LogSettings, own: re.Pattern[bytes] | None, now: float, arm: Any) -> Look:
-    limit_bytes = int(settings.read_bytes)
-
-    def look(path: str, before: LogState | None) -> LogState:
-        arm(path)
-        return look_at_log(path, before, now, limit_bytes=limit_bytes, own=own)
-
-    return look
+def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
+    readings = look_at_runs(scene.runs(), known, looker)
+    for run, before in known.items():
+        if before.run and run not in readings and not before.over:
+            over = "it is no longer there, or was over long ago"
+            readings[run] = LogReading(run=run, over=over, clock=looker.moment)
+    awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
+    said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {scene.state_dir}"
+    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=looker.moment)}
 
 
 @contextmanager
-def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Any]:
+def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | None]:
     """Bound the processor time of a pattern of one's own: `(a+)+b` would search for ages, and nobody would know why.
 
     Python's matcher looks for signals as it goes; ITIMER_VIRTUAL counts what this process computes, not what it waits.
     """
     if own is None:
-        yield lambda path: None
+        yield None
         return
     current = ""
 

@@ -636,6 +636,33 @@ def test_a_pattern_that_matches_nothing_is_unknown(tmp_path: Path, clock: FakeCl
     assert told(finding) == ("UNKNOWN", "old") and "a.out" in finding.summary
 
 
+def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_told(tmp_path: Path, clock: FakeClock) -> None:
+    dog = watcher(tmp_path, clock, "*.out")
+    assert told(dog.one()) == ("UNKNOWN", "missing")
+    write(tmp_path / "a.out", steps(1, 2), at=clock.time)
+    found = {finding.subject: told(finding) for finding in dog.look_at_all()}
+    assert found == {str(tmp_path / "*.out"): ("OK", ""), str(tmp_path / "a.out"): ("OK", "")}
+    (tmp_path / "a.out").unlink()
+    clock.sleep(MINUTE)
+    dog.look()
+    clock.sleep(HOUR)
+    found = {finding.subject: told(finding) for finding in dog.look_at_all()}
+    assert found == {str(tmp_path / "*.out"): ("UNKNOWN", "missing"), str(tmp_path / "a.out"): ("OK", "")}
+
+
+def test_a_path_of_the_settings_is_relative_to_the_project_and_a_typed_one_perhaps_to_here(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    dog = watcher(tmp_path, clock, "train.log")
+    (tmp_path / "sub").mkdir()
+    dog.scene = replace(dog.scene, project=tmp_path / "sub")
+    write(tmp_path / "train.log", steps(1, 2), at=clock.time)
+    assert dog.one().summary.startswith("step 2")
+    write(tmp_path / "sub" / "train.log", steps(1, 5), at=clock.time)
+    finding = watcher(tmp_path / "sub", clock, "train.log").one()
+    assert (finding.subject, finding.summary[:6]) == (str(tmp_path / "sub" / "train.log"), "step 5")
+
+
 def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path, clock: FakeClock) -> None:
     write(tmp_path / "train[1].log", steps(1, 2), at=clock.time)
     finding = watcher(tmp_path, clock, "train[1].log").one()
@@ -670,7 +697,7 @@ def test_settings_that_cannot_be_meant_are_refused(
     tmp_path: Path, clock: FakeClock, settings: dict[str, object], said: str
 ) -> None:
     dog = watcher(tmp_path, clock)
-    dog.settings = replace(dog.settings, **settings)
+    dog.settings = replace(dog.settings, **settings)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=said):
         CHECK.targets(dog.settings, dog.scene)
 

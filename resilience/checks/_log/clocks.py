@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from resilience.checks._log.words import LogReading, LogState
+from resilience.checks._log.words import LogReading, LogState, Moment
 
 JUMP_S = 30.0
 """Less is the usual slewing and stepping of NTP."""
 _TIMES = ("first_seen", "born", "looked", "advanced", "talked", "errored", "troubled")
 _BEAT_TIMES = ("advanced", "written")
-
-Moment = tuple[float, float, str]
-"""(seconds since the epoch, monotonic seconds, boot): when a look was."""
 
 
 def jump_s(before: Moment, now: Moment) -> float:
@@ -42,4 +39,5 @@ def shifted(reading: LogReading, seconds: float) -> LogReading:
     if reading.beat:
         beat = reading.beat | {name: reading.beat[name] + seconds for name in _BEAT_TIMES if reading.beat.get(name)}
         beat["stamps"] = [(name, value, since + seconds) for name, value, since in beat.get("stamps", ())]
-    return replace(reading, logs=tuple((path, moved(state)) for path, state in reading.logs), beat=beat)
+    clock = (reading.clock[0] + seconds, reading.clock[1], reading.clock[2])
+    return replace(reading, clock=clock, logs=tuple((path, moved(state)) for path, state in reading.logs), beat=beat)

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from resilience.checks._log.beats import merge_beats
-from resilience.checks._log.look_paths import EVIDENCE_LINES, Look, reading_of
 from resilience.checks._log.rundirs import beat_files, run_now
-from resilience.checks._log.tail import last_lines
-from resilience.checks._log.words import Beat, LogReading, LogSettings, LogState
+from resilience.checks._log.tail import EVIDENCE_LINES, Looker, last_lines
+from resilience.checks._log.words import Beat, LogReading, LogState
 from resilience.errors import StateDirectoryError
 from resilience.system.run_directory import RunDirectory
 
@@ -30,10 +29,8 @@ def beat_of(reading: LogReading) -> Beat | None:
 
 def look_at_runs(
     directories: Sequence[RunDirectory],
-    settings: LogSettings,
     before: Mapping[str, LogReading],
-    look: Look,
-    now: float,
+    looker: Looker,
     *,
     named: bool = False,
 ) -> dict[str, LogReading]:
@@ -41,18 +38,19 @@ def look_at_runs(
     readings = {}
     for directory in directories:
         try:
-            reading, ended = _look_at_run(directory, settings, before.get(directory.run), look, now)
+            reading, ended = _look_at_run(directory, before.get(directory.run), looker)
         except StateDirectoryError as error:
-            readings[directory.run] = LogReading(run=directory.run, nothing=error.message, notes=("not-read",))
+            readings[directory.run] = LogReading(
+                run=directory.run, nothing=error.message, notes=("not-read",), clock=looker.moment
+            )
             continue
-        if named or not reading.over or now - ended <= settings.ignore_older_s:
+        if named or not reading.over or looker.now - ended <= looker.settings.ignore_older_s:
             readings[directory.run] = reading
     return readings
 
 
-def _look_at_run(
-    directory: RunDirectory, settings: LogSettings, before: LogReading | None, look: Look, now: float
-) -> tuple[LogReading, float]:
+def _look_at_run(directory: RunDirectory, before: LogReading | None, looker: Looker) -> tuple[LogReading, float]:
+    now = looker.now
     run = run_now(directory, now)
     attempt = run.attempt
     number, began = (attempt.number, attempt.start_time) if attempt is not None else (0, 0.0)
@@ -67,12 +65,12 @@ def _look_at_run(
     if before is not None and before.attempt != number:
         before = _of_new_attempt(before, min(began, now) or now)
     beat = None
-    if settings.heartbeat and run.job_id:
+    if looker.settings.heartbeat and run.job_id:
         since = before.clock[0] if before is not None else 0.0
         beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
-    reading = reading_of(run.logs, before, look, settings, now) if run.logs else LogReading()
+    reading = looker.reading(run.logs, before) if run.logs else LogReading(clock=looker.moment)
     reading = replace(reading, beat=_record(beat), **about)
-    if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, settings.floor_s):
+    if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, looker.settings.floor_s):
         reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
     return reading, run.ended
 

@@ -196,8 +196,7 @@ def _regressing(view: _View, log: LogState) -> Finding | None:
 def _nothing(subject: str, reading: LogReading) -> Finding:
     kind = reading.notes[0] if reading.notes else "missing"
     if kind == "none":
-        return Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=(reading.nothing,),
-                       advice="to watch any log: resil watch log PATH")  # fmt: skip
+        return Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=(reading.nothing,))
     advice = {
         "missing": "check the path, or whether the job has begun: resil status",
         "old": "name the log to watch it all the same",

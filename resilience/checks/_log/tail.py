@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from binascii import crc32
+from collections.abc import Callable, Mapping, Sequence
 
 from resilience.checks._log import lines
 from resilience.checks._log.digest import begun_again, digest
-from resilience.checks._log.words import LogState
+from resilience.checks._log.threshold import allowance
+from resilience.checks._log.words import LogReading, LogSettings, LogState, Moment, Raw
 
 FIRST_BYTES = 65536
 """Read of the end of a log that was never looked at; more if there is no step in it."""
@@ -20,32 +23,106 @@ REREAD_BYTES = 65536
 """An unfinished line is read again next time, unless it is longer than this."""
 MARK_BYTES = 64
 SHOWN_BYTES = 16384
+EVIDENCE_LINES = 5
+PATIENCE_S = 2.0
+"""After so long a tick reads only the ends of what is left: ten thousand new logs at once, a flood of output."""
+HURRIED_BYTES = 4096
+INODE, MTIME_NS, SIZE, ADVANCED, FELL_FROM, INTERVALS, PHASE, END, ERROR, TROUBLE = map(
+    LogState._fields.index,
+    ("inode", "mtime_ns", "size", "advanced", "fell_from", "intervals", "phase", "end", "error", "trouble"),
+)
+"""Where these stand in a plain tuple: most logs are unchanged, and need nothing else."""
 SKEW_S = 5.0
 
 
-def look(
-    path: str, before: LogState | None, now: float, *, limit_bytes: int, own: re.Pattern[bytes] | None
-) -> LogState:
-    """What is known of a log now. A log that cannot be read keeps what was known, and says why."""
-    state = before or LogState(first_seen=now, advanced=now, talked=now)
-    try:
-        info = os.stat(path)
-        if (
-            info.st_mtime_ns == state.mtime_ns
-            and info.st_size == state.size
-            and info.st_ino == state.inode
-            and not state.trouble
-        ):
-            return state._replace(looked=now, skipped=0) if state.skipped else state._replace(looked=now)
-        if not stat.S_ISREG(info.st_mode):
-            return _troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", now)
-        return _read(path, state, now, limit_bytes, own)
-    except FileNotFoundError:
-        target = _link(path)
-        why = f"a link to {target}, which is not there" if target else "there is no such file"
-        return _troubled(state, "missing", why, now)
-    except OSError as error:
-        return _troubled(state, "not-read", error.strerror or str(error), now)
+class Looker:
+    """Looks at logs in one tick, at one moment, and remembers how long that has taken.
+
+    Attributes:
+        settings: the watchdog's.
+        moment: (seconds since the epoch, monotonic seconds, boot) of the tick.
+    """
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        moment: Moment,
+        own: re.Pattern[bytes] | None = None,
+        arm: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.moment = moment
+        self.now = moment[0]
+        self._own = own
+        self._arm = arm
+        self._hurries_at = time.monotonic() + PATIENCE_S
+
+    def log(self, path: str, raw: Raw | None, looked: float, info: os.stat_result | None = None) -> Raw:
+        """What is known of a log now, as a plain tuple. A log that cannot be read keeps what was known, and says why.
+
+        `raw` is what was known at the look before, which was at `looked`; `info` spares a system call.
+        """
+        try:
+            info = info or os.stat(path)
+            if (
+                raw is not None
+                and info.st_mtime_ns == raw[MTIME_NS]
+                and info.st_size == raw[SIZE]
+                and info.st_ino == raw[INODE]
+                and not raw[TROUBLE]
+            ):
+                return raw
+            state = self._state(raw, looked)
+            if not stat.S_ISREG(info.st_mode):
+                return tuple(_troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", self.now))
+            if self._arm is not None:
+                self._arm(path)
+            hurries = time.monotonic() > self._hurries_at
+            limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
+            return tuple(_read(path, state, self.now, limit_bytes, self._own))
+        except FileNotFoundError:
+            target = _link(path)
+            why = f"a link to {target}, which is not there" if target else "there is no such file"
+            return tuple(_troubled(self._state(raw, looked), "missing", why, self.now))
+        except OSError as error:
+            why = error.strerror or str(error)
+            return tuple(_troubled(self._state(raw, looked), "not-read", why, self.now))
+
+    def _state(self, raw: Raw | None, looked: float) -> LogState:
+        if raw is None:
+            return LogState(first_seen=self.now, advanced=self.now, talked=self.now)
+        state = LogState(*raw)
+        return state._replace(looked=max(state.looked, looked)) if state.looked else state
+
+    def reading(
+        self,
+        paths: Sequence[str],
+        before: LogReading | None,
+        infos: Mapping[str, os.stat_result] | None = None,
+    ) -> LogReading:
+        """Look at these logs as one subject."""
+        known = dict(before.logs) if before is not None else {}
+        looked = before.clock[0] if before is not None else 0.0
+        logs = tuple(
+            [(path, self.log(path, known.get(path), looked, infos.get(path) if infos else None)) for path in paths]
+        )
+        path, newest = logs[0] if len(logs) == 1 else max(logs, key=_advanced)
+        return LogReading(logs=logs, lines=self._lines(path, newest), clock=self.moment)
+
+    def _lines(self, path: str, raw: Raw) -> tuple[str, ...]:
+        """The last lines, for evidence, where something seems to be wrong."""
+        settings = self.settings
+        quiet_s = self.now - raw[ADVANCED]
+        is_odd = raw[ERROR] or raw[END] or raw[FELL_FROM] is not None
+        if not is_odd and quiet_s < min(settings.floor_s, settings.timeout_s or settings.floor_s) - 1:
+            return ()
+        if not is_odd and quiet_s < 0.9 * allowance(raw[INTERVALS], raw[PHASE], settings).seconds - 1:
+            return ()
+        return last_lines(path, EVIDENCE_LINES)
+
+
+def _advanced(log: tuple[str, Raw]) -> float:
+    return float(log[1][ADVANCED])
 
 
 def _troubled(state: LogState, kind: str, why: str, now: float) -> LogState:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+Raw = tuple[Any, ...]
+"""A LogState as a plain tuple, as it is remembered."""
+Moment = tuple[float, float, str]
+"""(seconds since the epoch, monotonic seconds, boot): when a look was."""
+
 EACH, NEWEST, ANY = "each", "newest", "any"
 
 
@@ -56,7 +61,7 @@ class LogState(NamedTuple):
         mark: CRC-32 of the last bytes before `offset`, by which a file that was rewritten in place is known.
         first_seen: when it was first looked at.
         born: when it appeared among logs that were watched already, 0 when it was there before.
-        looked: when it was last read or found unchanged.
+        looked: when it was last looked at before it changed; 0 when it was never read.
         kind: how its step was found (patterns.py), empty: never.
         step: the newest one.
         text: the step as people read it.
@@ -157,7 +162,7 @@ class LogReading:
         beat: the fields of a Beat; empty without a heartbeat.
         attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
         over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
-        nothing: why there is no log at all.
+        nothing: why there is no log at all, or what a pattern stands for; its first note is the fault, or `none`.
         lines: the last lines of the log, when they may be asked for.
         notes: what else a person should know.
         clock: (now, monotonic, boot) of the look: how a clock that was set, or a machine that slept, is noticed.
@@ -173,4 +178,4 @@ class LogReading:
     nothing: str = ""
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    clock: tuple[float, float, str] = (0.0, 0.0, "")
+    clock: Moment = (0.0, 0.0, "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resilience.checks._log.digest import digest
 from resilience.checks._log.lines import SHOWN, shown
 from resilience.checks._log.sentences import findings
-from resilience.checks._log.tail import look
+from resilience.checks._log.tail import Looker
 from resilience.checks._log.words import LogReading, LogSettings, LogState
 
 PIECES = st.sampled_from(
@@ -62,6 +62,7 @@ def test_wherever_the_looks_cut_a_log_its_last_step_is_found_and_never_a_regress
             with open(path, "ab") as file:
                 file.write(whole[start:end])
             os.utime(path, (1e9 + number, 1e9 + number))
-            state = look(str(path), state, 1e9 + number, limit_bytes=2**20, own=None)
+            looker = Looker(LogSettings(), (1e9 + number, 0.0, ""))
+            state = LogState(*looker.log(str(path), state, 1e9 + number - 1))
     assert state is not None and not state.trouble
     assert (state.step, state.fell_from, state.offset) == (94 + len(content), None, len(whole))

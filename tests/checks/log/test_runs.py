@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ def watcher(folder: Path, clock: FakeClock, *paths: str, **settings: Any) -> Log
 
 
 def test_without_runs_nothing_is_awaited_and_that_is_said(tmp_path: Path, clock: FakeClock) -> None:
-    finding = watcher(tmp_path, clock).one()
+    (finding,) = watcher(tmp_path, clock).look_at_all()
     assert told(finding) == ("OK", "") and finding.summary == f"no run is under way in {tmp_path}/runs"
-    assert "resil watch log PATH" in finding.advice
+    assert finding.subject == str(tmp_path / "runs")
 
 
 def test_the_newest_attempts_log_is_watched_without_configuration(tmp_path: Path, clock: FakeClock, run: Run) -> None:
@@ -119,7 +120,7 @@ def test_a_finished_run_is_not_awaited_and_later_not_even_looked_at(tmp_path: Pa
     dog = watcher(tmp_path, clock)
     assert dog.one().summary.startswith("the run is finished")
     clock.sleep(48 * HOUR)
-    assert dog.one().subject == str(tmp_path / "runs")
+    assert dog.look() == []
     assert watcher(tmp_path, clock, "gpt").one().summary.startswith("the run is finished")
 
 
@@ -226,6 +227,17 @@ def test_a_new_attempt_may_begin_below_the_last_step(tmp_path: Path, clock: Fake
     run.log(101, "step 51 loss\nstep 52 loss\n")
     finding = dog.one()
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 52")
+
+
+def test_what_was_wrong_with_a_run_that_was_removed_is_over(tmp_path: Path, clock: FakeClock, run: Run) -> None:
+    run.log(101, "step 5 loss\n")
+    dog = watcher(tmp_path, clock)
+    clock.sleep(5 * HOUR)
+    assert told(dog.one()) == ("CRITICAL", "silent")
+    shutil.rmtree(run.path)
+    finding = dog.one()
+    assert (finding.subject, *told(finding)) == ("gpt", "OK", "") and "no longer there" in finding.summary
+    assert dog.look() == []
 
 
 def test_damaged_heartbeats_are_passed_over(tmp_path: Path, clock: FakeClock, run: Run) -> None:

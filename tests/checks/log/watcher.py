@@ -30,7 +30,11 @@ class LogWatcher:
         self.memory: dict[str, Timed[Any]] = {}
 
     def look(self) -> list[Finding]:
-        """One tick."""
+        """One tick: what is said of logs and runs."""
+        return [finding for finding in self.look_at_all() if finding.fault or finding.looked != (finding.summary,)]
+
+    def look_at_all(self) -> list[Finding]:
+        """One tick: what is said of patterns and the state directory as well."""
         readings: dict[str, Timed[Any]] = {}
         for target in CHECK.targets(self.settings, self.scene):
             for subject, reading in CHECK.probe(target, self.settings, self.scene, self.memory).items():
