@@ -23,7 +23,7 @@ import sys
 import time
 from binascii import crc32
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -92,7 +92,7 @@ class _Child:
     is_closed: bool = False
 
 
-def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Iterator[tuple[KeyT, Answer]]:
+def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generator[tuple[KeyT, Answer], None, None]:
     """Run each function in a child of its own, side by side; yield (key, answer) as they end.
 
     `works` maps a key to the function and its deadline in seconds, which counts from the start of its child. A
@@ -114,14 +114,14 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Iterator
                     key, work, deadline_s = waiting[0]
                     try:
                         child = _start(key, work, deadline_s)
-                    except OSError as error:
-                        if error.errno in _NO_ROOM and children:
+                    except OSError as problem:
+                        if problem.errno in _NO_ROOM and children:
                             break  # when one of them has ended there may be room again
                         waiting.popleft()
-                        yield key, _not_started(error)
+                        yield key, _not_started(problem)
                         continue
                     waiting.popleft()
-                    children[child.pipe] = child
+                    children[child.pid] = child
                     selector.register(child.pipe, selectors.EVENT_READ, child)
                 for ready, _ in selector.select(_pause(children, bool(waiting))):
                     child = ready.data
@@ -131,7 +131,8 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Iterator
                     os.close(child.pipe)
                     child.is_closed = True
                     if not child.killed:
-                        del children[child.pipe]
+                        del children[child.pid]
+                        crowded = None
                         yield child.key, _answer_of(child)
                 now = time.monotonic()
                 for child in [child for child in children.values() if child.ends <= now or child.is_closed]:
@@ -140,13 +141,14 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Iterator
                         if not child.is_closed:
                             selector.unregister(child.pipe)
                             os.close(child.pipe)
-                        del children[child.pipe]
+                        del children[child.pid]
                         yield child.key, answer
-                crowded = (crowded or now) if waiting and len(children) >= MOST else None
-                if crowded is not None and now - crowded > longest_s:
-                    for key, _, _ in waiting:
-                        yield key, Answer(error=ProbeError(f"{len(children)} other looks hang", transient=True))
-                    waiting.clear()
+                if waiting and len(children) >= MOST:
+                    crowded = crowded or now
+                if crowded is not None and now - crowded > longest_s:  # and nobody has answered since
+                    while waiting:
+                        error = ProbeError("not looked at: too many other looks hang", transient=True)
+                        yield waiting.popleft()[0], Answer(error=error)
         finally:
             _end_all(children.values())
     _reap(GRACE_S)
@@ -176,6 +178,8 @@ def _pause(children: dict[int, _Child], more: bool) -> float:
 
 
 def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
+    if len(_leaving) >= AT_ONCE:
+        _reap()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     # No handler of ours may run in the child before it has its own: it would believe itself the parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -385,8 +389,7 @@ def _reap(grace_s: float = 0.0) -> None:
                 done = pid
             if done:
                 _leaving.discard(pid)
-        hanging = all(is_waiting_in_kernel(pid) for pid in _leaving)
-        if hanging or time.monotonic() >= end:
+        if time.monotonic() >= end or all(is_waiting_in_kernel(pid) for pid in _leaving):
             return
         time.sleep(pause)
         pause = min(0.01, pause * 2)

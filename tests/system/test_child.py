@@ -1,0 +1,332 @@
+"""Children with deadlines that are real ones: each fault here is done by a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
+from resilience.system import child
+from resilience.system.child import Answer, run_apart
+from resilience.system.process_tree import is_alive
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def apart(work: Callable[[], Any], deadline_s: float = 20.0) -> Answer:
+    return dict(run_apart({"it": (work, deadline_s)}))["it"]
+
+
+def until(what: Callable[[], bool], within_s: float = 10.0) -> None:
+    end = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def children() -> list[str]:
+    """The processes that are ours, zombies included."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+
+
+def until_children_are(wanted: list[str]) -> None:
+    def are_they() -> bool:
+        child._reap()
+        return children() == wanted
+
+    until(are_they)
+
+
+def value_of(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+def test_plain_values_come_back_as_they_are() -> None:
+    value = {"a": (1, 2.5, None, True, b"\xff", "ü\udcff"), "b": [{"c": ()}]}
+    assert apart(lambda: value).value == value
+
+
+def test_an_error_of_ours_keeps_its_words_and_what_kind_it_is() -> None:
+    def raising(error: Exception) -> Callable[[], None]:
+        def work() -> None:
+            raise error
+
+        return work
+
+    for error, kind in (
+        (ProbeError("no", hint="try", transient=True), ProbeError),
+        (SettingsError("no", hint="try"), SettingsError),
+        (UsageError("no", hint="try"), UsageError),
+        (SchedulerUnavailable("no", hint="try"), SchedulerUnavailable),
+    ):
+        found = apart(raising(error)).error
+        assert type(found) is kind and found is not None
+        assert (found.message, found.hint, found.transient) == ("no", "try", error.transient)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt("x"), RecursionError("deep")])
+def test_any_other_exception_is_no_answer_and_names_itself(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    found = apart(work).error
+    assert isinstance(found, ProbeError) and type(error).__name__ in found.message
+
+
+def test_where_it_failed_is_told_to_who_asks_for_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESIL_TRACEBACK", "1")
+    error = apart(lambda: 1 / 0).error
+    assert error is not None and "ZeroDivisionError" in error.hint and "test_child.py" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [(object, "no plain data"), (lambda: "x" * (child.LIMIT_BYTES + 1), "bytes"),
+     (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9"), (lambda: os._exit(7), "exited with 7")],
+)  # fmt: skip
+def test_a_look_without_an_answer_is_unknown(work: Callable[[], Any], words: str) -> None:
+    answer = apart(work)
+    assert answer.value is None and isinstance(answer.error, ProbeError) and words in answer.error.message
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"x", b"rsl1", b"rsl1" + bytes(12), os.urandom(1000), b"rsl1\xff" + b"\xff" * 99]
+)
+def test_garbage_from_a_child_is_no_answer(monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
+    def write(descriptor: int, content: bytes) -> None:
+        os.write(descriptor, garbage)
+
+    monkeypatch.setattr(child, "_write_all", write)
+    answer = apart(lambda: 1)
+    assert answer.value is None and isinstance(answer.error, ProbeError)
+
+
+def test_an_answer_that_is_cut_short_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_write_all", lambda descriptor, content: os.write(descriptor, content[:-1]))
+    assert isinstance(apart(lambda: [1, 2, 3]).error, ProbeError)
+
+
+def test_a_child_that_sends_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LIMIT_BYTES", 2**20)
+
+    def flood(descriptor: int, content: bytes) -> None:
+        os.write(descriptor, child._HEADER.pack(b"rsl1", 2**60, 0))
+        while True:
+            os.write(descriptor, bytes(2**16))
+
+    monkeypatch.setattr(child, "_write_all", flood)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = apart(lambda: 1, 5)
+    assert isinstance(answer.error, ProbeError) and answer.took_s < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_the_deadline_is_kept_and_everything_that_the_look_started_ends_with_it(tmp_path: Path) -> None:
+    def work() -> None:
+        inner = subprocess.Popen(["sleep", "1000"])
+        other = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"], start_new_session=True)
+        (tmp_path / "pids").write_text(f"{os.getpid()} {inner.pid} {other.pid}")
+        time.sleep(1000)
+
+    started = time.monotonic()
+    answer = apart(work, 0.5)
+    assert time.monotonic() - started < 0.5 + child.GRACE_S + 0.5
+    assert answer.is_overdue and answer.error is not None and answer.error.transient and not answer.abandoned
+    assert answer.error.message == "no answer within 0.5 s"
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_look_that_counts_in_circles_ends_at_its_deadline() -> None:
+    def work() -> None:
+        while True:
+            pass
+
+    assert apart(work, 0.3).is_overdue
+
+
+def test_many_that_hang_cost_the_longest_deadline_and_not_the_sum() -> None:
+    started = time.monotonic()
+    works: dict[int, tuple[Callable[[], Any], float]] = {n: (lambda: time.sleep(1000), 1.0) for n in range(60)}
+    works[99] = (lambda: "here", 1.0)
+    answers = dict(run_apart(works))
+    assert time.monotonic() - started < 3.0
+    assert answers[99].value == "here" and sum(answer.is_overdue for answer in answers.values()) == 60
+
+
+def test_those_that_answer_come_first() -> None:
+    works = {"slow": (lambda: time.sleep(0.5), 5.0), "quick": (lambda: None, 5.0)}
+    assert [key for key, _ in run_apart(works)] == ["quick", "slow"]
+
+
+def test_a_thousand_targets_are_not_a_thousand_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "AT_ONCE", 8)
+    most = 0
+    seen = set()
+    for key, answer in run_apart({n: (value_of(n), 20.0) for n in range(500)}):
+        assert answer.value == key
+        seen.add(key)
+        most = max(most, len(children()))
+    assert len(seen) == 500 and most <= 8 + 8 + 2  # those that run, and those that have answered and are not reaped
+
+
+def test_when_too_many_hang_the_rest_is_unknown_and_the_tick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "MOST", 5)
+    started = time.monotonic()
+    answers = dict(run_apart({n: (lambda: time.sleep(1000), 0.4) for n in range(100)}))
+    assert len(answers) == 100 and all(answer.error is not None for answer in answers.values())
+    assert time.monotonic() - started < 2.5
+
+
+def test_where_no_process_can_be_started_the_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(child, "_fork", refuse)
+    open_before = descriptors()
+    answers = dict(run_apart({n: (lambda: 1, 5.0) for n in range(3)}))
+    assert len(answers) == 3
+    for answer in answers.values():
+        assert answer.error is not None and answer.error.transient and "ulimit -u" in answer.error.hint
+    assert descriptors() == open_before
+
+
+def test_a_refused_process_is_tried_again_when_another_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [0]
+    fork = child._fork
+
+    def one_at_a_time() -> int:
+        if len(children()) > running[0]:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    running[0] = len(children())
+    monkeypatch.setattr(child, "_fork", one_at_a_time)
+    answers = dict(run_apart({n: (value_of(n), 20.0) for n in range(4)}))
+    assert answers[0].value == 0 and len(answers) == 4
+
+
+def test_no_descriptor_and_no_child_is_left() -> None:
+    before, ours = descriptors(), children()
+    for _ in range(20):
+        list(run_apart({1: (lambda: 1, 5.0), 2: (lambda: 1 / 0, 5.0), 3: (lambda: os._exit(1), 5.0)}))
+    list(run_apart({1: (lambda: time.sleep(1000), 0.1)}))
+    assert descriptors() == before
+    until_children_are(ours)
+
+
+def names_of_descriptors() -> list[str]:
+    names = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder that is being listed
+            names.append(str(entry.readlink()))
+    return names
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_child_inherits_no_descriptor_of_ours(tmp_path: Path) -> None:
+    with open(tmp_path / "lock", "w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        held = apart(names_of_descriptors).value
+    assert [name for name in held if not name.startswith(("pipe:", "/proc/"))] == ["/dev/null"] * 3
+    assert sum(name.startswith("pipe:") for name in held) == 1
+
+
+def test_what_a_child_prints_is_caught_and_what_we_had_not_yet_printed_is_printed_once() -> None:
+    program = (
+        "from resilience.system.child import run_apart\n"
+        "import os, sys\n"
+        "print('ours', end='')\n"
+        "def look():\n"
+        "    print('its'); print('err', file=sys.stderr); sys.stdout.flush(); os.write(1, b'raw'); return 1\n"
+        "((_, answer),) = run_apart({1: (look, 20)})\n"
+        "print(answer.said.split())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("ours['its', 'err']\n", "")
+
+
+def test_whoever_stops_asking_ends_all_children() -> None:
+    before = children()
+    works: dict[int, tuple[Callable[[], Any], float]] = {n: (lambda: time.sleep(1000), 1000.0) for n in range(4)}
+    asking = run_apart({**works, 9: (lambda: 1, 1000.0)})
+    next(asking)
+    assert len(children()) > len(before)
+    started = time.monotonic()
+    asking.close()
+    assert time.monotonic() - started < 1
+    until_children_are(before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_parent_and_its_children_within_two_seconds(tmp_path: Path, number: int) -> None:
+    program = (
+        "from resilience.system.child import run_apart\n"
+        "import os, signal, sys, time\n"
+        "def end(*_): sys.exit(9)\n"
+        "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
+        "def look():\n"
+        f"    open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(1000)\n"
+        "list(run_apart({n: (look, 1000.0) for n in range(40)}))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
+    until(lambda: len(list(tmp_path.iterdir())) == 40, 30)
+    parent.send_signal(number)
+    started = time.monotonic()
+    assert parent.wait(10) == 9
+    assert time.monotonic() - started < 2
+    until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))
+
+
+def test_a_signal_handler_of_ours_never_runs_in_a_child() -> None:
+    def work() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it ran in the child"))
+    try:
+        error = apart(work).error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert error is not None and "killed by signal 15" in error.message
+
+
+def test_forks_beside_threads_make_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 12, 0, "final", 0))
+    fork = os.fork
+
+    def noisy() -> int:
+        warnings.warn(
+            "This process is multi-threaded, use of fork() may lead to deadlocks", DeprecationWarning, stacklevel=2
+        )
+        return fork()
+
+    monkeypatch.setattr(os, "fork", noisy)
+    assert apart(lambda: 1).value == 1  # every warning is an error here
+
+
+def test_a_pipe_that_something_forked_holds_open_does_not_delay_the_answer() -> None:
+    def work() -> str:
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+        return "here"
+
+    answer = apart(work, 10)
+    assert answer.value == "here" and answer.took_s < 5

@@ -1,0 +1,64 @@
+"""What /proc tells of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, start_ticks, switches
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_lives_until_it_ends_and_a_zombie_does_not_live() -> None:
+    process = subprocess.Popen(["sleep", "100"])
+    assert is_alive(process.pid) and not is_waiting_in_kernel(process.pid)
+    process.kill()
+    until(lambda: not is_alive(process.pid))  # it is not reaped yet
+    assert start_ticks(process.pid) is not None
+    process.wait()
+    assert not is_alive(process.pid) and start_ticks(process.pid) is None and switches(process.pid) is None
+
+
+def test_the_start_tells_two_processes_of_one_number_apart() -> None:
+    assert start_ticks(os.getpid()) == start_ticks(os.getpid())
+    ticks = start_ticks(os.getpid())
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert ticks is not None and 0 < ticks / os.sysconf("SC_CLK_TCK") <= uptime
+
+
+def test_a_name_with_brackets_and_blanks_is_no_riddle(tmp_path: object) -> None:
+    code = "import time; open('/proc/self/comm', 'w').write('a) D (b'); print(1, flush=True); time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_alive(process.pid) and not is_waiting_in_kernel(process.pid)
+        assert start_ticks(process.pid) is not None
+        process.kill()
+
+
+def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sh -c 'sleep 100 & wait' & setsid sleep 100 & wait"], start_new_session=True
+    ) as shell:
+        until(lambda: len(descendants(shell.pid)) == 3)
+        found = descendants(shell.pid)
+        for pid in (*found, shell.pid):
+            os.kill(pid, signal.SIGKILL)
+    assert descendants(shell.pid) == ()
+
+
+def test_a_process_that_is_switched_out_again_is_not_in_the_same_wait() -> None:
+    before = switches(os.getpid())
+    time.sleep(0.01)
+    after = switches(os.getpid())
+    assert before is not None and after is not None and after > before
