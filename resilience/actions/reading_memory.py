@@ -103,9 +103,10 @@ class ReadingMemory:
 
     def _may_be_spare(self) -> bool:
         """Whether anything of ours was ever put aside on this node: mostly not, and then a name need not be hashed."""
-        base = self.scene.world.environ.get("XDG_STATE_HOME") or "/nonexistent"
-        own = Path(f"/tmp/resil-{self.scene.world.host.uid}")
-        return any(folder.exists() for folder in (own, Path(base) / "resil"))
+        places = [f"/tmp/resil-{self.scene.world.host.uid}"]
+        if base := self.scene.world.environ.get("XDG_STATE_HOME"):
+            places.append(f"{base}/resil")
+        return any(map(os.path.exists, places))  # which, unlike Path.exists, does not raise for a closed folder
 
     def _load(self, folders: Iterable[Path], wanted: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
