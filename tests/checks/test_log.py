@@ -473,6 +473,17 @@ def test_a_step_cut_by_two_looks_is_read_whole(tmp_path: Path, clock: FakeClock)
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 1235")
 
 
+def test_a_flood_is_read_at_its_end_and_the_log_stays_the_same_log(tmp_path: Path, clock: FakeClock) -> None:
+    log, dog = tmp_path / "train.log", watcher(tmp_path, clock, read_bytes=4096.0)
+    write(log, steps(1, 100), at=clock.time)
+    dog.look()
+    clock.sleep(5.0)
+    write(log, "noise\n" * 10000 + steps(50, 50), at=clock.time, append=True)
+    finding = dog.one()
+    assert told(finding) == ("WARNING", "regressing")  # and no new beginning, which might go back
+    assert any("56.6 KiB were new and not read" in line for line in finding.looked)
+
+
 def test_a_bounded_read_never_takes_half_a_number_for_a_step(tmp_path: Path, clock: FakeClock) -> None:
     log, dog = tmp_path / "train.log", watcher(tmp_path, clock, read_bytes=4096.0)
     write(log, steps(1, 3), at=clock.time)

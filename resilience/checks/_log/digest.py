@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 from resilience.checks._log import lines as lines_of
-from resilience.checks._log.markers import Marker, marker
+from resilience.checks._log.markers import Marker, marker, words_of
 from resilience.checks._log.patterns import BAR, EPOCH, RANKS, Found, find, seconds_per_step
 from resilience.checks._log.words import LogState
 
@@ -61,10 +61,12 @@ class _Digest:
         self.step_stamps: list[float] = []
         self.last_line = b""
         self.first_line = b""
+        self.words: tuple[bytes, ...] = ()
 
     def take(self, chunk: bytes) -> LogState:
         """All of it."""
         finished, rest = lines_of.split(chunk)
+        self.words = words_of(chunk)
         for raw in finished[-MOST_LINES:]:
             line = lines_of.plain(raw)
             if line and not line.isspace() and not lines_of.PULSE.match(line):
@@ -81,7 +83,7 @@ class _Digest:
         self.talks = True
         self.first_line = self.first_line or line
         self.last_line = line
-        told = marker(line)
+        told = marker(line, self.words) if self.words else None
         progressed = False
         if told is None or told.kind != "resume":
             found = find(line + b"\n", self.own)

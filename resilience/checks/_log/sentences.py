@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from shlex import quote
+from typing import NamedTuple
 
 from resilience.checks._log.look_runs import beat_of
 from resilience.checks._log.patterns import EPOCH
@@ -21,8 +21,7 @@ MANY_RESTARTS = 3
 SKEW_TOLD_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
+class _View(NamedTuple):
     """All that a sentence may need."""
 
     subject: str
@@ -35,10 +34,7 @@ class _View:
     beats: bool
     since: float
     allowed: Allowance
-
-    @property
-    def quiet_s(self) -> float:
-        return max(0.0, self.now - self.since)
+    quiet_s: float
 
 
 def findings(subject: str, reading: LogReading, settings: LogSettings, now: float) -> list[Finding]:
@@ -64,9 +60,7 @@ def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple
 
 
 def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) -> _View:
-    logs = [(path, LogState(*state)) for path, state in reading.logs]
-    read = [log for log in logs if not log[1].trouble or _is_rotating(log[1], settings, now)]
-    path, log = max(read, key=lambda one: one[1].advanced) if read else logs[0] if logs else ("", None)
+    path, log = _main_log(reading, settings, now)
     beat = beat_of(reading)
     phase = phase_of(beat.phase) if beat is not None and beat.ranks > beat.left else log.phase if log else "start"
     intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
@@ -75,7 +69,17 @@ def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) 
     beats = beat is not None and _beat_counts(beat, log, allowed, settings, now)
     if beats and beat is not None:
         since = max(beat.advanced, reading.began)
-    return _View(subject, reading, settings, now, path, log, beat, beats, since, allowed)
+    return _View(subject, reading, settings, now, path, log, beat, beats, since, allowed, max(0.0, now - since))
+
+
+def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
+    """The log that has gone on last, of those that can be read if there are any."""
+    if len(reading.logs) == 1:
+        path, raw = reading.logs[0]
+        return path, LogState(*raw)
+    logs = [(path, LogState(*raw)) for path, raw in reading.logs]
+    read = [one for one in logs if not one[1].trouble or _is_rotating(one[1], settings, now)]
+    return max(read or logs, key=lambda one: one[1].advanced, default=("", None))
 
 
 def _is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:

@@ -11,6 +11,7 @@ import stat
 import time
 from binascii import crc32
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from resilience.checks._log import lines
 from resilience.checks._log.digest import begun_again, digest
@@ -137,51 +138,67 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
         if not stat.S_ISREG(info.st_mode):
             return _troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", now)
         size = info.st_size
-        is_known = state.inode != 0
-        if is_known and not _goes_on(descriptor, info, state):
-            state, is_known = begun_again(state), False
-        is_new = not is_known and state.looked == 0
-        start = state.offset
-        skipped = 0
-        if is_new:
-            start = max(0, size - min(FIRST_BYTES, limit_bytes))
-        elif size - start > limit_bytes:
-            skipped = size - limit_bytes - start
-            start = size - limit_bytes
-        chunk = os.pread(descriptor, size - start, start)
+        if state.inode and (info.st_ino != state.inode or size < state.offset):
+            state = begun_again(state)
+        is_new = state.looked == 0
+        window = _window(descriptor, state.offset, size, min(FIRST_BYTES, limit_bytes) if is_new else limit_bytes)
+        if state.inode and crc32(_mark(descriptor, state.offset) if window.skipped else window.mark) != state.mark:
+            state = begun_again(state)  # rewritten in place: nothing of it was read
+            window = _window(descriptor, 0, size, limit_bytes)
         written, skew_s = _written(info.st_mtime, state, now)
         if is_new:
             state = state._replace(first_seen=now, advanced=written, talked=written)
-        after = digest(state, _whole_lines(descriptor, chunk, start), written=written, own=own)
-        if is_new and after.step is None and start > 0 and limit_bytes > len(chunk):
-            start = max(0, size - limit_bytes)
-            chunk = os.pread(descriptor, size - start, start)
-            after = digest(state, _whole_lines(descriptor, chunk, start), written=written, own=own)
-        offset = start + _consumed(chunk)
-        mark_at = max(0, offset - MARK_BYTES)
-        mark = crc32(os.pread(descriptor, offset - mark_at, mark_at))
+        after = digest(state, window.lines, written=written, own=own)
+        if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:
+            window = _window(descriptor, 0, size, limit_bytes)
+            after = digest(state, window.lines, written=written, own=own)
+        offset = window.start + _consumed(window.chunk)
+        mark = crc32((window.mark + window.chunk[: offset - window.start])[-MARK_BYTES:])
     finally:
         os.close(descriptor)
     return after._replace(
-        inode=info.st_ino, mtime_ns=info.st_mtime_ns, size=size, offset=offset, mark=mark, looked=now, skipped=skipped,
+        inode=info.st_ino, mtime_ns=info.st_mtime_ns, size=size, offset=offset, mark=mark, looked=now,
+        skipped=0 if is_new else window.skipped,
         skew_s=skew_s, trouble="", trouble_kind="", troubled=0.0,
     )  # fmt: skip
 
 
-def _goes_on(descriptor: int, info: os.stat_result, state: LogState) -> bool:
-    """Whether the file is the one that was read, with something more at its end."""
-    if info.st_ino != state.inode or info.st_size < state.offset:
-        return False
-    mark_at = max(0, state.offset - MARK_BYTES)
-    return crc32(os.pread(descriptor, state.offset - mark_at, mark_at)) == state.mark
+class _Window(NamedTuple):
+    """A part of a file: from `start` to its end.
+
+    Attributes:
+        mark: the last bytes before it.
+        skipped: how many bytes before it were to be read as well, and were too many.
+    """
+
+    start: int
+    chunk: bytes
+    mark: bytes
+    skipped: int
+
+    @property
+    def lines(self) -> bytes:
+        """It without the half line at its beginning: half a number would be another step."""
+        chunk = self.chunk
+        if not self.mark or self.mark[-1:] in (b"\n", b"\r"):
+            return chunk
+        ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
+        return chunk[min(ends) + 1 :] if ends else b"..." + chunk.lstrip(b"0123456789.")
 
 
-def _whole_lines(descriptor: int, chunk: bytes, start: int) -> bytes:
-    """A chunk without the half line at its beginning: half a number would be another step."""
-    if start == 0 or os.pread(descriptor, 1, start - 1) in (b"\n", b"\r"):
-        return chunk
-    ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
-    return chunk[min(ends) + 1 :] if ends else b"..." + chunk.lstrip(b"0123456789.")
+def _window(descriptor: int, start: int, size: int, limit_bytes: int) -> _Window:
+    """What lies behind `start`, in one read; of more than `limit_bytes` only the end."""
+    skipped = max(0, size - limit_bytes - start)
+    start += skipped
+    mark_at = max(0, start - MARK_BYTES)
+    blob = os.pread(descriptor, size - mark_at, mark_at)
+    return _Window(start, blob[start - mark_at :], blob[: start - mark_at], skipped)
+
+
+def _mark(descriptor: int, offset: int) -> bytes:
+    """The last bytes before a place."""
+    mark_at = max(0, offset - MARK_BYTES)
+    return os.pread(descriptor, offset - mark_at, mark_at)
 
 
 def _consumed(chunk: bytes) -> int:

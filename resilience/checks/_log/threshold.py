@@ -8,7 +8,7 @@ too short for large ones: 105 s a step and 40 s a save were BLOOM's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.checks._log.words import LogSettings
 
@@ -16,8 +16,7 @@ LONGEST_TIMES = 1.5
 """The longest of the last intervals is no hang either: an evaluation, a save, a slow disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """How long nothing may come, and why so long."""
 
     seconds: float
