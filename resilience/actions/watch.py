@@ -55,10 +55,12 @@ def watch(project: Project, watchdogs: Sequence[Watchdog]) -> Iterator[Report]:
     for number, one in enumerate(rounds):
         one.remembered = remembered.get(one.dog.name, one.remembered)
         before = newest(one.dog, one.remembered.series)
-        for index, target in enumerate(one.targets):
+        for index, wanted in enumerate(one.targets):
+            # A probe that asks several programs shares its time out among them.
+            target = replace(wanted, deadline_s=wanted.deadline_s or shared.deadline_s)
             work = look_of(one.dog, target, scene, before, one.remembered.series)
             place = _place(one.dog, target, scene)
-            looks[number, index] = Look(place, work, target.deadline_s or shared.deadline_s)
+            looks[number, index] = Look(place, work, wanted.deadline_s or shared.deadline_s)
     for (number, index), answer in look_apart(looks, stuck, world.clock):
         one = rounds[number]
         one.took_s = world.clock.monotonic() - started

@@ -183,7 +183,7 @@ def _rule(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> s
 
 def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
     """`91.2% of 10.0 TiB used, 900 GiB free (lfs quota of group lab, just now)`."""
-    share = floor(10 * _share(item, thresholds)) / 10  # 94.99 is not 95
+    share = floor(10 * _share(item, thresholds) + 1e-6) / 10  # 94.99 is not 95
     what = "" if item.kind == BYTES else " inodes" if item.kind == INODES else ""
     usable = f" usable ({thresholds.usable_percent:g}%)" if thresholds.usable_percent != 100 else ""
     if item.kind == PERCENT:

@@ -41,6 +41,7 @@ class PlaceState:
         device: st_dev.
         status: statvfs; None with trouble.
         note: what is particular about it.
+        is_file: whether it is no folder.
     """
 
     path: str
@@ -52,6 +53,7 @@ class PlaceState:
     device: int = 0
     status: os.statvfs_result | None = None
     note: str = ""
+    is_file: bool = False
 
 
 def look_at(path: str) -> PlaceState:
@@ -63,10 +65,9 @@ def look_at(path: str) -> PlaceState:
     except OSError as error:
         return _trouble(path, error)
     mount = mount_of(Path(real), current_mounts())
-    note = "" if stat.S_ISDIR(info.st_mode) else "it is a file: the file system that it lies on was looked at"
-    if not note and real != os.path.normpath(path):
-        note = f"it leads to {real}"
-    return PlaceState(path, real=real, mount=mount, device=info.st_dev, status=status, note=note)
+    note = f"it leads to {real}" if real != os.path.normpath(path) else ""
+    is_file = not stat.S_ISDIR(info.st_mode)
+    return PlaceState(path, real=real, mount=mount, device=info.st_dev, status=status, note=note, is_file=is_file)
 
 
 def _trouble(path: str, error: OSError) -> PlaceState:

@@ -34,6 +34,7 @@ TOOLS_SHARE = 0.7
 """The quota tools together have so much of it."""
 ACCEPTED_S = 7 * 86400.0
 """A path that has lain elsewhere for so long was moved."""
+A_FILE = "it is a file, and the file system that it lies on is meant"
 MOST_KEYS = 8
 """Limits of one subject whose growth is remembered."""
 
@@ -169,7 +170,7 @@ def _read(
     mount = state.mount
     base: dict[str, Any] = {
         "path": place.path,
-        "roles": tuple(item.role for item, _ in group if item.role),
+        "roles": tuple(item.role for item, _ in group if item.role) + ((A_FILE,) if state.is_file else ()),
         "mount": mount.point if mount is not None else "",
         "type": mount.type if mount is not None else "",
         "device": mount.source if mount is not None else "",

@@ -101,7 +101,7 @@ def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, loo
 
 
 def _is_first_tooth(found: Growth, reading: FileSystemReading) -> bool:
-    """Whether it grows as checkpoints do that are known to be pruned, and was not seen for as long as those are kept."""
+    """Whether it grows as checkpoints do that are known to be pruned, and was seen no longer than those are kept."""
     known = reading.checkpoint
     size, every_s = known.get("size"), known.get("every_s")
     if not size or not every_s or not known.get("is_pruned"):

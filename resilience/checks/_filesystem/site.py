@@ -85,7 +85,7 @@ def compile_expression(key: str, text: str) -> re.Pattern[str]:
         pattern = re.compile(text, re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
         raise SettingsError(f"{key} = {text!r} is no regular expression: {error}",
-                            hint="test it with `python3 -c`; a literal ( . [ needs a \\ before it") from None  # fmt: skip
+                            hint="try it in python3; a literal ( . [ needs a \\ before it") from None  # fmt: skip
     if text and pattern.groups == 0:
         raise SettingsError(f"{key} = {text!r} has no group", hint=r"put the figure in (): ([0-9.]+)")
     return pattern

@@ -66,8 +66,8 @@ class Asked:
         except ProbeError as error:
             self.looked.append(f"{name}: {error.message}")
             return False
-        known = {amount.key for amount in self.amounts}
-        self.amounts += [amount for amount in found if amount.key not in known]
+        known = {amount.key: amount for amount in (*reversed(found), *reversed(self.amounts))}  # the first one counts
+        self.amounts = list(reversed(known.values()))
         limits = sum(1 for amount in found if amount.limit is not None or amount.soft is not None)
         self.looked.append(f"{name}: {limits} limit{'' if limits == 1 else 's'}" if found else f"{name}: no quota here")
         return bool(limits)

@@ -16,6 +16,7 @@ from resilience.errors import ProbeError
 RECORDED = Path(__file__).parents[2] / "recorded" / "quota"
 NOW = 1_800_000_000.0
 KIB, GIB, TIB = 2**10, 2**30, 2**40
+ALICE = "user alice"
 ANY_SITE = site.SiteCommand(argv=("x",), used=r"used ([0-9.]+) ?(\w*)", limit=r"of ([0-9.]+) ?(\w*)", percent="")
 
 Figures = tuple[str, str, float, float | None, float | None, float | None]
@@ -32,38 +33,38 @@ def recorded(name: str) -> str:
 
 TABLES: list[tuple[str, Callable[[str], tuple[Amount, ...]], list[Figures]]] = [
     ("lfs_quota_user.txt", lustre.parse_quota, [
-        ("user alice", BYTES, 10 * GIB, 20 * GIB, 30 * GIB, None), ("user alice", INODES, 250e3, 900e3, 1e6, None)]),
+        (ALICE, BYTES, 10 * GIB, 20 * GIB, 30 * GIB, None), (ALICE, INODES, 250e3, 900e3, 1e6, None)]),
     ("lfs_quota_over.txt", lustre.parse_quota, [
-        ("user alice", BYTES, 21 * GIB, 20 * GIB, 30 * GIB, 604796.0), ("user alice", INODES, 900001, 900e3, 1e6, 0.0)]),
+        (ALICE, BYTES, 21 * GIB, 20 * GIB, 30 * GIB, 604796.0), (ALICE, INODES, 900001, 900e3, 1e6, 0.0)]),
     ("lfs_quota_wrapped.txt", lustre.parse_quota, [
         ("group lab", BYTES, 1041408 * KIB, None, 4 * GIB, None), ("group lab", INODES, 17, None, None, None)]),
     ("lfs_quota_two.txt", lustre.parse_quota, [
-        ("user alice", BYTES, 3 * GIB, 10 * TIB, 12 * TIB, None), ("user alice", INODES, 160e3, None, None, None),
+        (ALICE, BYTES, 3 * GIB, 10 * TIB, 12 * TIB, None), (ALICE, INODES, 160e3, None, None, None),
         ("project 1000", BYTES, 9.537 * TIB, None, 10 * TIB, None), ("project 1000", INODES, 9, None, 2e6, None)]),
     ("mmlsquota_Y.txt", lambda text: gpfs.parse_quota(text, "gpfs0", "work"), [
-        ("user alice", BYTES, 2 * GIB, 10 * GIB, 12 * GIB, None), ("user alice", INODES, 4000, None, 500e3, None),
+        (ALICE, BYTES, 2 * GIB, 10 * GIB, 12 * GIB, None), (ALICE, INODES, 4000, None, 500e3, None),
         ("group lab", BYTES, 11 * GIB, 10 * GIB, 12 * GIB, 2 * 86400), ("group lab", INODES, 1, None, None, None)]),
     ("mmlsquota_Y.txt", lambda text: gpfs.parse_quota(text, "gpfs01"), [
-        ("user alice", BYTES, 99 * KIB, 100 * KIB, 100 * KIB, None), ("user alice", INODES, 99, 100, 100, None)]),
+        (ALICE, BYTES, 99 * KIB, 100 * KIB, 100 * KIB, None), (ALICE, INODES, 99, 100, 100, None)]),
     ("beegfs_table.txt", lambda text: beegfs.parse_quota(text, "user", "alice"), [
-        ("user alice", BYTES, 76.61 * GIB, None, 5 * TIB, None), ("user alice", INODES, 687792, None, None, None),
+        (ALICE, BYTES, 76.61 * GIB, None, 5 * TIB, None), (ALICE, INODES, 687792, None, None, None),
         ("user alice in pool nvme", BYTES, 0, None, 100 * GIB, None),
         ("user alice in pool nvme", INODES, 0, None, 50000, None)]),
     ("beegfs_csv.txt", lambda text: beegfs.parse_quota(text, "user", "alice"), [
-        ("user alice", BYTES, 10 * GIB, None, 100 * GIB, None), ("user alice", INODES, 1234, None, None, None)]),
+        (ALICE, BYTES, 10 * GIB, None, 100 * GIB, None), (ALICE, INODES, 1234, None, None, None)]),
     ("quota_nfs.txt", lambda text: unix_quota.parse_quota(text, "filer:/export/home", NOW), [
-        ("user alice", BYTES, 950e3 * KIB, 900e3 * KIB, 1e6 * KIB, 86400.0), ("user alice", INODES, 350, None, None, None),
+        (ALICE, BYTES, 950e3 * KIB, 900e3 * KIB, 1e6 * KIB, 86400.0), (ALICE, INODES, 350, None, None, None),
         ("group lab", BYTES, 100 * KIB, None, None, None), ("group lab", INODES, 5, 4, 10, 0.0)]),
     ("quota_plain.txt", lambda text: unix_quota.parse_quota(text, "/dev/sda1", NOW), [
-        ("user alice", BYTES, 500 * KIB, 400 * KIB, 600 * KIB, 6 * 86400.0), ("user alice", INODES, 10, None, None, None)]),
+        (ALICE, BYTES, 500 * KIB, 400 * KIB, 600 * KIB, 6 * 86400.0), (ALICE, INODES, 10, None, None, None)]),
     ("quota_plain.txt", lambda text: unix_quota.parse_quota(text, "/dev/mapper/a-very-long-name", NOW), [
-        ("user alice", BYTES, 14340 * 2**20, 16 * GIB, 20 * GIB, None), ("user alice", INODES, 160e3, None, None, None)]),
+        (ALICE, BYTES, 14340 * 2**20, 16 * GIB, 20 * GIB, None), (ALICE, INODES, 160e3, None, None, None)]),
     ("quota_no.txt", lambda text: unix_quota.parse_quota(text, "/dev/sda1", NOW), []),
     ("xfs_quota_user.txt", xfs.parse_quota, [
-        ("user alice", BYTES, 1024e3 * KIB, 2e6 * KIB, 3e6 * KIB, None), ("user alice", INODES, 40, 50, 60, None)]),
+        (ALICE, BYTES, 1024e3 * KIB, 2e6 * KIB, 3e6 * KIB, None), (ALICE, INODES, 40, 50, 60, None)]),
     ("xfs_quota_over.txt", xfs.parse_quota, [
-        ("user alice", BYTES, 2.5e6 * KIB, 2e6 * KIB, 3e6 * KIB, 6 * 86400.0), ("user alice", INODES, 55, 50, 60, 0.0)]),
-    ("xfs_quota_files.txt", xfs.parse_quota, [("user alice", INODES, 40, 50, 60, None)]),
+        (ALICE, BYTES, 2.5e6 * KIB, 2e6 * KIB, 3e6 * KIB, 6 * 86400.0), (ALICE, INODES, 55, 50, 60, 0.0)]),
+    ("xfs_quota_files.txt", xfs.parse_quota, [(ALICE, INODES, 40, 50, 60, None)]),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A site's own command is read by the regular expressions of the settings, and refused early where they mean nothing."""
+"""A site's own command is read by regular expressions of the settings, and refused early where they mean nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def a_site(**changes: object) -> SiteCommand:
 
 def test_sizes_with_separators_and_units_are_read() -> None:
     found = parse_site(IDRQUOTA, a_site(used=r"WORK: ([\d.,]+) (\w+)", limit=r"/ ([\d.,]+) (GiB)"), BYTES)
-    assert (found.used, found.limit) == (pytest.approx(4507.3 * 2**30, abs=1), 5000 * 2**30)
+    assert found.used == pytest.approx(4507.3 * 2**30, abs=1)
+    assert found.limit == 5000 * 2**30
     assert found.source == "`idrquota -w`"
 
 
