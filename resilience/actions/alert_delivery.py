@@ -113,7 +113,7 @@ def routes_to_try(project: Project, name: str = "") -> Mapping[str, Route]:
             raise UsageError(f"there is no channel {name!r}", hint=hint)
         return {name: routes[name]}
     if not routes:
-        raise UsageError("no channel is set, so nobody is told of anything", hint=NO_CHANNEL)
+        raise UsageError(NO_CHANNEL, hint="then once more: resil alert test")
     return routes
 
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from resilience.actions.project import Project
     from resilience.alerting.backoff import Health
 
-NO_CHANNEL = 'write in resil.toml: [alert] channels = ["email"], and [channel.email] to = ["you@example.org"]'
+NO_CHANNEL = """\
+no channel is set, so nobody is told of anything; for instance, write in resil.toml:
+  [alert]
+  channels = ["email"]
+  [channel.email]
+  to = ["you@example.org"]"""
 """What to write when nobody is told of anything yet."""
 
 

@@ -31,14 +31,15 @@ def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
 
 
 def _counter(project: Project) -> Callable[[], int]:
-    from resilience.system.spare_folder import spare_place
-
     path = project.loaded.state_dir / ".alerts"
-    folders = (path / "dead", spare_place(project.world, path) / "dead")
 
     def count() -> int:
+        if not os.path.isdir(path):  # noqa: PTH112 - nobody was ever alerted from here, and most runs end there
+            return 0
+        from resilience.system.spare_folder import spare_place
+
         names: set[str] = set()
-        for folder in folders:
+        for folder in (path / "dead", spare_place(project.world, path) / "dead"):
             try:
                 names.update(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
             except OSError:

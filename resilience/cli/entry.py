@@ -103,12 +103,15 @@ def _is_plain_status(arguments: Sequence[str]) -> bool:
 
 def _run_status(arguments: Sequence[str]) -> int:
     from resilience.actions.project import Project
+    from resilience.cli.banner import warn_of_dead_letters
     from resilience.cli.show_status import show_status
     from resilience.settings.load import load
     from resilience.system.world import World
 
     world = World()
-    return show_status(Project(world, load(world)), arguments[1] if len(arguments) > 1 else "")
+    project = Project(world, load(world))
+    warn_of_dead_letters(project, apart=False)
+    return show_status(project, arguments[1] if len(arguments) > 1 else "")
 
 
 def _is_plain_watch(arguments: Sequence[str]) -> bool:

@@ -44,15 +44,15 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
     if found.dead:
         print("  try them again: resil alert flush --retry-dead; forget them: resil alert flush --discard-dead")
     if not found.channels:
-        print(f"nobody is told of anything: no channel is set\n  {NO_CHANNEL}")
+        print(NO_CHANNEL)
 
 
 def _row(known: Known, now: float) -> tuple[str, ...]:
     incident = known.incident
     verdict = incident.verdict.value if incident.is_open else f"was {incident.worst.value}"
-    since = f"{format_duration(max(0.0, now - incident.opened))} ago"
+    since = f"{_age(now - incident.opened)} ago"
     if incident.resolved is not None:
-        since = f"ended {format_duration(max(0.0, now - incident.resolved))} ago"
+        since = f"ended {_age(now - incident.resolved)} ago"
     elif incident.is_stale(now):
         since += ", not looked at of late"
     summary = clean(incident.summary)
@@ -81,7 +81,7 @@ def show_silences(silences: Sequence[Silence], now: float) -> None:
     """A line for each, with how long it lasts."""
     for silence in silences:
         why = f": {clean(silence.why)}" if silence.why else ""
-        left = format_duration(max(0.0, silence.until - now))
+        left = _age(silence.until - now)
         print(f"silence {silence.id} of {clean(silence.by)} for {left} more: {clean(scope(silence))}{why}")
 
 
@@ -154,7 +154,7 @@ def show_details(found: Details, now: float) -> None:
     if incident.resolved is not None:
         lines.append((incident.resolved, "resolved"))
     lines.append((incident.seen, "last seen"))
-    cells = [(_moment(at), f"{format_duration(max(0.0, now - at))} ago", text) for at, text in sorted(lines)]
+    cells = [(_moment(at), f"{_age(now - at)} ago", text) for at, text in sorted(lines)]
     print("\n".join(table(("", "", ""), cells, indent=2)))
     for entry in found.waiting:
         tries = f", tried {entry.tries} times: {entry.error}" if entry.tries else ""
@@ -225,6 +225,10 @@ def _what(entry: Entry) -> str:
     more = f" and {entry.alert.total - 1} more" if entry.alert.total > 1 else ""
     named = " ".join(filter(None, (first.check, first.subject, first.fault)))
     return clean(f"{entry.alert.reason.value} {named}{more} ({first.episode})")
+
+
+def _age(seconds: float) -> str:
+    return format_duration(round(max(0.0, seconds)))
 
 
 def _messages(count: int) -> str:

@@ -1,0 +1,367 @@
+"""`resil alert`: what is wrong, who is at it, what waits, and whether messages arrive."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.actions.alert_routes import channels
+from resilience.actions.alert_state import AlertState, open_alert_state
+from resilience.actions.notify import notify
+from resilience.cli import alert as alert_command
+from resilience.model.finding import Finding, Report
+from resilience.model.verdict import Verdict
+from tests.cli.shell import SETTINGS, Said, Shell
+
+PLUGIN = """
+from pathlib import Path
+from tests.alerting.stand_in import StandIn
+CHANNEL = StandIn(Path({folder!r}), {name!r})
+"""
+ALERTING = SETTINGS + '[alert]\nchannels = ["pager", "list"]\ngroup_s = 0\n[channel.pager]\n[channel.list]\n'
+
+
+class Office:
+    """A project with two channels of its own, and what they took."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        shell.settings(ALERTING)
+        self.folder = shell.folder.parent
+        plugins = self.folder / "plugins" / "channels"
+        plugins.mkdir()
+        for name in ("pager", "list"):
+            (plugins / f"{name}.py").write_text(PLUGIN.format(folder=str(self.folder), name=name))
+
+    def resil(self, *words: str) -> Said:
+        return self.shell.resil("alert", *words)
+
+    def order(self, channel: str, what: str = "") -> None:
+        (self.folder / f"{channel}.order").write_text(what)
+
+    def taken(self, channel: str) -> list[str]:
+        path = self.folder / f"{channel}.taken"
+        return [json.loads(line)["said"][0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def state(self) -> AlertState:
+        return open_alert_state(self.shell.project)
+
+    def tick(self, *findings: Finding, check: str = "fs") -> None:
+        """What a watchdog's tick does when it has found this."""
+        notify(self.shell.project, [Report(check=check, findings=findings, time=time.time())])
+
+    def episode(self, subject: str = "/scratch") -> str:
+        return next(i.episode for i in self.state.ledger.incidents() if i.subject == subject)
+
+
+def full(subject: str = "/scratch", verdict: Verdict = Verdict.CRITICAL) -> Finding:
+    return Finding(
+        subject=subject, verdict=verdict, fault="space", summary="99% used", advice="resil watch fs --top",
+        evidence=("df: 99%",), run="gpt",
+    )  # fmt: skip
+
+
+def well(subject: str = "/scratch") -> Finding:
+    return Finding(subject=subject, verdict=Verdict.OK, summary="10% used")
+
+
+@pytest.fixture
+def office(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Office]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    channels.cache_clear()
+    yield Office(shell)
+    channels.cache_clear()
+
+
+# ---- list and show
+
+
+def test_an_incident_is_one_line_with_who_was_told_and_who_is_at_it(office: Office) -> None:
+    office.tick(full(), full("/home", Verdict.WARNING))
+    said = office.resil("list")
+    head, first, second = said.out.splitlines()
+    assert head.split() == ["ID", "VERDICT", "WHAT", "SINCE", "TOLD", "SUMMARY"]
+    assert "CRITICAL" in first and "fs /scratch space" in first and "1x" in first and "99% used" in first
+    assert "WARNING" in second, "the worst first"
+    assert office.resil().out == said.out, "`resil alert` alone lists"
+
+
+def test_what_ended_is_shown_when_asked_for(office: Office) -> None:
+    office.tick(full())
+    office.tick(well())
+    assert "no open incident" in office.resil("list").out
+    everything = office.resil("list", "--all").out
+    assert "was CRITICAL" in everything and re.search(r"ended \d+ s ago", everything)
+
+
+def test_the_list_is_json_for_programs(office: Office) -> None:
+    office.tick(full())
+    document = office.resil("list", "--json").json
+    (incident,) = document["incidents"]
+    assert (document["kind"], incident["subject"], incident["open"]) == ("alerts", "/scratch", True)
+    assert document["channels"] == ["pager", "list"] and document["waiting"] == {}
+
+
+def test_a_project_without_channels_says_what_to_write(office: Office) -> None:
+    office.shell.settings(SETTINGS)
+    for words in (("list",), ()):
+        said = office.resil(*words)
+        assert said.code == 0 and '[alert]\n  channels = ["email"]\n  [channel.email]\n' in said.out
+    said = office.resil("test")
+    assert said.code == 2 and "[channel.email]" in said.err and "resil alert test" in said.err
+
+
+def test_what_to_write_is_good_toml_for_a_channel_that_exists(office: Office) -> None:
+    office.shell.settings(SETTINGS)
+    written = office.resil("list").out
+    toml = "".join(line.strip() + "\n" for line in written.splitlines() if line.startswith("  "))
+    office.shell.settings(SETTINGS + toml)
+    said = office.resil("test", "email", "--dry-run")
+    assert said.code == 0 and "you@example.org" in said.out
+
+
+def test_the_life_of_an_incident_is_told_with_whom_was_told_what(office: Office) -> None:
+    office.order("list", "down")
+    office.tick(full())
+    office.resil("ack", office.episode(), "-m", "deleting old checkpoints")
+    said = office.resil("show", office.episode()[:4])
+    assert said.code == 0
+    for words in (
+        "CRITICAL", "fs /scratch space", "try: resil watch fs --top", "df: 99%", "run: gpt", "opened",
+        "pager took FIRST fs /scratch space", "(taken)", "waits for list", "the server does not answer",
+        "deleting old checkpoints",
+    ):  # fmt: skip
+        assert words in said.out, words
+    document = office.resil("show", office.episode(), "--json").json
+    assert [message["channel"] for message in document["sent"]] == ["pager"]
+    assert document["waiting"][0]["error"] == "the server does not answer"
+
+
+@pytest.mark.parametrize("words", [("show", "zzz"), ("ack", "zzz"), ("silence", "zzz", "--for", "2h"), ("show", "")])
+def test_an_incident_that_is_not_there_is_said(office: Office, words: tuple[str, ...]) -> None:
+    office.tick(full())
+    said = office.resil(*words)
+    assert said.code == 2 and "there is no incident" in said.err and "try:" in said.err
+
+
+def test_control_characters_in_a_subject_steer_no_terminal(office: Office) -> None:
+    office.tick(full("/scratch\x1b[31m\n"))
+    assert "\x1b" not in office.resil("list").out + office.resil("show", office.episode("/scratch\x1b[31m\n")).out
+
+
+def test_a_damaged_incident_is_said_and_the_others_are_shown(office: Office) -> None:
+    office.tick(full(), full("/home"))
+    incidents = office.state.path / "incidents"
+    sorted(incidents.glob("*.json"))[0].write_text("{")
+    said = office.resil("list")
+    assert said.code == 0 and "set aside" in said.out and "99% used" in said.out
+
+
+# ---- ack
+
+
+def test_several_are_acknowledged_at_once_and_handed_back(office: Office) -> None:
+    office.tick(full(), full("/home"))
+    ids = office.episode(), office.episode("/home")
+    said = office.resil("ack", *ids, "-m", "at it")
+    assert said.code == 0 and said.out.count("acknowledged by") == 2
+    assert {i.acknowledged_note for i in office.state.ledger.incidents()} == {"at it"}
+    assert "ACKNOWLEDGED" in office.resil("list").out
+    assert "nobody is at it" in office.resil("ack", "--undo", ids[0]).out
+    assert [i.acknowledged_by for i in office.state.ledger.incidents()].count("") == 1
+
+
+def test_if_one_of_several_is_not_there_none_is_acknowledged(office: Office) -> None:
+    office.tick(full())
+    assert office.resil("ack", office.episode(), "zzz").code == 2
+    assert office.state.ledger.incidents()[0].acknowledged_by == ""
+
+
+def test_what_is_over_is_not_acknowledged(office: Office) -> None:
+    office.tick(full())
+    office.tick(well())
+    said = office.resil("ack", office.episode())
+    assert said.code == 2 and "is over already" in said.err
+
+
+# ---- silence
+
+
+def test_a_silence_says_what_it_covers_and_how_to_end_it(office: Office) -> None:
+    office.tick(full())
+    said = office.resil("silence", "--subject", "/scr*", "--for", "2h", "--why", "maintenance")
+    assert said.code == 0 and f"it covers {office.episode()}" in said.out and "for 2 h" in said.out
+    listed = office.resil("silence", "--list").out
+    assert "maintenance" in listed and "subject /scr*" in listed
+    assert "silenced" in office.resil("list").out
+    (silence,) = office.state.silences.all(time.time())
+    assert office.resil("unsilence", silence.id[:5]).code == 0
+    assert "nothing is silenced" in office.resil("silence", "--list").out
+
+
+def test_one_incident_is_silenced_by_its_id_until_a_time_of_day(office: Office) -> None:
+    office.tick(full())
+    assert office.resil("silence", office.episode()[:5], "--until", "07:30").code == 0
+    (silence,) = office.state.silences.all(time.time())
+    assert silence.episode == office.episode() and 0 < silence.until - time.time() <= 86400
+    assert time.strftime("%H:%M", time.localtime(silence.until)) == "07:30"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--check", "fs"), "must have an end"),
+        (("--check", "fs", "--for", "2h", "--until", "07:30"), "together"),
+        (("--for", "2h"), "must say what it silences"),
+        (("--check", "fs", "--for", "2"), "not a duration"),
+        (("--check", "fs", "--until", "soon"), "is no time"),
+        (("--check", "fs", "--until", "25:61"), "is no time"),
+        (("--check", "fs", "--until", "2001-01-01"), "in the past"),
+        (("--check", "fs", "--until", "99999-01-01"), "is no time"),
+        (("--check", "fs", "--for", "0s"), "in the past"),
+    ],
+)
+def test_a_silence_that_cannot_be_meant_is_refused(office: Office, words: tuple[str, ...], said: str) -> None:
+    refused = office.resil("silence", *words)
+    assert refused.code == 2 and said in refused.err and "try:" in refused.err
+    assert office.state.silences.all(0.0) == ()
+
+
+def test_nobody_is_told_while_it_is_silenced(office: Office) -> None:
+    office.resil("silence", "--check", "fs", "--for", "2h")
+    office.tick(full())
+    assert office.taken("pager") == [] and "CRITICAL" in office.resil("list").out
+
+
+# ---- flush
+
+
+def test_what_waits_is_delivered_now(office: Office) -> None:
+    office.order("list", "down")
+    office.tick(full())
+    assert "list: 1 message waits to be delivered: the server does not answer" in office.resil("list").out
+    said = office.resil("flush")
+    assert said.code == 75 and "did not take FIRST fs /scratch" in said.out and "1 message waits still" in said.out
+    office.order("list")
+    due = office.resil("flush", "--due")
+    assert due.code == 75 and "left alone" in due.out, "cron waits for the back-off"
+    said = office.resil("flush")
+    assert said.code == 0 and "list took FIRST fs /scratch space" in said.out and len(office.taken("list")) == 1
+    assert office.resil("flush").out == "nothing waits\n"
+
+
+def test_a_dead_letter_is_told_by_the_next_command_and_can_be_tried_again(office: Office) -> None:
+    office.order("list", "refuse")
+    office.tick(full())
+    status = office.shell.resil("status")
+    assert status.err == "resil: there is 1 alert that no channel will take: see resil alert\n"
+    assert "alert" not in status.out
+    assert (
+        office.shell.resil("config", "show", "--json").json and "1 alert" in office.shell.resil("config", "check").err
+    )
+    listed = office.resil("list")
+    assert listed.err == "", "the table shows it"
+    assert "there is no such recipient" in listed.out and "--retry-dead" in listed.out
+    assert "list refused" in listed.out
+    said = office.resil("flush", "--retry-dead")
+    assert said.code == 1 and "1 dead letters put back" in said.out and "will never take" in said.out
+    office.order("list")
+    assert office.resil("flush", "--retry-dead").code == 0
+    assert len(office.taken("list")) >= 1 and office.shell.resil("status").err == ""
+
+
+def test_dead_letters_can_be_forgotten(office: Office) -> None:
+    office.order("list", "refuse")
+    office.tick(full())
+    assert office.resil("flush", "--retry-dead", "--discard-dead").code == 2
+    assert office.resil("flush", "--discard-dead").code == 0
+    assert office.shell.resil("status").err == ""
+
+
+def test_tab_completion_says_nothing_of_dead_letters(
+    office: Office, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    office.order("list", "refuse")
+    office.tick(full())
+    monkeypatch.setenv("_RESIL_COMPLETE", "complete_bash")
+    from resilience.cli.options import complete_runs
+
+    capsys.readouterr()
+    complete_runs("")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_dry_run_shows_the_messages_and_sends_none(office: Office) -> None:
+    office.order("list", "down")
+    office.tick(full())
+    office.order("list")
+    said = office.resil("flush", "--dry-run")
+    assert said.code == 0 and "FIRST /scratch: 99% used" in said.out and office.taken("list") == []
+    assert office.state.outbox.names() != ()
+
+
+# ---- test
+
+
+def test_a_real_message_goes_out_and_what_came_back_is_said(office: Office) -> None:
+    said = office.resil("test")
+    assert said.code == 0 and sorted(line.partition(":")[0] for line in said.out.splitlines()) == ["list", "pager"]
+    assert "taken in" in said.out and "nothing is wrong" in office.taken("pager")[0]
+    assert office.resil("test", "pager").code == 0 and (len(office.taken("pager")), len(office.taken("list"))) == (2, 1)
+    assert not (office.shell.folder / ".resil" / ".alerts").exists(), "a trial is no incident"
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("down", "the server does not answer"),
+        ("settings", "chmod 600 it"),
+        ("raise", "RuntimeError"),
+        ("abort", "crash"),
+    ],
+)
+def test_a_channel_that_does_not_take_it_is_said_and_the_exit_code_is_1(office: Office, order: str, why: str) -> None:
+    office.order("list", order)
+    said = office.resil("test")
+    assert said.code == 1 and "list: FAILED" in said.out and why in said.out and "pager: taken" in said.out
+    assert "canary" not in said.out + said.err
+    document = office.resil("test", "--json").json
+    assert document["channels"]["pager"]["taken"] and not document["channels"]["list"]["taken"]
+
+
+def test_a_channel_that_is_not_there_is_refused_with_the_nearest(office: Office) -> None:
+    said = office.resil("test", "pagr")
+    assert said.code == 2 and "did you mean pager?" in said.err
+
+
+def test_a_trial_can_be_seen_without_sending(office: Office) -> None:
+    said = office.resil("test", "--dry-run")
+    assert said.code == 0 and "nothing is wrong" in said.out and office.taken("pager") == []
+
+
+# ---- completion
+
+
+def test_ids_and_channels_are_completed_from_local_state(office: Office) -> None:
+    office.tick(full(), full("/home"))
+    office.resil("silence", "--check", "fs", "--for", "2h")
+    assert alert_command.complete_incidents(office.episode()[:6]) == [office.episode()]
+    assert len(alert_command.complete_silences("")) == 1
+    assert alert_command.complete_channels("p") == ["pager"]
+    assert alert_command.complete_subjects("/h") == ["/home"]
+    os.chdir("/")
+    assert alert_command.complete_incidents("") == []
+    office.shell.settings("nonsense")
+    os.chdir(office.shell.folder)
+    for complete in (
+        alert_command.complete_incidents, alert_command.complete_silences, alert_command.complete_channels,
+        alert_command.complete_subjects,
+    ):  # fmt: skip
+        assert complete("") == []
