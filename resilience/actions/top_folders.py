@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from resilience.system.scan.snapshots import Snapshot
 from resilience.system.scan.tree import Tree
 
 if TYPE_CHECKING:
+    from resilience.actions.project import Project
     from resilience.system.world import World
 
 NEARLY_ALL = 0.95
@@ -268,9 +268,16 @@ def _in_state(tree: Tree, *states: int) -> tuple[bytes, ...]:
     return tuple(tree.paths[row] for row, state in enumerate(tree.state) if state in states)
 
 
-def absolute(world: World, path: str) -> Path:
-    """A path as the person meant it, without touching the file system: `..` is cut as text, links are not followed."""
-    return Path(os.path.normpath(world.cwd / Path(path).expanduser()))
+def folders_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
+    """The folders that a person means, each once, as the watchdogs of file systems understand them; none: the project.
+
+    Raise UsageError for a path that cannot be meant. Nothing is touched.
+    """
+    from resilience.checks._filesystem.subjects import named_places
+
+    world, base = project.world, project.loaded.project
+    places = named_places(paths, base=base, home=world.host.home, environ=world.environ)
+    return tuple(Path(place.path) for place in places) or (base,)
 
 
 def login_name(uid: int) -> str:
