@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from resilience.actions.top_folders import (
     DAY_S,
     TopFolder,
     TopReport,
-    absolute,
     compose,
+    folders_meant,
     login_name,
     scan_folder,
 )
@@ -46,16 +47,16 @@ def show_top(
     Return 0, or 3 if one of them could not be looked at, or 130 if a person ended it.
     """
     world = project.world
-    roots = [absolute(world, path) for path in paths] or [project.loaded.project]
+    roots = folders_meant(project, paths)
     until = None if deadline_s is None else world.clock.monotonic() + deadline_s
     reports: list[TopReport] = []
-    for number, root in enumerate(dict.fromkeys(roots)):
+    for number, root in enumerate(roots):
         left_s = None if until is None else max(0.5, (until - world.clock.monotonic()) / (len(roots) - number))
         with_bar = _Bar(root) if sys.stderr.isatty() else None
         found = scan_folder(world, root, left_s, with_bar.tell if with_bar else lambda _: None)
         if with_bar:
             with_bar.clear()
-        reports.append(compose(found, limit=limit, by=by, login_name=login_name))
+        reports.append(compose(found, limit=limit, by=by, login_name=cache(login_name)))
         if found.interrupted:
             break
     if as_json:

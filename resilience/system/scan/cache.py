@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.system.files import make_folder, write_atomic
-from resilience.system.scan.record import Hot
+from resilience.system.scan.record import MOST_HOT, Hot
 from resilience.system.scan.snapshots import Snapshot
 from resilience.system.scan.tree import NUMBERS, Tree, grow
 
@@ -27,9 +27,6 @@ MOST_FOLDERS = 1_000_000
 """Folders remembered of one root, those nearest to it: about 100 bytes each. Those further down are read again."""
 
 MOST_BYTES = 512 * 2**20
-MOST_HOT = 500
-"""Files that are looked at again at each scan, of all folders together."""
-
 MOST_CACHES = 64
 """Roots that are remembered."""
 

@@ -178,6 +178,7 @@ def read_folder(
     *,
     device: int,
     now: int,
+    recent: int | None = None,
     barriers: frozenset[bytes] = frozenset(),
     stats: Stats = look_at_all,
     alive: Callable[[int], bool] = lambda _: True,
@@ -185,7 +186,8 @@ def read_folder(
     """Read one folder below the root, and return what is in it. Whatever goes wrong is in the record.
 
     `device`: st_dev of the root; other file systems are not entered. `barriers`: paths where something else is mounted:
-    they are not even looked at, for the mount may hang. `alive` is told the number of entries after each chunk, and
+    they are not even looked at, for the mount may hang. Files changed since `recent` may still grow: the newest of
+    them are noted. `alive` is told the number of entries after each chunk, and
     says whether to go on.
     """
     try:
@@ -196,7 +198,7 @@ def read_folder(
         own = os.fstat(folder)
         if own.st_dev != device:
             return Record(path, ELSEWHERE, inode=own.st_ino, read_at=now)
-        return _read_open(folder, path, own, now, barriers, stats, alive)
+        return _read_open(folder, path, own, now, now - RECENT_S if recent is None else recent, barriers, stats, alive)
     finally:
         os.close(folder)
 
@@ -206,6 +208,7 @@ def _read_open(
     path: bytes,
     own: os.stat_result,
     now: int,
+    recent: int,
     barriers: frozenset[bytes],
     stats: Stats,
     alive: Callable[[int], bool],
@@ -225,7 +228,7 @@ def _read_open(
                 if True in are_folders:
                     sums.children += map(os.fsencode, map(_name, compress(entries, are_folders)))
                     entries = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
-                sums.add(entries, stats(entries), now - RECENT_S)
+                sums.add(entries, stats(entries), recent)
                 if not alive(len(entries)):
                     state = PARTIAL
                     break

@@ -15,6 +15,10 @@ BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the file system's own (stat(2), inode(7))."""
 
 
+MOST_HOT = 500
+"""Files that are looked at again at each scan, of all folders together."""
+
+
 class Hot(NamedTuple):
     """A file that may grow in place, which its folder's mtime would not tell: looked at again at each scan.
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilience.system.scan.board import Board
-from resilience.system.scan.folder import SEGMENT_BYTES, Stats, look_at_all, read_folder, status_of
+from resilience.system.scan.folder import RECENT_S, SEGMENT_BYTES, Stats, look_at_all, read_folder, status_of
 from resilience.system.scan.pace import decide
-from resilience.system.scan.record import ELSEWHERE, PARTIAL, STUCK, Record, joined
+from resilience.system.scan.record import ELSEWHERE, MOST_HOT, PARTIAL, STUCK, Hot, Record, joined
 
 FLUSH_S = 0.05
 """How long records wait before they are told: a worker that hangs takes no more than these with it."""
@@ -71,6 +71,8 @@ class Worker:
         self.root = -1
         self.device = 0
         self.barriers: frozenset[bytes] = frozenset()
+        self.recent = assignment.now - RECENT_S
+        self.hot_times: list[int] = []
         self.yielding = False  # looks are slow here: many threads will go on in its place
         self.samples: list[float] = []
         self.sample_left = SAMPLE if threads == 1 else 0  # several threads: it was timed already
@@ -154,6 +156,7 @@ class Worker:
             path,
             device=self.device,
             now=self.assignment.now,
+            recent=self.recent,
             barriers=self.barriers,
             stats=stats,
             alive=alive,
@@ -165,6 +168,15 @@ class Worker:
         below = (joined(path, name) for name in reversed(record.children))
         self.jobs += [child for child in below if not is_known(child)]
         self.records.append(record.plain())
+        if record.hot:
+            self._notice(record.hot)
+
+    def _notice(self, files: Sequence[Hot]) -> None:
+        """Of all the files that may be growing only the newest will be remembered: older ones need not be noted."""
+        self.hot_times += [file.mtime for file in files]
+        if len(self.hot_times) > 2 * MOST_HOT:
+            self.hot_times = sorted(self.hot_times)[-MOST_HOT:]
+            self.recent = max(self.recent, self.hot_times[0] + 1)
 
     def _timed(self, stats: Stats) -> Stats:
         def timed(entries: Any) -> list[os.stat_result | None]:
