@@ -6,6 +6,14 @@ from collections import Counter
 
 import pytest
 
+from tests.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
+    canary,
+    canary_file,
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+)
+
 # What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
 HOW_TO_GET = {
     "no SLURM accounting": "sudo make test",

@@ -43,13 +43,18 @@ class Mail:
     text: str
     html: str
     time: float
-    headers: Mapping[str, str]
+    headers: dict[str, str]
 
     def as_string(self) -> str:
-        """The mail as people read it."""
-        from email import policy
+        """The mail as people read it: its headers and its plain text."""
+        head = {"From": self.sender or "this account", "To": ", ".join(self.recipients), "Subject": self.subject}
+        return "\n".join(f"{name}: {value}" for name, value in (head | self.headers).items()) + f"\n\n{self.text}"
 
-        return self.mime().as_string(policy=policy.default)
+    def content(self, sender: str = "", *, utf8: bool = False) -> bytes:
+        """The mail as it goes over the wire, with lines that end in CR LF."""
+        head, separator, body = self.mime(sender, utf8=utf8).as_bytes().partition(b"\r\n\r\n")
+        # The standard library folds a header of 70 to 77 characters before its first word: some show it with a blank.
+        return re.sub(rb"(?m)^([A-Za-z-]+):\r\n ", rb"\1: ", head) + separator + body
 
     def mime(self, sender: str = "", *, utf8: bool = False) -> EmailMessage:
         """The mail as the standard library's message, which refuses line ends in headers. `utf8`: for SMTPUTF8."""
@@ -129,6 +134,8 @@ def _address(text: str) -> Any:
     name, opened, rest = text.rpartition("<")
     local, at, domain = rest.rstrip("> ").rpartition("@")
     username, domain = (local, domain) if at else (domain, "")
+    if not domain.isascii():
+        domain = domain.encode("idna").decode()
     return Address(display_name=name.strip() if opened else "", username=username.strip(), domain=domain)
 
 

@@ -120,7 +120,7 @@ def _converse(
             transient=False,
         )
     options = ["SMTPUTF8", "BODY=8BITMIME"] if needs_utf8 else []
-    content = mail.mime(sender, utf8=needs_utf8).as_bytes()
+    content = mail.content(sender, utf8=needs_utf8)
     refused = _transaction(connection, sender, recipients, content, options, stage)
     stage.name = "done"
     taken = [address for address in recipients if address not in refused]
@@ -169,7 +169,7 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
     """What smtplib raised, as a sentence without anything secret."""
     twice = " (it may have taken the mail: it may come twice)" if stage.name == "after the mail was sent" else ""
     if limit.is_over:
-        return DeliveryError(f"{where} did not answer within {limit.seconds:g} s, while {stage.name}{twice}")
+        return DeliveryError(f"{where} did not answer within {limit.seconds:.3g} s, while {stage.name}{twice}")
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         said = "; ".join(f"{address}: {_reply(code, text)}" for address, (code, text) in error.recipients.items())
         permanent = all(500 <= code < 600 for code, _ in error.recipients.values())

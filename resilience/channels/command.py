@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from resilience.errors import SettingsError
 from resilience.model.alert import Alert, alert_to_json
-from resilience.model.message import MAX_NOTICES, clean_lines, headline, plain_text
+from resilience.model.message import MAX_NOTICES, clean_lines, cut, headline, plain_text
 from resilience.system.hand_over import hand_over, said_by
 from resilience.system.redaction import redact
 from resilience.system.secrets import scrubbed_environment
 from resilience.system.world import World
+
+TEXT_LIMIT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +57,11 @@ class CommandChannel:
     def compose(self, alert: Alert, settings: CommandSettings, thread: Mapping[str, str]) -> str:
         """One line of JSON: the alert's own fields, and it as a headline and as text."""
         record = alert_to_json(alert)
-        record["notices"] = record["notices"][:MAX_NOTICES]
-        for notice in record["notices"]:
-            notice["evidence"] = list(clean_lines(tuple(notice["evidence"])))
+        record["notices"] = [
+            _bounded(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
+            for notice in record["notices"][:MAX_NOTICES]
+        ]
+        record = _bounded(record)
         told = {"schema": "resil/1", "kind": "alert", "headline": headline(alert), "text": plain_text(alert), **record}
         return json.dumps(told)  # ASCII: a lone surrogate is escaped, and is no reason to fail
 
@@ -66,6 +71,11 @@ class CommandChannel:
         done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
         said = redact(said_by(done))
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
+
+
+def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose texts are as they were, but of a size that a program can take."""
+    return {key: cut(value, TEXT_LIMIT) if isinstance(value, str) else value for key, value in record.items()}
 
 
 CHANNEL = CommandChannel()

@@ -174,7 +174,7 @@ def _by_sendmail(message: Mail, settings: EmailSettings, world: World, sender: s
         )  # fmt: skip
     argv = [*(settings.sendmail or _sendmail(world)), "-f", sender, *recipients]
     # As lines of Unix: sendmail makes CR LF of them itself.
-    text = message.mime(sender).as_bytes().replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
+    text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
     hand_over(argv, text, world, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ))
     return f"{argv[0]} took it for {', '.join(recipients)}"
 

@@ -213,7 +213,9 @@ _SAMPLE = Alert(
             since=0.0,
             evidence=("a line",),
         ),
-    ),
+    )
+    * 2,
+    total=2,
 )
 """What a payload is tried on when settings are checked."""
 

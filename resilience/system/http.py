@@ -120,13 +120,16 @@ def request(
                 url,
                 data=body,
                 headers=dict(headers or {}),
-                timeout=(CONNECT_S, min(READ_S, timeout_s)),
+                timeout=(CONNECT_S, min(READ_S, timeout_s + 1)),
                 allow_redirects=False,
                 stream=True,
                 verify=ca_file or environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True,
                 proxies=proxies_for(url, environ),
             )
-            return _answer(response, limit)
+            with response:
+                if limit.is_over:  # cut off at the deadline, a head without an end looks like a whole one
+                    raise TimeoutError
+                return _answer(response)
         except Exception as error:
             failure = _explain(error, host, limit, [url, *secrets])
     # Raised out here, so that it carries no other exception along: those have the address in their texts.
@@ -214,7 +217,7 @@ def _connect_through(session: Session, limit: TimeLimit) -> None:
     session.mount("http://", adapter)
 
 
-def _answer(response: Response, limit: TimeLimit) -> Answer:
+def _answer(response: Response) -> Answer:
     body = bytearray()
     # A body that never ends, or ends early, or is packed badly, changes nothing: the status has been said.
     try:
@@ -231,7 +234,7 @@ def _answer(response: Response, limit: TimeLimit) -> Answer:
 def _explain(error: Exception, host: str, limit: TimeLimit, secrets: Sequence[str]) -> DeliveryError:
     """One sentence for what requests and urllib3 wrap three times over."""
     if limit.is_over:
-        return DeliveryError(f"{host} did not answer within {limit.seconds:g} s")
+        return DeliveryError(f"{host} did not answer within {limit.seconds:.3g} s")
     kinds, innermost = _causes(error)
     said = redact(quoted(str(innermost)), secrets)
     if "SSLError" in kinds or "SSLCertVerificationError" in kinds:

@@ -99,15 +99,16 @@ def read_secret(settings: Any, name: str, world: World) -> Secret | None:
     Raise SettingsError if it must not be used (a file that others can read, a variable that is empty), DeliveryError if
     the file system does not answer well now. No error shows anything of its content.
     """
-    lines = read_secret_lines(settings, name, world)
-    if len(lines) > 1:
-        file, variable = _places(settings, name)
-        raise _refused(file or f"${variable}", "has more than one line", "keep the line that is the secret")
+    lines = _read_lines(settings, name, world, is_one=True)
     return lines[0] if lines else None
 
 
 def read_secret_lines(settings: Any, name: str, world: World) -> tuple[Secret, ...]:
     """As `read_secret`, for a file that holds a secret on each line; empty lines and comments (#) are passed over."""
+    return _read_lines(settings, name, world, is_one=False)
+
+
+def _read_lines(settings: Any, name: str, world: World, *, is_one: bool) -> tuple[Secret, ...]:
     check_secret(settings, name, required=False)
     file, variable = _places(settings, name)
     if file:
@@ -125,6 +126,8 @@ def read_secret_lines(settings: Any, name: str, world: World) -> tuple[Secret, .
     lines = [line for line in lines if line and not (line.startswith("#") and len(lines) > 1)]
     if not lines:
         raise _refused(place, "is empty", "write the secret into it")
+    if is_one and len(lines) > 1:
+        raise _refused(place, "has more than one line", "keep the line that is the secret")
     for line in lines:
         if any(not c.isprintable() for c in line):
             raise _refused(place, "has bytes that no secret has", "write it anew: plain text, one line")

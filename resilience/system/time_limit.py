@@ -74,7 +74,8 @@ class TimeLimit:
             self._watch(connection)
             connection.settimeout(max(0.001, min(CONNECT_S, self.left_s())))
             connection.connect(address)
-            connection.settimeout(max(0.001, self.left_s()))
+            # A little more than is left: it is the timer that ends it, and says so.
+            connection.settimeout(self.left_s() + 1)
         except BaseException:
             connection.close()
             raise
