@@ -187,7 +187,8 @@ def test_watch_exits_with_the_verdict_of_a_nagios_plugin(watching: Shell, verdic
 @pytest.mark.parametrize(
     "words",
     [(), ("okk",), ("ok", "--no-such"), ("--no-such",), ("ok", "word"), ("ok", "--every", "soon"),
-     ("ok", "--count", "3"), ("ok", "--every", "0"), ("ok", "--deadline", "x"), ("--all", "ok"), ("--list", "ok"), ("broken",), ("",),
+     ("ok", "--count", "3"), ("ok", "--every", "0"), ("ok", "--deadline", "x"), ("--all", "ok"), ("--list", "ok"),
+     ("broken",), ("",),
      ("ok", "-c", "missing.toml"), ("--all", "-c", "missing.toml"), ("--list", "-c", "missing.toml")],
 )  # fmt: skip
 def test_a_watch_that_cannot_be_meant_is_unknown_and_never_a_verdict(watching: Shell, words: tuple[str, ...]) -> None:
