@@ -58,7 +58,8 @@ def _judge_queue(subject: str, reading: JobReading, settings: JobSettings, now: 
     if not reading.trouble:
         summary = f"answered in {reading.took_s:.2f} s; {reading.rows} rows are watched"
         return Finding(subject=subject, verdict=Verdict.OK, summary=summary, looked=looked)
-    silent_s = max(0.0, now - reading.since.get("unreachable", now))
+    # From question to question: how long the last one waited in vain is no second silence.
+    silent_s = max(0.0, reading.asked - reading.since.get("unreachable", reading.asked))
     is_long = silent_s >= settings.unknown_critical_after_s
     since = f" for {format_duration(silent_s)}" if silent_s >= 1 else ""
     return Finding(
@@ -234,17 +235,18 @@ class _Case:
         if self.reading.kind != "run":
             advice = "queue more behind it: sbatch --dependency=afterany:ID"
         left_s = describe.time_left_s(standing, self.now)
-        if standing.running and not standing.queued and left_s is not None and left_s <= settings.end_notice_s:
-            lead = standing.running[0]
+        lead = (*standing.running, *standing.waiting)[0]
+        limit_s = lead.end - lead.start if lead.start is not None and lead.end is not None else None
+        notice_s = settings.notice_s(limit_s)
+        if standing.running and not standing.queued and left_s is not None and left_s <= notice_s:
             held = "only what will not start" if standing.never else "nothing"
             when = f"ends in {format_duration(left_s)} at the latest" if left_s > 0 else "is ending"
             summary = f"job {lead.label} {when}, and {held} is queued behind it"
-            rule = f"said from {format_duration(settings.end_notice_s)} before the end on"
+            rule = f"said from {format_duration(notice_s)} before the end on"
             yield self._finding(Verdict.WARNING, ENDS_SOON, summary, advice, rule)
             return
         behind = standing.queued if standing.running else max(0, standing.queued - 1)
         if not standing.is_stuck and behind < wanted:
-            lead = (*standing.running, *standing.waiting)[0]
             summary = f"{behind} jobs are left behind {lead.label}: the chain is running dry"
             yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"fewer than {wanted} are left")
 

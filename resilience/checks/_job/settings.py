@@ -11,6 +11,7 @@ EVERYBODY = "*"
 GRACE_WITHOUT_RUNNING_S = 600.0
 """With `require = "running"`: between two jobs of a chain lie seconds (2 s by SLURM's defaults), after a requeue two
 minutes (cred_expire, 121 s), so that only more than this is news."""
+END_NOTICE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class JobSettings:
             `require = "running"`.
         blocked_s: how long it may wait for what only others can give (a partition that is down, a limit, a node)
             before that is CRITICAL.
-        end_notice_s: how long before the end of what runs it is said that nothing is queued behind it.
+        end_notice_s: how long before the end of what runs it is said that nothing is queued behind it. Default: an
+            hour, and a quarter of the time limit for shorter jobs.
         min_queued: how many jobs must be left behind what runs; an array's tasks count. Default: 1 for a run that is
             a chain of jobs, none for a single job.
         configuring_s: how long nodes may take to get ready for a job.
@@ -47,7 +49,7 @@ class JobSettings:
     require: str = QUEUED
     max_pending_s: float | None = None
     blocked_s: float = 3600.0
-    end_notice_s: float = 3600.0
+    end_notice_s: float | None = None
     min_queued: int | None = None
     configuring_s: float = 1200.0
     completing_s: float = 900.0
@@ -59,6 +61,12 @@ class JobSettings:
     pulse_file: str = ""
     pulse_s: float = 3600.0
     deadline_s: float = 75.0
+
+    def notice_s(self, limit_s: float | None) -> float:
+        """How long before the end of a job with this time limit a missing successor is told."""
+        if self.end_notice_s is not None:
+            return self.end_notice_s
+        return END_NOTICE_S if limit_s is None else min(END_NOTICE_S, limit_s / 4)
 
     @property
     def pending_limit_s(self) -> float | None:

@@ -18,7 +18,7 @@ def queue(stage: Stage, number: int, state: JobState = PENDING, **fields: Any) -
     stage.queue.records.append(a_job(number, state, **fields))
 
 
-WATCH = {"names": ("gpt",)}
+WATCH: dict[str, Any] = {"names": ("gpt",)}
 
 
 # ---- what is fine -----------------------------------------------------------------------------------------------
@@ -181,11 +181,19 @@ def test_what_ran_in_between_starts_the_waiting_anew(stage: Stage) -> None:
 
 
 def test_running_but_about_to_end_with_nothing_behind_is_told(stage: Stage) -> None:
-    queue(stage, 1, JobState.RUNNING, **running(end_time=NOW + 50 * 60))
+    queue(stage, 1, JobState.RUNNING, **running(start_time=NOW - 19 * HOUR, end_time=NOW + 50 * 60))
     finding = stage.finding(**WATCH)
     assert (finding.verdict, finding.fault) == (WARNING, "ends-soon")
     assert "ends in 50 min" in finding.summary and "nothing is queued behind it" in finding.summary
     assert stage.finding(end_notice_s=600.0, **WATCH).verdict is OK
+
+
+def test_a_short_job_is_given_a_quarter_of_its_time_unless_said_otherwise(stage: Stage) -> None:
+    queue(stage, 1, JobState.RUNNING, **running(start_time=NOW - 60, end_time=NOW + 1140))
+    assert stage.faults(**WATCH) == {"": OK}
+    assert stage.faults(end_notice_s=3600.0, **WATCH) == {"ends-soon": WARNING}
+    stage.wait(900)
+    assert stage.faults(**WATCH) == {"ends-soon": WARNING}
 
 
 def test_the_last_job_that_is_ending_already_is_told(stage: Stage) -> None:
