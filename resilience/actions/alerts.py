@@ -210,9 +210,12 @@ def silence(
 
 
 def _is_ours(state: AlertState) -> bool:
+    """Whether the watchdogs that write here are this person's, as far as can be told: then the spare is read."""
     try:
         return state.path.stat().st_uid == os.getuid()
-    except OSError:
+    except PermissionError:
+        return False
+    except OSError:  # it is not there yet, or its disk is in trouble
         return True
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
+import io
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +18,11 @@ from resilience.actions.alert_routes import channels
 from resilience.actions.alert_state import AlertState, open_alert_state
 from resilience.actions.notify import notify
 from resilience.cli import alert as alert_command
+from resilience.cli import entry
 from resilience.model.finding import Finding, Report
 from resilience.model.verdict import Verdict
 from tests.cli.shell import SETTINGS, Said, Shell
+from tests.system.people import NOBODY, needs_root, open_the_way
 
 PLUGIN = """
 from pathlib import Path
@@ -344,6 +349,96 @@ def test_a_channel_that_is_not_there_is_refused_with_the_nearest(office: Office)
 def test_a_trial_can_be_seen_without_sending(office: Office) -> None:
     said = office.resil("test", "--dry-run")
     assert said.code == 0 and "nothing is wrong" in said.out and office.taken("pager") == []
+
+
+# ---- a watchdog's verdict is its own
+
+
+def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience.alerting.delivery.SEND_S", 0.5)
+    missing = str(office.folder / "missing")
+    plain = office.shell.resil("watch", "fs", missing, "--no-alert")
+    office.order("pager", "hang")
+    alerted = office.shell.resil("watch", "fs", missing)
+    assert plain.code != 0 and (alerted.code, alerted.out) == (plain.code, plain.out)
+    assert "pager did not take a message: no answer within 0.5 s" in alerted.err
+    assert len(office.taken("list")) == 1 and "waits for pager" in office.resil("list").out
+
+
+# ---- colleagues
+
+
+def as_colleague(office: Office, *words: str) -> Said:
+    """Type a command as somebody else of the group, in a process that may not become root again."""
+    home = office.folder / "colleague"
+    home.mkdir(exist_ok=True)
+    os.chown(home, NOBODY, NOBODY)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.environ |= {"HOME": str(home), "XDG_STATE_HOME": str(home)}
+            sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+            code = entry.run(["alert", *words])
+            answer = code, sys.stdout.getvalue(), sys.stderr.getvalue()
+        except BaseException as error:
+            answer = -1, "", f"{type(error).__name__}: {error}"
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        code, out, err = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    return Said(code, out, err)
+
+
+def let_in(office: Office) -> None:
+    """Let the colleague pass to the project; load what they cannot reach."""
+    open_the_way(office.shell.folder / "x")
+    office.shell.folder.chmod(0o755)
+    office.tick(full("/warm"))
+    office.resil("ack", office.episode("/warm"))
+    office.resil("silence", "--check", "none", "--for", "1s")
+    office.resil("flush")
+    office.resil("ack", "zzz")
+
+
+@needs_root
+def test_a_colleague_of_the_group_acknowledges_silences_and_delivers(office: Office) -> None:
+    group = grp.getgrgid(NOBODY).gr_name
+    office.shell.settings(ALERTING.replace("[run]", f'[run]\ngroup = "{group}"'))
+    let_in(office)
+    office.order("list", "down")
+    office.tick(full())
+    office.order("list")
+    for path in (office.folder, *office.folder.glob("*.taken")):
+        path.chmod(0o777)  # the stand-in writes there
+    folder = office.state.path
+    assert folder.stat().st_mode & 0o7777 == 0o2770
+    said = as_colleague(office, "ack", office.episode())
+    assert said.code == 0, said.err
+    said = as_colleague(office, "silence", "--check", "fs", "--for", "1h")
+    assert said.code == 0, said.err
+    said = as_colleague(office, "flush")
+    assert said.code == 0 and "list took FIRST" in said.out, said.err
+    assert {i.acknowledged_by for i in office.state.ledger.incidents() if i.subject == "/scratch"} == {"nobody"}
+    assert [silence.check for silence in office.state.silences.all(time.time() + 5)] == ["fs"]
+    assert office.state.outbox.names() == ()
+    office.tick(well())
+    assert office.resil("list", "--all").code == 0, "and the owner goes on"
+    files = {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    assert set(files.values()) == {0o660}, files
+
+
+@needs_root
+def test_a_colleague_of_a_private_run_is_told_that_it_was_not_kept(office: Office) -> None:
+    let_in(office)
+    said = as_colleague(office, "silence", "--check", "fs", "--for", "1h")
+    assert said.code != 0 and "not kept" in said.err and "[run] group" in said.err
+    assert office.state.silences.all(time.time() + 5) == ()
 
 
 # ---- completion
