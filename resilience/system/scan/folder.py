@@ -122,9 +122,9 @@ class Sums:
 
     def add(self, entries: Sequence[os.DirEntry[str]], looked: Sequence[os.stat_result | None], recent: int) -> None:
         """Take in the files of one chunk. `recent`: those changed since then may still be growing."""
-        if None in looked:  # some vanished meanwhile
-            entries = list(compress(entries, [status is not None for status in looked]))
-        stats = [status for status in looked if status is not None]
+        if not all(looked):  # some vanished meanwhile
+            entries = list(compress(entries, looked))
+        stats = list(filter(None, looked))
         if not stats:
             return
         blocks = list(map(_blocks, stats))

@@ -1,0 +1,206 @@
+"""`--top` as people see it: a table, what the figures are worth, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.cli.show_top import age, bar, show_top
+from resilience.system.scan.scan import Progress
+from tests.cli.shell import Shell
+from tests.fakes import NOW, FakeClock, make_project
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+from tests.system.scan.trees import a_tree, du, settle, write
+
+DAY = 86400
+
+
+def top(folder: Path, *paths: str | Path, clock: FakeClock | None = None, **options: object) -> int:
+    """Run it with a clock set by hand."""
+    project = make_project(folder, clock=clock or FakeClock())
+    given = {"limit": 10, "deadline_s": None, "as_json": False, "by": "bytes", **options}
+    return show_top(project, tuple(map(str, paths)), **given)  # type: ignore[arg-type]
+
+
+def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "tree"
+    write(root / "runs" / "gpt" / "checkpoint-100" / "model.safetensors", 2**20)
+    write(root / "runs" / "gpt" / "logs" / "train.log", 2**16)
+    write(root / "data" / "shard", 2**19)
+    for folder, _, files in os.walk(root):
+        for name in [*files, "."]:
+            os.utime(Path(folder, name), (NOW - 2 * DAY, NOW - 2 * DAY))
+    assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0
+    first = capsys.readouterr()
+    assert "growth: nothing to compare with yet" in first.out
+    assert "FASTEST" not in first.out
+    write(root / "runs" / "gpt" / "checkpoint-200" / "model.safetensors", 2**21)
+    os.utime(root / "runs" / "gpt" / "checkpoint-200" / "model.safetensors", (NOW - 60, NOW - 60))
+    os.utime(root / "runs" / "gpt" / "checkpoint-200", (NOW - 60, NOW - 60))
+    assert top(tmp_path, root) == 0
+    said = capsys.readouterr()
+    assert said.err == ""  # no progress bar where nobody looks
+    lines = [re.split(r"\s{2,}", line.strip()) for line in said.out.splitlines()]
+    assert ["SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "FOLDER"] in lines
+    assert ["2.0 MiB", "56%", "1", "+2.0 MiB", "+4.0 MiB", "1 min ago", "runs/gpt/checkpoint-200"] in lines
+    assert ["1.0 MiB", "28%", "1", "0 B", "0 B", "2 d ago", "runs/gpt/checkpoint-100"] in lines
+    assert "checkpoints: 3.0 MiB in 2 folders" in said.out
+    assert "growth: since the scan of 12 h ago" in said.out
+    assert "3 of 7 folders were as before and not read again" in said.out
+    assert "read in full once a day" in said.out
+
+
+def test_the_totals_are_those_of_du(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_tree(tmp_path / "tree")
+    assert top(tmp_path, root, as_json=True) == 0
+    (folder,) = json.loads(capsys.readouterr().out)["folders"]
+    assert folder["bytes"] == du(root) * 1024
+    assert (folder["files"], folder["folders"], folder["complete"]) == (60, 25, True)
+    for row in folder["largest"]:
+        assert row["bytes"] == du(Path(row["path"])) * 1024
+
+
+def test_without_paths_it_is_the_project_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top(tmp_path) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'project'}: ")
+
+
+def test_one_folder_that_cannot_be_looked_at_keeps_nobody_from_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = a_tree(tmp_path / "tree")
+    file = write(tmp_path / "file")
+    assert top(tmp_path, tmp_path / "missing", file, root) == 3
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'missing'}: could not look: it does not exist" in said
+    assert f"{file}: could not look: it is a file, not a folder" in said
+    assert "60 files" in said
+
+
+def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_tree(tmp_path / "tree", tops=12, subs=2, files=1)
+    import resilience.system.scan.worker as worker
+
+    def crawl(*given: object, **named: object) -> object:
+        if given[1] and b"/" not in given[1]:  # type: ignore[operator]
+            time.sleep(0.15)
+        return read(*given, **named)
+
+    read = worker.__dict__["read_folder"]
+    worker.__dict__["read_folder"] = crawl
+    try:
+        assert top(tmp_path, root, deadline_s=0.9) == 0
+    finally:
+        worker.__dict__["read_folder"] = read
+    said = capsys.readouterr().out
+    assert re.search(
+        r"! \d+ of \d+ folders unfinished \(the deadline\): the figures are lower bounds; run it again", said
+    )
+    assert "at least" in said
+    assert top(tmp_path, root) == 0
+    again = capsys.readouterr().out
+    assert "unfinished" not in again
+    assert "24 files" in again
+
+
+@needs_root
+def test_folders_that_may_not_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_tree(tmp_path / "tree")
+    (root / "t2").chmod(0o700)
+    open_the_way(root / "t0")
+    project = make_project(tmp_path)
+    with acting_as(NOBODY):
+        assert show_top(project, (str(root),), limit=5, deadline_s=None, as_json=False, by="bytes") == 0
+    said = capsys.readouterr().out
+    assert "! 1 folder could not be read (Permission denied), what lies in them is not counted: t2" in said
+    assert "the next scan will start afresh" in said  # its memory could not be written either
+
+
+def test_hostile_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "tree"
+    write(root / "x\x1b[2J\x9b\r\u202e\n" / "file")
+    write(root / os.fsdecode(b"caf\xe9") / "file")
+    assert top(tmp_path, root) == 0
+    said = capsys.readouterr().out
+    assert not set("\x1b\x9b\r\u202e") & set(said)
+    assert "caf?" in said
+    assert top(tmp_path, root, as_json=True) == 0
+    rows = json.loads(capsys.readouterr().out)["folders"][0]["largest"]
+    assert any(os.fsencode(row["path"]).endswith(b"caf\xe9") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("progress", "wanted"),
+    [
+        (Progress(25, 1000, 0), "25 folders, 1,000 looks, 3 s: /scratch"),
+        (Progress(50, 10, 100), "[############............] 50 of about 100 folders, 10 looks, 3 s: /scratch"),
+        (Progress(150, 10, 100), f"[{'#' * 24}] 150 of about 100 folders, 10 looks, 3 s: /scratch"),
+    ],
+)
+def test_the_bar_shows_how_far_it_is_where_that_is_known(progress: Progress, wanted: str) -> None:
+    assert bar(progress, 3.2, "/scratch") == wanted
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "wanted"), [(0, "0 s ago"), (90, "1 min ago"), (2.5 * DAY, "2 d ago"), (-3600, "in the future")]
+)
+def test_the_newest_change_is_told_in_one_unit(ago_s: float, wanted: str) -> None:
+    assert age(int(NOW - ago_s), NOW) == wanted
+
+
+def test_the_command_line_leads_here(shell: Shell) -> None:
+    write(shell.folder / "runs" / "file")
+    settle(shell.folder / "runs")
+    said = shell.resil("watch", "fs", "--top", "runs", "--json")
+    assert said.code == 0
+    assert said.json["folders"][0]["files"] == 1
+    by_count = shell.resil("watch", "inodes", "--top", "--limit", "3")
+    assert by_count.code == 0
+    assert "LARGEST by inodes" in by_count.out
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from resilience.system.scan import worker
+read = worker.read_folder
+def slowly(*given, **named):
+    time.sleep(0.05)
+    return read(*given, **named)
+worker.read_folder = slowly
+from resilience.cli.entry import run
+sys.exit(run(["watch", "fs", "--top", sys.argv[1]]))
+"""
+
+
+def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is_known(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=10, subs=20, files=1)
+    (tmp_path / "resil.toml").write_text('[run]\nname = "gpt"\n')
+    mine, theirs = pty.openpty()
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TERM": "xterm"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, root], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=env,
+        cwd=tmp_path, start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"folders") < 3:
+            seen += os.read(mine, 4096)
+        os.write(mine, b"\x03")  # the terminal sends SIGINT to everybody in the foreground
+        assert process.stdout is not None
+        said = process.stdout.read().decode()
+        code = process.wait(20)
+    os.close(mine)
+    assert b"looks" in seen
+    assert code == 130
+    assert "unfinished (interrupted)" in said
+    assert list((tmp_path / "cache" / "resil" / "scan").glob("*.scan"))
