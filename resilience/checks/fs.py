@@ -129,6 +129,7 @@ class FsCheck:
 
     def targets(self, settings: FsSettings, scene: Scene) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
+        import resilience.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
         from resilience.checks._filesystem.probe import targets_of
 
         return targets_of(look_of(settings), scene)

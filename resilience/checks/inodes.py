@@ -110,6 +110,7 @@ class InodesCheck:
 
     def targets(self, settings: InodesSettings, scene: Scene) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
+        import resilience.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
         from resilience.checks._filesystem.probe import targets_of
 
         return targets_of(look_of(settings), scene)

@@ -17,12 +17,12 @@ PERCENT = "percent"
 FILE_SYSTEM = "file system"
 """The scope of statvfs: everybody's files, and what is left of the disk itself."""
 
-_FIGURE = re.compile(r"\[?(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<unit>[kKmMgGtTpPeE]?)(?:i?B)?\]?\*?", re.ASCII)
+_FIGURE = r"\[?(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<unit>[kKmMgGtTpPeE]?)(?:i?B)?\]?\*?"
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _NO_LIMIT = frozenset({"", "-", "none", "unlimited", "no", "off", "∞", "infinite"})
-_GRACE_PART = re.compile(r"([0-9]{1,9})\s*(weeks?|days?|hours?|minutes?|mins?|seconds?|secs?|w|d|h|m|s)", re.ASCII)
+_GRACE_PART = r"([0-9]{1,9})\s*(weeks?|days?|hours?|minutes?|mins?|seconds?|secs?|w|d|h|m|s)"
 _GRACE_UNITS_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_GRACE_CLOCK = re.compile(r"(?:([0-9]{1,9})\s*days?\s*)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?", re.ASCII)
+_GRACE_CLOCK = r"(?:([0-9]{1,9})\s*days?\s*)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def parse_size(text: str, default_unit: str = "B") -> float:
     For instance, `2000*` with the unit `K` gives 2048000.0, `8T` gives 8 TiB. All of lfs, mmlsquota, quota and
     xfs_quota count in powers of 1024. Raise ProbeError if it is no size.
     """
-    match = _FIGURE.fullmatch(text.strip())
+    match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
     if match is None:
         raise ProbeError(f"{text.strip()[:40]!r} is no size")
     unit = match["unit"] or default_unit
@@ -94,7 +94,7 @@ def parse_count(text: str) -> float:
 
     Raise ProbeError if it is no count.
     """
-    match = _FIGURE.fullmatch(text.strip())
+    match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
     if match is None:
         raise ProbeError(f"{text.strip()[:40]!r} is no number of files")
     return float(match["number"]) * _COUNT_UNITS[match["unit"].lower()]
@@ -110,7 +110,7 @@ def parse_limit(text: str, kind: str, default_unit: str = "B") -> float | None:
 
 def is_figure(text: str) -> bool:
     """Whether a word of a table is a size or a count."""
-    return _FIGURE.fullmatch(text) is not None
+    return re.fullmatch(_FIGURE, text, re.ASCII) is not None
 
 
 def parse_grace_s(text: str, *, is_over: bool) -> float | None:
@@ -122,11 +122,11 @@ def parse_grace_s(text: str, *, is_over: bool) -> float | None:
     word = text.strip().strip("[]").strip().lower()
     if not is_over:
         return None
-    clock = _GRACE_CLOCK.fullmatch(word)
+    clock = re.fullmatch(_GRACE_CLOCK, word, re.ASCII)
     if clock is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
-    parts = _GRACE_PART.findall(word)
+    parts = re.findall(_GRACE_PART, word, re.ASCII)
     if parts:
         return float(sum(int(number) * _GRACE_UNITS_S[unit[0]] for number, unit in parts))
     if word.strip("-") in {"none", "expired", "0", "0seconds"}:

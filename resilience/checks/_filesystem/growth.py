@@ -36,7 +36,7 @@ MOST_FITTED = 64
 """Readings in one fit: 2,016 pairs, about 0.5 ms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Growth:
     """A growth that can be trusted.
 

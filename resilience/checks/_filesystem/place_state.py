@@ -27,7 +27,7 @@ _GONE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PlaceState:
     """What became of looking at one path.
 

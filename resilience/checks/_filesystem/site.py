@@ -13,12 +13,12 @@ from resilience.checks._filesystem.amount import INODES, PERCENT, Amount
 from resilience.errors import ProbeError, QuantityError, SettingsError
 from resilience.quantities import parse_bytes
 
-_COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE]\+?([0-9]{1,2}))?\s*([kKmMgG]?)", re.ASCII)
+_COUNT = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE]\+?([0-9]{1,2}))?\s*([kKmMgG]?)"
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_PLACEHOLDER = re.compile(r"\{(\w*)\}")
-_PLAIN = re.compile(r"[0-9.]+", re.ASCII)
+_PLACEHOLDER = r"\{(\w*)\}"
+_PLAIN = r"[0-9.]+"
 # "4.5 Tio" is what French sites print; "TiB", "TB" and "T" are parse_bytes's.
-_OCTETS = re.compile(r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b")
+_OCTETS = r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def check_site(site: SiteCommand, names: dict[str, str]) -> None:
         raise SettingsError(f"{names['argv']} is one text with blanks, and no shell reads it",
                             hint=f"write a list: [{words}]")  # fmt: skip
     for text in site.argv:
-        for match in _PLACEHOLDER.finditer(text):
+        for match in re.finditer(_PLACEHOLDER, text):
             if match[1] not in ("path", "user"):
                 raise SettingsError(f"{names['argv']} holds {match[0]}, and nothing fills that in",
                                     hint="{path} and {user} are filled in")  # fmt: skip
@@ -123,15 +123,15 @@ def _without_separators(text: str) -> str:
 
 
 def _size(text: str, unit: str) -> float:
-    plain = _OCTETS.sub("iB", text.strip())
+    plain = re.sub(_OCTETS, "iB", text.strip())
     try:
-        return float(parse_bytes(plain + unit if _PLAIN.fullmatch(plain) else plain))
+        return float(parse_bytes(plain + unit if re.fullmatch(_PLAIN, plain, re.ASCII) else plain))
     except QuantityError as error:
         raise ProbeError(error.message) from error
 
 
 def _count(text: str) -> float:
-    match = _COUNT.fullmatch(text.strip())
+    match = re.fullmatch(_COUNT, text.strip(), re.ASCII)
     if match is None:
         raise ProbeError(f"{text[:40]!r} is no number of files")
     return float(match[1]) * 10.0 ** int(match[2] or 0) * _COUNT_UNITS[match[3].lower()]
