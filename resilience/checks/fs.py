@@ -52,7 +52,8 @@ class FsSettings:
         checkpoints: folder of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
         checkpoint_bytes: what one checkpoint takes. Default: measured there.
         checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
-        purge_days: the site deletes files that were not used for so many days; 0: it does not.
+        purge_days: the site deletes files that were not used for so many days; 0: it does not. Looked at are the
+            checkpoints, else the path that was named, else the project.
         purge_warn_days: how many days before that it is told.
         read_only: whether it is meant that nothing can be written there.
     """
@@ -119,7 +120,7 @@ def look_of(settings: FsSettings) -> Look:
 class FsCheck:
     """The watchdog of bytes, and of whether a file system is there and can be written."""
 
-    summary = "Room on file systems: quotas, percent, free bytes, how long it lasts; missing and read-only ones."
+    summary = "room on file systems: quotas, percent, free bytes, how long it lasts; missing and read-only ones"
     Settings = FsSettings
     Reading = FileSystemReading
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered

@@ -100,7 +100,7 @@ def look_of(settings: InodesSettings) -> Look:
 class InodesCheck:
     """The watchdog of inodes."""
 
-    summary = "Inodes on file systems: quotas, percent, free ones, how long they last."
+    summary = "inodes on file systems: quotas, percent, free ones, how long they last"
     Settings = InodesSettings
     Reading = FileSystemReading
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered

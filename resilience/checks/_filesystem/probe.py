@@ -104,7 +104,8 @@ def _folder_named(look: Look, scene: Scene) -> str:
 
 
 def _named(path: str, scene: Scene) -> str:
-    mount = mount_of(Path(path), current_mounts())
+    mounts = current_mounts()
+    mount = mount_of(Path(settled(path, mounts)), mounts)
     return _local(path, scene) if mount is not None and mount.is_node_local else path
 
 
@@ -277,7 +278,9 @@ def _purge(group: Sequence[tuple[Place, PlaceState]], look: Look, scene: Scene, 
 
     folder = _checkpoint_folder(look, scene, mount) or (group[0][0].path if look.paths else "")
     if not folder:
-        return {}
+        if not _lies_on(str(scene.project), mount):
+            return {}
+        folder = str(scene.project)
     unused_s = max(0.0, look.purge_s - look.purge_warn_s)
     return asdict(doomed(folder, unused_s, scene.world.clock.now()))
 
