@@ -68,8 +68,10 @@ class LogCheck:
         """Say what the newest reading amounts to."""
         return findings(subject, readings[-1].reading, settings, now)
 
-    def deadline(self, reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float] | None:
-        """(paths of logs, seconds after the last write): when a daemon must look again, though no tick is due."""
+    def deadline(
+        self, reading: LogReading, settings: LogSettings, now: float
+    ) -> tuple[tuple[str, ...], float, float] | None:
+        """(paths, when they last went on, how long they may be silent): when a daemon looks, though no tick is due."""
         return deadline_of(reading, settings, now)
 
 

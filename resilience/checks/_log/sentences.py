@@ -49,14 +49,17 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
     return list(_wrongs(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
 
 
-def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float] | None:
-    """(paths of its logs, how long they may be silent): when a daemon must look again; None when nothing is awaited."""
+def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float, float] | None:
+    """(paths of its logs, when it last went on, how long it may be silent): when a daemon must look again.
+
+    None when nothing is awaited, or when something else tells more than the log's last write does.
+    """
     if reading.nothing or reading.over or not reading.logs:
         return None
     view = _view("", reading, settings, now)
-    if view.log is None or view.log.trouble or view.log.end:
+    if view.beats or view.log is None or view.log.trouble or view.log.end or view.quiet_s > view.allowed.seconds:
         return None
-    return tuple(path for path, _ in reading.logs), view.allowed.seconds
+    return tuple(path for path, _ in reading.logs), view.since, view.allowed.seconds
 
 
 def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) -> _View:
