@@ -1,0 +1,133 @@
+"""From a fault to the message on somebody's phone: a tick each minute, real watchdogs, real servers on loopback."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.measure import (
+    BenchmarkError,
+    Claim,
+    Options,
+    Program,
+    Report,
+    Row,
+    Spread,
+    interleave,
+    interpreter_environment,
+)
+from benchmarks.start_up import installed_command
+from resilience.actions.demo_receivers import Inbox, receivers
+
+TICK_S = 60.0
+MOMENTS = 10_000
+MOST_BEYOND_S = 2.0
+MOST_WITHOUT_NEWS = 1.6
+CRITICAL = 2
+SETTINGS = """\
+[run]
+name = "gpt"
+[alert]
+channels = ["email", "slack"]
+group_s = 0
+[channel.email]
+to = ["ada@example.org"]
+host = "127.0.0.1"
+port = {port}
+[channel.slack]
+webhook_variable = "BENCH_HOOK"
+"""
+
+
+@dataclass
+class Stamps(list[str]):
+    """Messages that a server took, and when."""
+
+    times: list[float] = field(default_factory=list)
+
+    def append(self, message: str) -> None:
+        self.times.append(time.perf_counter())
+        super().append(message)
+
+
+def run(options: Options) -> Report:
+    """Let faults happen, tick, and note when the messages arrive; then tick without news, with and without alerts."""
+    with receivers() as inbox:
+        folder = options.scratch
+        (folder / "resil.toml").write_text(SETTINGS.format(port=inbox.smtp_port))
+        (folder / "home").mkdir()
+        env = interpreter_environment(
+            HOME=str(folder / "home"), XDG_STATE_HOME=str(folder / "home"), BENCH_HOOK=inbox.slack_url
+        )
+        return _measure(options, folder, env, inbox)
+
+
+def _measure(options: Options, folder: Path, env: dict[str, str], inbox: Inbox) -> Report:
+    mails, posts = Stamps(), Stamps()
+    inbox.subjects, inbox.texts = mails, posts
+    names = (f"disk{number}" for number in itertools.count())
+    mail_s, slack_s = [], []
+    for turn in range(options.samples + 1):
+        began = _tick(folder / next(names), env)
+        if len(mails) != turn + 1 or len(posts) != turn + 1:
+            raise BenchmarkError(f"{len(mails)} mails and {len(posts)} posts for {turn + 1} faults")
+        if turn:  # the first compiles and warms
+            mail_s.append(mails.times[-1] - began)
+            slack_s.append(posts.times[-1] - began)
+    beyond = Spread(tuple(map(max, mail_s, slack_s)))
+    delays = sorted(_delays(beyond, random.Random(1)))
+
+    lasting = folder / next(names)
+    _tick(lasting, env)
+    told = len(mails)
+    command = [*installed_command(), "watch", "fs", str(lasting)]
+    quiet = _program(command, env)
+    looking = _program([*command, "--no-alert"], env)
+    spreads = interleave({"alerting": quiet, "looking": looking}, options.samples)
+    if len(mails) != told:
+        raise BenchmarkError("a fault that lasts was told again")
+    return Report(
+        "a fault until its mail and its Slack message have arrived, with a tick each minute",
+        rows=(
+            Row(
+                "resil watch fs, a fault that lasts and was told",
+                spreads["alerting"],
+                "the same with --no-alert",
+                spreads["looking"],
+                MOST_WITHOUT_NEWS,
+            ),
+        ),
+        claims=(
+            Claim("from the tick's start to both messages, median", beyond.median, MOST_BEYOND_S, "s"),
+            Claim("the same, to the mail", Spread(tuple(mail_s)).median, float("nan"), "s"),
+            Claim("the same, to Slack", Spread(tuple(slack_s)).median, float("nan"), "s"),
+            Claim("fault to delivered alert, median", delays[len(delays) // 2], float("nan"), "s"),
+            Claim("fault to delivered alert, p95", delays[len(delays) * 95 // 100], TICK_S, "s"),
+            Claim("fault to delivered alert, at most", delays[-1], TICK_S + 2 * MOST_BEYOND_S, "s"),
+        ),
+        notes=(
+            f"a fault comes at any moment of the minute before its tick: {MOMENTS} moments drawn, with the measured "
+            "times from tick to arrival",
+            "each tick is a process of its own, as cron starts it; the servers are real and on loopback",
+        ),
+    )
+
+
+def _tick(path: Path, env: dict[str, str]) -> float:
+    """A disk is gone, and the watchdog's tick finds it; return when the tick began."""
+    began = time.perf_counter()
+    _program([*installed_command(), "watch", "fs", str(path)], env)()
+    return began
+
+
+def _program(argv: list[str], env: dict[str, str]) -> Program:
+    """A tick as cron starts it. `sh` makes an exit code of 2, which is what is to be found here, a success."""
+    return Program(["/bin/sh", "-c", f'"$@"; test $? = {CRITICAL}', "tick", *argv], env)
+
+
+def _delays(beyond: Spread, chance: random.Random) -> list[float]:
+    """How long after a fault its message arrived, for faults at random moments between two ticks."""
+    return [chance.uniform(0.0, TICK_S) + chance.choice(beyond.values) for _ in range(MOMENTS)]
