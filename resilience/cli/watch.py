@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.actions.watch_options import Option, options_of, parse_pairs, shorter
+from resilience.actions.watch_options import Option, flag_of, options_of, parse_pairs, shorter
 from resilience.actions.watch_settings import open_apart
 from resilience.actions.watchdogs import checks, every_name, kind_of, listed
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
@@ -33,7 +33,7 @@ _Count = Annotated[
     int, typer.Option("--count", metavar="N", min=0, help="With --every: so many times.", show_default=False)
 ]
 _Deadline = Annotated[
-    str, typer.Option("--deadline", "--timeout", metavar="DURATION", help="How long a look at one target may take.")
+    str, typer.Option("--deadline", metavar="DURATION", help="How long a look at one target may take.")
 ]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
@@ -45,9 +45,9 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--deadline", "--timeout",
-                      "--config", "--scheduler", "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
-"""Options that every watchdog has: no field of its settings may be called so."""
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
+                      "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+"""Options that every watchdog has: no field of its settings may be called so. A `deadline_s` of its own is that."""
 
 
 class WatchGroup(TyperGroup):
@@ -161,12 +161,14 @@ def _command_of(name: str, check: Any) -> Any:
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: so many of them.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
-    parameters += [_parameter(key, annotation, default) for key, (annotation, default) in _SHARED.items()]
+    shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
+    parameters += [_parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
 
     def command(**given: Any) -> None:
         context = given.pop("ctx")
         shared = {
-            key: given[key] or (context.parent.params.get(key) or default) for key, (_, default) in _SHARED.items()
+            key: given.get(key, default) or (context.parent.params.get(key) or default)
+            for key, (_, default) in _SHARED.items()
         }
         overrides = _overrides(options, check.argument, given)
         if given.get("top"):
