@@ -37,7 +37,8 @@ def judge_reading(
     limited = [item for item in amounts if item.limit is not None]
     judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
     if not judged:
-        findings += _no_limit(subject, reading, amounts, look)
+        findings += [found for item in amounts for found in _grace(subject, item, look, now - asked_at)]
+        findings += [] if findings else _no_limit(subject, reading, look)
         return tuple(_with_looked(findings, reading, []))
     # A file system that nobody can write to fills no further.
     can_fill = not reading.read_only
@@ -45,11 +46,12 @@ def judge_reading(
     verdict, why, fullest = worst
     room = min((_free(item, look.thresholds) for _, _, item in judged if item.kind != PERCENT), default=None)
     state = _state(fullest, look.thresholds, now - asked_at)
+    roles = f"; {', '.join(reading.roles)}" if reading.roles else ""
     fault = "space" if look.kind == BYTES else "inodes"
     if verdict is not Verdict.OK and can_fill:
         findings.append(
             Finding(
-                subject=subject, verdict=verdict, fault=fault, summary=f"{state}{why}", advice=_advice(fullest, look)
+                subject=subject, verdict=verdict, fault=fault, summary=f"{state}{why}{roles}", advice=_advice(fullest)
             )
         )
     if can_fill and room is not None and room > 0:
@@ -61,11 +63,10 @@ def judge_reading(
         findings += _grace(subject, item, look, now - asked_at)
     findings += _purge(subject, reading, look)
     if not findings:
-        roles = f"; {', '.join(reading.roles)}" if reading.roles else ""
         note = "read-only; " if reading.read_only else ""
         findings.append(Finding(subject=subject, verdict=Verdict.OK, summary=f"{note}{state}{roles}"))
     findings.sort(key=lambda finding: finding.verdict, reverse=True)
-    figures = tuple(f for _, _, item in judged for f in _figures(item, fullest, reading, look.thresholds))
+    figures = tuple(f for _, _, item in judged for f in _figures(item, reading, look.thresholds))
     findings[0] = replace(findings[0], figures=figures)
     told = [f"{_state(item, look.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, look.thresholds)}"
             for _, reason, item in judged]  # fmt: skip
@@ -99,7 +100,7 @@ def _read_only(subject: str, reading: FileSystemReading, look: Look) -> list[Fin
     ]  # fmt: skip
 
 
-def _no_limit(subject: str, reading: FileSystemReading, amounts: Sequence[Amount], look: Look) -> list[Finding]:
+def _no_limit(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
     if look.kind == INODES:
         return [Finding(subject=subject, verdict=Verdict.OK, summary="no inode limit: it reports none")]
     return [
@@ -199,7 +200,7 @@ def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
     return f"{text} ({item.source}{scope}, {age}{note})"
 
 
-def _advice(item: Amount, look: Look) -> str:
+def _advice(item: Amount) -> str:
     if item.scope in (FILE_SYSTEM, "folder"):
         return CLEAN_UP
     return f"{CLEAN_UP}, or ask for a larger quota"
@@ -249,7 +250,7 @@ def _purge(subject: str, reading: FileSystemReading, look: Look) -> list[Finding
     ]
 
 
-def _figures(item: Amount, fullest: Amount, reading: FileSystemReading, thresholds: Thresholds) -> list[Figure]:
+def _figures(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> list[Figure]:
     """Performance data: what is used, with the amounts at which it warns and alarms, 0 and the limit."""
     warn_percent, crit_percent, warn_free, crit_free = _levels(item, reading, thresholds)
     usable = _usable(item, thresholds)
@@ -273,6 +274,10 @@ def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: 
     where = f"{reading.path} lies on {reading.device} ({reading.type}), mounted at {reading.mount}"
     roles = (f"it holds: {', '.join(reading.roles)}",) if reading.roles else ()
     lag = ("quota tools do not say how old their figures are: some sites renew them twice an hour, some thrice a day",)
+    shared = (
+        "what a shared file system says of itself knows no quota, snapshot, compression or tape behind it: where your "
+        "site's own command says otherwise, set command",
+    )
     has_tool = any(row.get("age_s", 0.0) is None for row in reading.amounts)
-    looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()))
+    looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()), *(() if reading.is_local else shared))
     return [replace(finding, looked=(*looked, *finding.looked)) for finding in findings]

@@ -75,7 +75,8 @@ def test_the_journal_tells_the_interval_and_that_older_ones_were_pruned(tmp_path
 @pytest.mark.parametrize(
     "line",
     ['{"event": "save"}', '{"event": "save", "time": "x"}', '{"event": "save", "time": true}', '"save"', '["save"]',
-     '{"event": "save", "time": 1e999}', '{"event": "save_begin", "time": 5}', '{"event": "save", "time": -5}', "\0save",
+     '{"event": "save", "time": 1e999}', '{"event": "save_begin", "time": 5}', '{"event": "save", "time": -5}',
+     "\0save",
     ],
 )  # fmt: skip
 def test_lines_that_tell_no_save_are_passed_over(line: str) -> None:
