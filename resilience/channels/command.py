@@ -15,7 +15,7 @@ from resilience.system.redaction import redact
 from resilience.system.secrets import scrubbed_environment
 from resilience.system.world import World
 
-TEXT_LIMIT = 20_000
+TEXT_LIMIT = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

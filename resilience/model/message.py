@@ -128,7 +128,7 @@ def in_project(alert: Alert, command: str) -> str:
 
 def plain_text(alert: Alert, limit: int = 200_000) -> str:
     """The whole message as plain text."""
-    parts = []
+    parts = [] if alert.notices else [headline(alert)]
     for story in runbook(alert):
         width = max(len(label) for label, _ in story.rows) + 2
         lines = [story.title, *(f"  {label + ':':<{width}}{value}" for label, value in story.rows)]
@@ -137,7 +137,7 @@ def plain_text(alert: Alert, limit: int = 200_000) -> str:
         parts.append("\n".join(lines))
     if more := left_out(alert):
         parts.append(more)
-    return cut("\n\n".join(parts or [headline(alert)]), limit) + f"\n\n-- \n{footer(alert)}\n"
+    return cut("\n\n".join(parts), limit) + f"\n\n-- \n{footer(alert)}\n"
 
 
 def footer(alert: Alert) -> str:

@@ -41,7 +41,7 @@ def test_the_program_reads_the_alert_on_its_standard_input(world: World, tmp_pat
 def test_hostile_texts_arrive_as_json(world: World, tmp_path: Path, text: str) -> None:
     settings = program(tmp_path, f"cat > {tmp_path}/got")
     send(settings, world, hostile(text))
-    assert json.loads((tmp_path / "got").read_text())["notices"][0]["subject"][:10_000] == text[:10_000]
+    assert json.loads((tmp_path / "got").read_text())["notices"][0]["subject"][:4000] == text[:4000]
     assert (tmp_path / "got").stat().st_size < 2_000_000
 
 
