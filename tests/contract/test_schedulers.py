@@ -175,6 +175,22 @@ def test_a_name_with_anything_in_it_and_the_comment_are_kept(place: Place) -> No
     assert (job.id, job.name, job.comment) == (job_id, ODD_NAME, submission.comment)
 
 
+def test_a_few_jobs_of_many_are_asked_for_by_id_name_and_comment(place: Place) -> None:
+    one = place.submit("sleep 60", job_name=ODD_NAME)
+    array = place.submit("sleep 60", job_name="array", array="1-3%1")
+    asked: dict[str, tuple[int, str]] = {}
+
+    def keep(number: int, name: str, comment: str) -> bool:
+        asked[name] = number, comment
+        return name == "array"
+
+    kept = place.scheduler.jobs(keep=keep)
+
+    assert {job.id.whole for job in kept} == {array}
+    assert {name: number for name, (number, _) in asked.items()} == {ODD_NAME: one.array, "array": array.array}
+    assert asked["array"][1] == kept[0].comment != ""
+
+
 def test_a_waiting_array_is_one_record(place: Place) -> None:
     array = place.submit("sleep 60", array="1-10%1")
     place.until(lambda: len(place.scheduler.jobs()) == 2)

@@ -14,6 +14,7 @@ from resilience.model.job_state import JobState
 from resilience.schedulers._slurm.queue import (
     REST,
     concerns,
+    only,
     parse_count,
     parse_limit,
     parse_tasks,
@@ -212,3 +213,33 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
         return peak
 
     assert peak_bytes(20_000) < 2 * peak_bytes(200)
+
+
+KEPT = {
+    "12": row(JobArrayID="12", Name="gpt", Comment="resil:gpt:aa"),
+    "13_4": row(JobArrayID="13_4", Name="a\x1fb\nc"),
+    "14_[2-9%1]": row(JobArrayID="14_[2-9%1]", Name="gpt", Comment="site | text"),
+    "15+1": row(JobArrayID="15+1", JobID="16", Name="het"),
+}
+
+
+def test_a_predicate_is_asked_with_the_id_the_name_and_the_comment_before_a_job_is_made() -> None:
+    asked: list[tuple[int, str, str]] = []
+
+    def keep(number: int, name: str, comment: str) -> bool:
+        asked.append((number, name, comment))
+        return number == 14
+
+    rows = [line for text in KEPT.values() for line in text.split("\n")]
+    found = list(scan_jobs(rows, only((), keep)))
+
+    assert [job.id for job in found] == [JobId(14)]
+    assert asked == [
+        (12, "gpt", "resil:gpt:aa"), (13, "a\x1fb\nc", ""), (14, "gpt", "site | text"), (15, "het", ""),
+    ]  # fmt: skip
+
+
+def test_names_and_a_predicate_are_both_to_agree() -> None:
+    assert [job.id.array for job in scan_jobs(KEPT["12"].split("\n"), only(["gpt"], None))] == [12]
+    assert not list(scan_jobs(KEPT["12"].split("\n"), only(["gp"], None)))
+    assert not list(scan_jobs(KEPT["12"].split("\n"), only(["gpt"], lambda *_: False)))
