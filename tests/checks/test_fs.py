@@ -153,6 +153,19 @@ def test_a_file_system_that_is_gone_is_missing_though_its_folder_is_there(tmp_pa
         assert the_finding(project, "fs", folder).verdict is Verdict.OK
 
 
+def test_a_file_system_that_was_found_and_is_gone_is_missing_under_its_name(tmp_path: Path) -> None:
+    project = a_project(tmp_path, environ={"SCRATCH": str(tmp_path / "disk")})
+    with mounted(tmp_path / "disk", "size=1m") as folder:
+        assert a_tick(project, "fs")[f"login1:{folder}"][0].verdict is Verdict.OK
+    for _ in range(2):
+        found = a_tick(project, "fs")[f"login1:{folder}"][0]
+        assert (found.verdict, found.fault) == (Verdict.CRITICAL, "missing")
+    folder.rmdir()
+    assert a_tick(project, "fs")[f"login1:{folder}"][0].fault == "missing"
+    with mounted(tmp_path / "disk", "size=1m"):
+        assert a_tick(project, "fs")[f"login1:{folder}"][0].verdict is Verdict.OK
+
+
 def test_a_path_that_moved_for_good_is_accepted_after_a_week(tmp_path: Path) -> None:
     clock = FakeClock()
     project = a_project(tmp_path, clock=clock)

@@ -75,8 +75,10 @@ def judge_reading(
 
 def _trouble(subject: str, reading: FileSystemReading) -> Finding:
     verdict = {"unreadable": Verdict.UNKNOWN}.get(reading.trouble, Verdict.CRITICAL)
-    if verdict is Verdict.CRITICAL and not (reading.is_needed or reading.is_named or reading.trouble == "stale"):
-        verdict = Verdict.WARNING  # a variable that names a folder which this node does not have
+    was_there = reading.path in reading.mounts
+    is_wanted = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
+    if verdict is Verdict.CRITICAL and not is_wanted:
+        verdict = Verdict.WARNING  # a variable that names a folder which this node never had
     roles = f" ({', '.join(reading.roles)})" if reading.roles else ""
     return Finding(subject=subject, verdict=verdict, fault=reading.trouble, summary=f"{reading.detail}{roles}",
                    advice=reading.advice, looked=reading.looked)  # fmt: skip

@@ -61,7 +61,7 @@ def probe_target(target: Target, look: Look, scene: Scene, before: Before) -> di
             if _named(place.path, scene) == target.name:
                 state = look_at(place.path)
                 # A path whose file system is gone lies on a local disk now; it keeps the name that people know.
-                groups[_was_elsewhere(place.path, state, before) or target.name] = [(place, state)]
+                groups[_was_elsewhere(place.path, state, before, clock.now()) or target.name] = [(place, state)]
     else:
         places = _found_groups(look, scene).get(target.name, ())
         groups = _grouped([(place, look_at(place.path)) for place in places], scene, before)
@@ -118,12 +118,15 @@ def _grouped(
     seen: Sequence[tuple[Place, PlaceState]], scene: Scene, before: Before
 ) -> dict[str, list[tuple[Place, PlaceState]]]:
     """By file system and by what it says of its size: a folder with a quota of its own says another one."""
+    now = scene.world.clock.now()
     found: dict[tuple[object, ...], list[tuple[Place, PlaceState]]] = {}
     for place, state in seen:
         if state.trouble:
-            if place.may_miss and state.trouble == "missing" and not _was_elsewhere(place.path, state, before):
+            if place.may_miss and state.trouble == "missing" and not _was_elsewhere(place.path, state, before, now):
                 continue
             found[("trouble", place.path)] = [(place, state)]
+        elif _was_elsewhere(place.path, state, before, now):
+            found[("elsewhere", place.path)] = [(place, state)]
         else:
             assert state.status is not None
             found.setdefault((state.device, state.status.f_blocks), []).append((place, state))
@@ -133,7 +136,7 @@ def _grouped(
 def _subject(group: Sequence[tuple[Place, PlaceState]], scene: Scene, before: Before) -> str:
     """The name of a file system that was found: its mount point, so that it is the same from cron and from a shell."""
     place, state = group[0]
-    known = _was_elsewhere(place.path, state, before)
+    known = _was_elsewhere(place.path, state, before, scene.world.clock.now())
     if known:
         return known
     mount = state.mount
@@ -148,14 +151,22 @@ def _subject(group: Sequence[tuple[Place, PlaceState]], scene: Scene, before: Be
     return mount.point if is_whole else min((item.path for item, _ in group), key=len)
 
 
-def _was_elsewhere(path: str, state: PlaceState, before: Before) -> str:
+def _was_elsewhere(path: str, state: PlaceState, before: Before, now: float) -> str:
     """The subject that remembers a path on a mount that is gone; empty when there is none."""
-    points = {mount.point for mount in current_mounts()}
+    subject, known = _seen_before(path, before)
+    if known is None or now - known[3] >= ACCEPTED_S or (state.mount is not None and known[0] == state.mount.point):
+        return ""
+    return "" if any(mount.point == known[0] for mount in current_mounts()) else subject
+
+
+def _seen_before(path: str, before: Before) -> tuple[str, tuple[str, str, str, float] | None]:
+    """Where a path was last seen in good order: the subject, and mount point, type, device and time."""
+    found: tuple[str, tuple[str, str, str, float] | None] = ("", None)
     for subject, timed in before.items():
         known = timed.reading.mounts.get(path)
-        if known is not None and known[0] not in points and (state.mount is None or known[0] != state.mount.point):
-            return subject
-    return ""
+        if known is not None and len(known) == 4 and (found[1] is None or known[3] > found[1][3]):
+            found = (subject, known)
+    return found
 
 
 def _read(
@@ -181,16 +192,14 @@ def _read(
     }
     looked = [f"{item.path}: {note}" for item, note in ((item, seen.note) for item, seen in group) if note]
     trouble, detail, advice = state.trouble, state.detail, state.advice
-    known = _mounts_before(place.path, before)
-    if not trouble and known is not None and now - known[3] < ACCEPTED_S and mount is not None:
-        is_mounted = any(item.point == known[0] for item in current_mounts())
-        if known[0] != mount.point and not is_mounted:
-            trouble = "missing"
-            detail = (
-                f"lies on the file system at {mount.point} ({mount.type}) now; until it was last seen well it lay on "
-                f"{known[2]} ({known[1]}), mounted at {known[0]}: that is not mounted any more"
-            )
-            advice = f"ask for it to be mounted again; what is written to {place.path} now goes to the wrong disk"
+    _, known = _seen_before(place.path, before)
+    if not trouble and known is not None and mount is not None and _was_elsewhere(place.path, state, before, now):
+        trouble = "missing"
+        detail = (
+            f"lies on the file system at {mount.point} ({mount.type}) now; when it was last seen well it lay on "
+            f"{known[2]} ({known[1]}), mounted at {known[0]}: that is not mounted any more"
+        )
+        advice = f"ask for it to be mounted again; what is written to {place.path} now goes to the wrong disk"
     if trouble:
         looked.append(f"stat({place.path}): {detail}")
         kept: dict[str, Any] = {"mounts": old.mounts if old is not None else {}}
@@ -221,14 +230,6 @@ def _read(
         du={"time": du[0], "total": du[1]} if du is not None else {},
         looked=tuple(looked),
     )
-
-
-def _mounts_before(path: str, before: Before) -> tuple[str, str, str, float] | None:
-    for timed in before.values():
-        known = timed.reading.mounts.get(path)
-        if known is not None and len(known) == 4:
-            return known
-    return None
 
 
 def _history(
