@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 READ, UNREAD, PARTIAL, UNREADABLE, ELSEWHERE, STUCK = range(6)
 """What became of a folder: read to its end; not yet read; a part was read before the deadline; may not be read, or is
@@ -68,14 +68,14 @@ class Record(NamedTuple):
     hot: tuple[Hot, ...] = ()
     children: tuple[bytes, ...] = ()
 
-    def plain(self) -> tuple[object, ...]:
+    def plain(self) -> tuple[Any, ...]:
         """As marshal takes it: it knows no named tuples."""
         return (*self[:12], tuple(map(tuple, self.hot)), self.children)
 
     @classmethod
-    def from_plain(cls, values: tuple[object, ...]) -> Record:
+    def from_plain(cls, values: tuple[Any, ...]) -> Record:
         """What `plain` was given."""
-        record = cls(*values)  # type: ignore[arg-type]
+        record = cls(*values)
         return record._replace(hot=tuple(Hot(*hot) for hot in record.hot)) if record.hot else record
 
 
