@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,10 @@ def project(tmp_path: Path) -> Project:
         "aaaa0002": {"verdict": Verdict.CRITICAL, "opened": NOW - 30, "subject": "/home"},
         "bbbb0001": {"verdict": Verdict.WARNING, "opened": NOW - 90, "resolved": NOW - 5, "subject": "/old"},
     }.items():
-        given = {"subject": "/scratch", "seen": NOW, **fields}
+        given: dict[str, Any] = {"subject": "/scratch", "seen": NOW, **fields}
         open_alert_state(made).ledger.keep(
-            Incident(
-                episode=episode, fingerprint=episode * 2, check="fs", fault="space", summary="99% used", **given,
-            )  # type: ignore[arg-type]
-        )  # fmt: skip
+            Incident(episode=episode, fingerprint=episode * 2, check="fs", fault="space", summary="99% used", **given)
+        )
     return made
 
 

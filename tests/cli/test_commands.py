@@ -10,12 +10,12 @@ import pytest
 from resilience import cli
 from resilience.cli.commands import COMMANDS
 
-NO_COMMANDS = {"__init__", "commands", "entry", "main", "options", "output", "picture", "show_status"}
+NO_COMMANDS = {"__init__", "banner", "commands", "entry", "main", "options", "output", "picture", "run_watch"}
 
 
 def test_every_file_of_a_command_is_in_the_table() -> None:
     files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    assert files - NO_COMMANDS == set(COMMANDS)
+    assert {name for name in files - NO_COMMANDS if not name.startswith("show_")} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
