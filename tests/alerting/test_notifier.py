@@ -569,3 +569,54 @@ def test_two_watchdogs_at_once_tell_each_thing_once_and_lose_nothing(tmp_path: P
     ended = [count for (_, _, reason), count in told.items() if reason is Reason.RESOLVED]
     assert len(ended) == len(episodes) - 3  # the last ones go on
     assert set(ended) == {1}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class DeadlyPost(Post):
+    """The process is killed right after a message was taken."""
+
+    is_deadly: bool = True
+
+    def put(self, alert: Alert, channel: str, now: float) -> bool:
+        taken = super().put(alert, channel, now)
+        if self.is_deadly:
+            raise Killed
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("before", "at_the_crash", "after", "last"),
+    [
+        ([], WARNING, WARNING, (Reason.FIRST, WARNING)),
+        ([], WARNING, CRITICAL, (Reason.FIRST, CRITICAL)),
+        ([], CRITICAL, WARNING, (Reason.FIRST, WARNING)),
+        ([], WARNING, OK, (Reason.RESOLVED, OK)),
+        ([WARNING], CRITICAL, CRITICAL, (Reason.WORSE, CRITICAL)),
+        ([WARNING], CRITICAL, WARNING, (Reason.REMINDER, WARNING)),
+        ([WARNING], CRITICAL, OK, (Reason.RESOLVED, OK)),
+        ([CRITICAL], WARNING, CRITICAL, (Reason.REMINDER, CRITICAL)),
+        ([WARNING], OK, WARNING, (Reason.REMINDER, WARNING)),
+        ([WARNING], OK, OK, (Reason.RESOLVED, OK)),
+    ],
+)
+def test_whatever_happens_next_people_know_what_is_there_after_a_crash(
+    story: Story, before: list[Verdict], at_the_crash: Verdict, after: Verdict, last: tuple[Reason, Verdict]
+) -> None:
+    """Killed between the outbox and the ledger: the last that was said is true, and nothing is said twice."""
+    for verdict in before:
+        story.tick(finding(verdict))
+    post = story.post
+    story.post = DeadlyPost(post.taken, order=post.order)
+    with pytest.raises(Killed):
+        story.tick(finding(at_the_crash), after_s=MINUTE)
+    story.post = post
+    for _ in range(3):
+        story.tick(finding(after), after_s=MINUTE)
+    said = post.notices()
+    assert (said[-1].reason, said[-1].verdict) == last
+    assert len({(n.reason, n.verdict, n.count) for n in said}) == len(said)
+    assert len(said) <= len(before) + 2
