@@ -59,8 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Look at what each test printed and logged. (The traceback of a failure shows the test's own values.)"""
-    if any(canary_text() in text for _, text in report.sections):
-        seen_in.append(f"what {report.nodeid} printed or logged")
+    place = f"what {report.nodeid} printed or logged"
+    if place not in seen_in and any(canary_text() in text for _, text in report.sections):
+        seen_in.append(place)
 
 
 @pytest.hookimpl(trylast=True)
@@ -77,6 +78,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if not isinstance(reporter, pytest.TerminalReporter):
             return
+        reporter.ensure_newline()
         for place in seen_in:
             reporter.write_line(f"SECRET LEAKED: the planted secret stands in {place}", red=True)
 

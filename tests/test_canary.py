@@ -19,18 +19,17 @@ def test_written(canary, tmp_path): (tmp_path / "outbox.json").write_text("x" + 
 NONE = """
 def test_kept(canary, canary_file): assert canary in canary_file.read_text()
 """
-    "from tests.canary import canary, canary_file, pytest_configure, pytest_runtest_logreport, pytest_sessionfinish\n"
-)
 
 
 def run(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
     """A test run of its own, without other plugins: those take seconds to load."""
     (folder / "conftest.py").write_text(f"from tests.canary import {HOOKS}\n")
     (folder / "test_it.py").write_text(test)
-    environment = {name: value for name, value in os.environ.items() if name != SEED and "PYTEST" not in name}
+    kept = {name: value for name, value in os.environ.items() if name != SEED and "PYTEST" not in name}
+    environment = kept | {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/base", "test_it.py"],
-        cwd=folder, env=environment | {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True, timeout=120,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
