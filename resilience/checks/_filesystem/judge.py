@@ -13,13 +13,11 @@ from math import floor
 from resilience.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount, amount_text
 from resilience.checks._filesystem.look import CRIT_PERCENT, WARN_PERCENT, Look, Thresholds
 from resilience.checks._filesystem.reading import FileSystemReading
-from resilience.checks._filesystem.runway import judge_checkpoints, judge_growth
+from resilience.checks._filesystem.runway import judge_checkpoints, judge_growth, top_command
 from resilience.model.finding import Figure, Finding
 from resilience.model.reading import Timed
 from resilience.model.verdict import Verdict
 from resilience.quantities import format_bytes, format_duration
-
-CLEAN_UP = "see what takes it: `resil watch fs --top`; remove or move what is not needed"
 
 
 def judge_reading(
@@ -51,7 +49,11 @@ def judge_reading(
     if verdict is not Verdict.OK and can_fill:
         findings.append(
             Finding(
-                subject=subject, verdict=verdict, fault=fault, summary=f"{state}{why}{roles}", advice=_advice(fullest)
+                subject=subject,
+                verdict=verdict,
+                fault=fault,
+                summary=f"{state}{why}{roles}",
+                advice=_advice(fullest, reading, look),
             )
         )
     if can_fill and room is not None and room > 0:
@@ -202,10 +204,9 @@ def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
     return f"{text} ({item.source}{scope}, {age}{note})"
 
 
-def _advice(item: Amount) -> str:
-    if item.scope in (FILE_SYSTEM, "folder"):
-        return CLEAN_UP
-    return f"{CLEAN_UP}, or ask for a larger quota"
+def _advice(item: Amount, reading: FileSystemReading, look: Look) -> str:
+    quota = "" if item.scope in (FILE_SYSTEM, "folder") else ", or ask for a larger quota"
+    return f"see what takes it: `{top_command(reading, look)}`; remove or move what is not needed{quota}"
 
 
 def _grace(subject: str, item: Amount, look: Look, since_s: float) -> list[Finding]:

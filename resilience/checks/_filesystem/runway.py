@@ -51,7 +51,7 @@ def judge_growth(
             f"{amount_text(item.limit * thresholds.usable_percent / 100 - item.used, item.kind)} free"
             if item.limit is not None
             else "",
-            advice="see what grows: `resil watch fs --top`; prune checkpoints, or stop what fills it",
+            advice=f"see what grows: `{top_command(reading, look)}`; prune checkpoints, or stop what fills it",
             looked=(f"growth: the median slope of the readings of {item.key}; warns below "
                     f"{format_duration(thresholds.warn_runway_s)}, alarms below "
                     f"{format_duration(thresholds.crit_runway_s)}",),
@@ -98,6 +98,13 @@ def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, loo
             advice="prune older checkpoints, or make room",
         )
     ]  # fmt: skip
+
+
+def top_command(reading: FileSystemReading, look: Look) -> str:
+    """The command that shows what takes the room."""
+    from shlex import quote
+
+    return f"resil watch {'fs' if look.kind == BYTES else 'inodes'} --top {quote(reading.path)}"
 
 
 def _is_first_tooth(found: Growth, reading: FileSystemReading) -> bool:
