@@ -6,7 +6,7 @@ fail, hang or lie, is told as a finding of that one, and keeps nobody else from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +38,15 @@ class _Round:
     took_s: float = 0.0
 
 
-def watch(project: Project, watchdogs: Sequence[Watchdog]) -> Iterator[Report]:
+Saw = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
+"""Is told the readings of a watchdog, by subject."""
+
+
+def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = None) -> Iterator[Report]:
     """Look once with each watchdog, all targets at the same time, and yield what each says, in their order.
 
-    Raise UsageError if the project's own settings cannot be used; everything else is a finding.
+    `saw` is told what was seen besides: a daemon waits for what that makes due. Raise UsageError if the project's own
+    settings cannot be used; everything else is a finding.
     """
     world = project.world
     scene = scene_of(project)
@@ -69,6 +74,8 @@ def watch(project: Project, watchdogs: Sequence[Watchdog]) -> Iterator[Report]:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
     saved = memory.save({r.dog.name: (r.new, r.dog.check.memory) for r in rounds if _remembers(r.dog)})
     for one in rounds:
+        if saw is not None:
+            saw(one.dog, newest(one.dog, one.new))
         yield _report(one, began, saved)
 
 

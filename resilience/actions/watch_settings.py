@@ -11,7 +11,7 @@ from resilience.settings.load import Source, find_source, load
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.system.world import World
 
-START_S = 10.0
+START_S = 5.0
 """How long resil.toml may take to be found and read. It cannot be a setting."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.actions.watch import tell, watch, watchdogs_of
+from resilience.actions.watch import Saw, tell, watch, watchdogs_of
 from resilience.actions.watch_settings import open_apart, read_source
 from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
 from resilience.cli.output import clean
@@ -73,9 +73,12 @@ def run_watch(request: WatchRequest) -> int:
             return 0
 
 
-def _once(request: WatchRequest, project: Project) -> int:
+def _once(request: WatchRequest, project: Project, only: Collection[str] | None = None, saw: Saw | None = None) -> int:
+    """One tick of all watchdogs that were asked for, or `only` of some of them."""
     dogs, reports = _watchdogs(request, project)
-    reports += watch(project, dogs)
+    if only is not None:
+        dogs, reports = [dog for dog in dogs if dog.name in only], []
+    reports += watch(project, dogs, saw)
     code = _show(reports, request)
     if request.alerts:
         for text in tell(project, reports):
@@ -90,25 +93,30 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
 
 
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
-    from resilience.actions.daemon import ticks
+    from resilience.actions.daemon import Awaited
+    from resilience.actions.follow_logs import LogFollower, followed_ticks
 
     world = World()
     source = read_source(world, request.config)
     project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
-    code = 0
-    for _ in ticks(world.clock, every_s, request.count):
-        try:
-            now_there = read_source(world, request.config)
-            if now_there != source:
-                project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
-                source = now_there
-        except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
-            _say(f"{error.message}; the settings read before go on")
-        try:
-            code = _once(request, project)
-        except ResilError as error:
-            _say(error.message)
-            code = 3
+    code, awaited, follower = 0, Awaited(world.clock), LogFollower()
+    try:
+        for overdue in followed_ticks(world.clock, every_s, request.count, awaited.logs, follower):
+            try:
+                now_there = read_source(world, request.config)
+                if now_there != source:
+                    project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
+                    source = now_there
+            except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
+                _say(f"{error.message}; the settings read before go on")
+            try:
+                only = awaited.owners(overdue) if overdue else None
+                code = _once(request, project, only, awaited.saw)
+            except ResilError as error:
+                _say(error.message)
+                code = 3
+    finally:
+        follower.stop()
     return code
 
 

@@ -6,7 +6,11 @@ import itertools
 
 import pytest
 
-from resilience.actions.daemon import NAP_S, next_tick, ticks, wait_until
+from resilience.actions.daemon import NAP_S, Awaited, next_tick, ticks, wait_until
+from resilience.actions.follow_logs import FollowedLog
+from resilience.actions.watchdogs import Watchdog
+from resilience.model.reading import Timed
+from tests.actions.a_check import ACheck, AReading, ASettings, a_dog
 from tests.fakes import FakeClock
 
 
@@ -59,3 +63,28 @@ def test_a_clock_that_is_set_forward_is_noticed_within_a_nap() -> None:
     before = clock.monotonic()
     wait_until(clock, clock.now() + 3600)
     assert clock.monotonic() - before <= NAP_S
+
+
+class DueCheck(ACheck):
+    """Its readings say by when a log must go on."""
+
+    def deadline(
+        self, reading: AReading, settings: ASettings, now: float
+    ) -> tuple[tuple[str, ...], float, float] | None:
+        if reading.used == 13:
+            raise ZeroDivisionError
+        return (reading.words, now - 5, float(reading.used)) if reading.words else None
+
+
+def test_what_a_look_makes_due_is_awaited_and_known_by_its_watchdog() -> None:
+    awaited = Awaited(FakeClock(time=100.0))
+    mine, other = (Watchdog(name, "log", DueCheck(), ASettings()) for name in ("log", "mine"))
+    awaited.saw(mine, {"/a": Timed(99.0, AReading(60, ("/a.1", "/a.2"))), "/b": Timed(99.0, AReading(60))})
+    awaited.saw(other, {"/a": Timed(99.0, AReading(7, ("/a.1",))), "/bug": Timed(99.0, AReading(13, ("/x",)))})
+    awaited.saw(a_dog(), {"/a": Timed(99.0, AReading(1, ("/a.1",)))})  # one that awaits nothing
+    assert awaited.logs() == [
+        FollowedLog("log /a", ("/a.1", "/a.2"), 95.0, 60.0), FollowedLog("mine /a", ("/a.1",), 95.0, 7.0),
+    ]  # fmt: skip
+    assert awaited.owners(["mine /a", "unknown"]) == {"mine"}
+    awaited.saw(other, {})
+    assert [log.subject for log in awaited.logs()] == ["log /a"]
