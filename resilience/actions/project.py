@@ -49,17 +49,22 @@ class Project:
         found = shutil.which("sbatch", path=self.world.environ.get("PATH"))
         return "slurm" if found else "local"
 
-    def scheduler(self, name: str = "") -> Scheduler:
-        """The client of a scheduler, made once. Raise UsageError if there is no such scheduler."""
+    def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
+        """The client of a scheduler, made once. Raise UsageError if there is no such scheduler.
+
+        `cluster` is one of SLURM's where there are several; empty is the one that the person's own commands ask.
+        """
         wanted = name or self.scheduler_name()
-        if wanted not in self._clients:
-            self._clients[wanted] = schedulers().load(wanted)(
+        key = f"{wanted}@{cluster}" if cluster else wanted
+        if key not in self._clients:
+            environ = self.world.environ
+            self._clients[key] = schedulers().load(wanted)(
                 clock=self.world.clock,
                 runner=self.world.runner,
-                environ=self.world.environ,
+                environ={**environ, "SLURM_CLUSTERS": cluster} if cluster else environ,
                 deadline_s=self.loaded.settings.scheduler.deadline_s,
             )
-        return self._clients[wanted]
+        return self._clients[key]
 
     def default_run(self, script: Path | None = None) -> str:
         """The run's name when none is given: the settings', the script's, or the project folder's.

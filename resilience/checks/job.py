@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience.checks._job.judging import judge
-from resilience.checks._job.look import look, queue_subject
+from resilience.checks._job.look import look, place_of, queue_subject
 from resilience.checks._job.reading import JobReading
 from resilience.checks._job.settings import JobSettings, check_settings
 from resilience.checks._job.wanted import parse_wanted
@@ -29,23 +29,30 @@ class JobCheck:
     example = "resil watch job gpt 'tr11-*' --users bob"
 
     def targets(self, settings: JobSettings, scene: Scene) -> Sequence[Target]:
-        """One: the queue is asked once for everybody. The run directories are only touched by the look itself."""
+        """A queue, which is asked once for everybody. The run directories are only touched by the look itself."""
         check_settings(settings)
         for name in settings.names:
             parse_wanted(name)
-        return (Target(queue_subject(scene.scheduler().name), deadline_s=settings.deadline_s),)
+        return tuple(
+            Target(_target(scene, cluster), deadline_s=settings.deadline_s) for cluster in settings.clusters or ("",)
+        )
 
     def probe(
         self, target: Target, settings: JobSettings, scene: Scene, before: Mapping[str, Timed[JobReading]]
     ) -> Mapping[str, JobReading]:
         """Look at the runs' files and the queue, and make sure of what is not there."""
-        return look(settings, scene, before)
+        asked = (one for one in settings.clusters if _target(scene, one) == target.name)
+        return look(settings, scene, before, next(asked, ""))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
     ) -> Sequence[Finding]:
         """What the last reading amounts to; what lasts was carried into it from those before."""
         return judge(subject, readings[-1].reading, settings, now)
+
+
+def _target(scene: Scene, cluster: str) -> str:
+    return queue_subject(place_of(scene.scheduler().name, cluster))
 
 
 CHECK = JobCheck()

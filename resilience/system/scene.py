@@ -24,7 +24,8 @@ class Scene:
         run: the project's own run, by name; it need not exist.
         group: Unix group that may operate the runs, or empty.
         scheduler: makes the client when it is first needed; a name asks for that scheduler's instead of the one that
-            new jobs go to. Raises UsageError if there is no such scheduler.
+            new jobs go to, `cluster=` one of SLURM's where there are several. Raises UsageError if there is no such
+            scheduler.
         has_settings: whether a resil.toml was found.
     """
 

@@ -36,30 +36,44 @@ def queue_subject(scheduler: str) -> str:
     return f"queue of {scheduler}"
 
 
-def look(settings: JobSettings, scene: Scene, before: Before) -> dict[str, JobReading]:
-    """Look once at everybody. What one scheduler or one run does not answer hides none of the others."""
+def place_of(scheduler: str, cluster: str) -> str:
+    """How a queue is called."""
+    return f"{scheduler} {cluster}" if cluster else scheduler
+
+
+def look(settings: JobSettings, scene: Scene, before: Before, cluster: str = "") -> dict[str, JobReading]:
+    """Look once at everybody, at one cluster where several are named.
+
+    What one scheduler or one run does not answer hides none of the others.
+    """
     clock = scene.world.clock
     until = clock.monotonic() + settings.deadline_s - LAST_S
     readings: dict[str, JobReading] = {}
-    for name, watched in _watched(settings, scene):
+    for name, watched in _watched(settings, scene, cluster):
         try:
-            client = scene.scheduler(name) if name else scene.scheduler()
+            client = _client(scene, name, cluster)
         except UsageError as error:
             answer = Answer(name, asked=clock.now(), trouble=error.message, advice=error.hint)
             readings |= _Tick(settings, scene, before, None, watched, until).read(answer)
             continue
         tick = _Tick(settings, scene, before, client, watched, until)
-        readings |= tick.read(ask(client, clock, watched.users, watched.keep))
+        readings |= tick.read(ask(client, clock, watched.users, watched.keep, place_of(client.name, cluster)))
     if not readings:
         return {NO_RUN: JobReading(kind="none", asked=clock.now(), looked=(f"no run in {scene.state_dir}",))}
     return readings
 
 
-def _watched(settings: JobSettings, scene: Scene) -> Sequence[tuple[str, Watched]]:
+def _client(scene: Scene, name: str, cluster: str) -> Scheduler:
+    if cluster:
+        return scene.scheduler(name, cluster=cluster)
+    return scene.scheduler(name) if name else scene.scheduler()
+
+
+def _watched(settings: JobSettings, scene: Scene, cluster: str) -> Sequence[tuple[str, Watched]]:
     """Who is watched at which scheduler; the empty name is the one that new jobs go to."""
     if settings.names:
-        client = scene.scheduler()
-        return [("", WatchedNames(settings, own_job(scene.world.environ, client.name)))]
+        own = own_job(scene.world.environ, _client(scene, "", cluster).name, cluster)
+        return [("", WatchedNames(settings, own, cluster))]
     me, now = scene.world.host.user, scene.world.clock.now()
     facts = tuple(look_at_runs(scene.runs(), me=me, now=now, within_s=settings.churn_s))
     if not facts:

@@ -30,15 +30,16 @@ class Answer:
     advice: str = ""
 
 
-def ask(client: Scheduler, clock: Clock, users: Collection[str] | None, keep: Keep) -> Answer:
-    """One query. Never raises for a scheduler that gives no answer."""
+def ask(client: Scheduler, clock: Clock, users: Collection[str] | None, keep: Keep, place: str = "") -> Answer:
+    """One query. Never raises for a scheduler that gives no answer. `place` is how the queue is called."""
+    place = place or client.name
     asked, began = clock.now(), clock.monotonic()
     try:
         jobs = client.jobs(users=users, finished=True, keep=keep)
     except ResilError as error:
         took_s = clock.monotonic() - began
-        return Answer(client.name, asked=asked, took_s=took_s, trouble=error.message, advice=error.hint)
-    return Answer(client.name, jobs, asked, clock.monotonic() - began)
+        return Answer(place, asked=asked, took_s=took_s, trouble=error.message, advice=error.hint)
+    return Answer(place, jobs, asked, clock.monotonic() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class OwnJob:
         )
 
 
-def own_job(environ: Mapping[str, str], scheduler: str) -> OwnJob:
+def own_job(environ: Mapping[str, str], scheduler: str, cluster: str = "") -> OwnJob:
     """The watchdog's own job at this scheduler, as its environment tells; sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
 
     Jobs of the embedded scheduler have the same variables, but numbers of their own.
@@ -79,6 +80,8 @@ def own_job(environ: Mapping[str, str], scheduler: str) -> OwnJob:
     inside = EMBEDDED if environ.get("RESIL_SCHEDULER") == EMBEDDED else ""
     if (scheduler == EMBEDDED) != (inside == EMBEDDED):
         return OwnJob()
+    if cluster and environ.get("SLURM_CLUSTER_NAME", cluster) != cluster:
+        return OwnJob()  # each cluster counts for itself
     names = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_HET_JOB_ID")
     ids = (environ.get(name, "") for name in names)
     found = frozenset(int(value) for value in ids if value.isascii() and value.isdecimal() and len(value) < 19)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from resilience.errors import SettingsError
@@ -12,6 +13,7 @@ GRACE_WITHOUT_RUNNING_S = 600.0
 """With `require = "running"`: between two jobs of a chain lie seconds (2 s by SLURM's defaults), after a requeue two
 minutes (cred_expire, 121 s), so that only more than this is news."""
 END_NOTICE_S = 3600.0
+_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class JobSettings:
             and [] (`tr11-*`), or a regular expression found anywhere in it (`/^tr11-.*-ml$/`). `=a[1]` is that very
             name. Jobs that match one pattern count as one chain. Default: the runs of the state directory.
         users: whose jobs, with `names`: login names, or `*` for everybody's. Default: one's own.
+        clusters: which of SLURM's clusters are asked for `names`, each by a query of its own. Default: the one that
+            your own squeue asks.
         require: `queued`: waiting is fine; `running`: a run that only waits is a fault after `max_pending_s`.
         max_pending_s: how long nothing of a run may run while something waits. Default: no limit, and 10 minutes with
             `require = "running"`.
@@ -46,6 +50,7 @@ class JobSettings:
 
     names: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
     require: str = QUEUED
     max_pending_s: float | None = None
     blocked_s: float = 3600.0
@@ -94,6 +99,15 @@ def check_settings(settings: JobSettings) -> None:
             )
         if user.startswith("-"):
             raise SettingsError(f"{user!r} in users of the job watchdog is no login name")
+    for cluster in settings.clusters:
+        if _CLUSTER.fullmatch(cluster) is None or cluster == "all":
+            raise SettingsError(
+                f"{cluster!r} in clusters of the job watchdog is no cluster", hint="see: sacctmgr show clusters"
+            )
+    if settings.clusters and not settings.names:
+        raise SettingsError(
+            "clusters of the job watchdog is set, and names is not", hint="a run knows where its jobs are"
+        )
     if settings.users and not settings.names:
         raise SettingsError(
             "users of the job watchdog is set, and names is not",

@@ -92,12 +92,14 @@ class WatchedRuns(Watched):
 class WatchedNames(Watched):
     """Jobs by their names. The watchdog's own job, and those that run its very script, are never among them."""
 
-    def __init__(self, settings: JobSettings, own: OwnJob) -> None:
+    def __init__(self, settings: JobSettings, own: OwnJob, cluster: str = "") -> None:
         wanted = tuple({one.written: one for one in map(parse_wanted, settings.names)}.values())
         self._matcher = Matcher(wanted)
         users = settings.users
         subjects = [
-            Subject(subject_of(one.written, users), _shown(one), not users, self._is_of(one), wanted=one)
+            Subject(
+                subject_of(one.written, users, cluster), _shown(one, cluster), not users, self._is_of(one), wanted=one
+            )
             for one in wanted
         ]
         super().__init__(subjects, (() if EVERYBODY in users else users) if users else None, own)
@@ -129,5 +131,5 @@ class WatchedNames(Watched):
         return self.own.name if matched else ""
 
 
-def _shown(one: Wanted) -> str:
-    return subject_of(one.written if one.is_pattern else one.name, ())
+def _shown(one: Wanted, cluster: str) -> str:
+    return subject_of(one.written if one.is_pattern else one.name, (), cluster)

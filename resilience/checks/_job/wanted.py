@@ -71,15 +71,15 @@ def parse_wanted(written: str) -> Wanted:
     return Wanted(written, written, Kind.EXACT)
 
 
-def subject_of(name: str, users: Sequence[str]) -> str:
-    """The text that findings about a name have: printable, and with the users when they are not just oneself.
+def subject_of(name: str, users: Sequence[str], cluster: str = "") -> str:
+    """The text that findings about a name have: printable, with the users when they are not just oneself, and the
+    cluster when one was named.
 
-    For instance `gpt`, `gpt of bob`, `'two\\nlines'`, `gpt of anyone`.
+    For instance `gpt`, `gpt of bob`, `'two\\nlines'`, `gpt of anyone on alpha`.
     """
     shown = name if name and printable(name) == name else ascii(name)
-    if not users:
-        return shown
-    return f"{shown} of {'anyone' if '*' in users else ','.join(sorted(users))}"
+    whose = f" of {'anyone' if '*' in users else ','.join(sorted(users))}" if users else ""
+    return shown + whose + (f" on {cluster}" if cluster else "")
 
 
 class Matcher:

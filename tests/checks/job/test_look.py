@@ -108,6 +108,9 @@ BAD = [
     {"names": ("gpt",), "users": ("--all",)},
     {"names": ("gpt",), "users": ("*", "bob")},
     {"users": ("bob",)},
+    {"names": ("gpt",), "clusters": ("a,b",)},
+    {"names": ("gpt",), "clusters": ("all",)},
+    {"clusters": ("alpha",)},
     {"require": "alive"},
     {"min_queued": -1},
     {"churn_count": -2},
@@ -410,6 +413,43 @@ def test_a_watchdog_that_runs_inside_a_run_counts_that_run_as_alive(stage: Stage
     stage.run("gpt", 50)
     stage.job(50, **running())
     assert inside(stage).faults() == {"": OK}
+
+
+# ---- several clusters -------------------------------------------------------------------------------------------
+
+
+def test_the_same_name_on_several_clusters_is_asked_for_at_each_and_one_that_is_silent_hides_no_other(
+    stage: Stage,
+) -> None:
+    for cluster in ("alpha", "beta", "gamma"):
+        stage.project._clients[f"fake@{cluster}"] = FakeScheduler()
+    alpha, beta, gamma = (stage.project._clients[f"fake@{name}"] for name in ("alpha", "beta", "gamma"))
+    assert isinstance(alpha, FakeScheduler) and isinstance(gamma, FakeScheduler)
+    alpha.records.append(a_job(1, **running()))
+    gamma.trouble = DOWN
+
+    found = {f.subject: f.verdict for f in stage.look(names=("gpt",), clusters=("alpha", "beta", "gamma"))}
+
+    assert found == {
+        "gpt on alpha": OK, "queue of fake alpha": OK, "gpt on beta": CRITICAL, "queue of fake beta": OK,
+        "queue of fake gamma": UNKNOWN,
+    }  # fmt: skip
+    assert stage.queue.calls == [] and isinstance(beta, FakeScheduler) and beta.calls == ["jobs", "jobs"]
+
+
+def test_a_cluster_is_named_to_slurm_as_its_clients_want_it(stage: Stage) -> None:
+    from resilience.schedulers.slurm import Slurm
+
+    client = stage.project.scheduler("slurm", cluster="alpha")
+    assert isinstance(client, Slurm) and client._asker.environ["SLURM_CLUSTERS"] == "alpha"
+    assert stage.project.scheduler("slurm", cluster="beta") is not client
+
+
+def test_numbers_of_a_job_mean_nothing_to_another_cluster(stage: Stage) -> None:
+    other = inside(stage, SLURM_CLUSTER_NAME="alpha")
+    other.project._clients["fake@beta"] = FakeScheduler(records=[a_job(50, **running())])
+    found = {f.subject: f.verdict for f in other.look(names=("gpt",), clusters=("beta",))}
+    assert found["gpt on beta"] is OK
 
 
 # ---- names ------------------------------------------------------------------------------------------------------

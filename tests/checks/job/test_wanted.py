@@ -96,3 +96,4 @@ SUBJECTS = [
 @pytest.mark.parametrize(("name", "users", "subject"), SUBJECTS)
 def test_a_subject_is_one_printable_line(name: str, users: tuple[str, ...], subject: str) -> None:
     assert subject_of(name, users) == subject
+    assert subject_of(name, users, "alpha") == f"{subject} on alpha"
