@@ -54,7 +54,7 @@ def judged(dog: Watchdog, subject: str, taken: Timed[Any], rows: Sequence[Timed[
     """What a watchdog says of a subject. A judge that fails says UNKNOWN; one that says nothing has found it well."""
     series: tuple[Timed[Any], ...] = (taken,)
     note = ""
-    if rows:
+    if rows and dog.check.memory.count > 1:  # else the newest is all that is wanted
         try:
             older: list[Timed[Any]] = [
                 Timed(row.time, from_record(dog.check.Reading, row.reading)) for row in rows if row.time < now
