@@ -125,7 +125,6 @@ class FsCheck:
     Reading = FileSystemReading
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
     argument = "paths"
-    offers_top = True
     example = "resil watch fs /scratch --warn-percent 80"
     offers_top = True  # --top: who filled it
 

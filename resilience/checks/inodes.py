@@ -105,7 +105,6 @@ class InodesCheck:
     Reading = FileSystemReading
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
     argument = "paths"
-    offers_top = True
     example = "resil watch inodes /scratch --warn-free 100000"
     offers_top = True  # --top: who filled it
 

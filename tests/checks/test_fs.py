@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from resilience.actions.watch import watch
+from resilience.actions.watchdogs import watchdog
 from resilience.model.verdict import Verdict
 from tests.checks.filesystem.watching import a_project, a_tick, bound, mounted, refused, report_of, the_finding
 from tests.fakes import FakeClock
@@ -434,6 +437,76 @@ def test_checkpoints_elsewhere_are_no_matter_of_this_disk(tmp_path: Path, disk: 
     (tmp_path / "elsewhere").mkdir()
     settings = {"checkpoints": str(tmp_path / "elsewhere"), "checkpoint_bytes": "1GiB", "checkpoint_every_s": "3h"}
     assert the_finding(a_project(tmp_path), "fs", disk, **settings).verdict is Verdict.OK
+
+
+def test_checkpoints_are_learned_from_the_project_and_its_journal_without_any_settings(tmp_path: Path) -> None:
+    now = time.time()
+    with mounted(tmp_path / "project", "size=16m") as folder:
+        project = a_project(tmp_path, clock=FakeClock(time=now))
+        journal = folder / ".resil" / "gpt" / "journal"
+        journal.mkdir(parents=True)
+        saves = [{"event": "save", "time": now - 3600 * n, "rank": 0, "step": 100 - n} for n in range(1, 4)]
+        (journal / "17.0.jsonl").write_text("".join(json.dumps(save) + "\n" for save in reversed(saves)))
+        for number in range(1, 4):
+            (folder / "checkpoints" / f"step{100 - number}").mkdir(parents=True)
+            (folder / "checkpoints" / f"step{100 - number}" / "weights").write_bytes(bytes(2 * MIB))
+            os.utime(folder / "checkpoints" / f"step{100 - number}", (now - 3600 * number,) * 2)
+        (found,) = a_tick(project, "fs")[f"login1:{folder}"]
+        assert (found.verdict, found.fault) == (Verdict.CRITICAL, "checkpoint")
+        assert found.summary == "room for 4 more checkpoints of 2.0 MiB, one every 1 h: 5 hours at 48.0 MiB a day"
+        assert any("from the run's journal" in line for line in found.looked)
+        more = [{**saves[0], "time": now - 3600 * n} for n in range(4, 12)]  # older ones were saved and removed
+        (journal / "16.0.jsonl").write_text("".join(json.dumps(save) + "\n" for save in reversed(more)))
+        assert a_tick(project, "fs")[f"login1:{folder}"][0].verdict is Verdict.OK
+
+
+def test_a_folder_that_reports_a_size_of_its_own_is_a_subject_of_its_own(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a project quota of XFS, a tree quota of a filer or a CephFS quota does.
+    lab = disk / "lab"
+    lab.mkdir()
+    real = os.statvfs
+
+    def statvfs(path: Any) -> os.statvfs_result:
+        values = list(real(path))
+        if str(path).startswith(str(lab)):
+            values[2:5] = [100, 10, 10]
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr("resilience.system.mounts.NODE_LOCAL_TYPES", frozenset({"ext4", "overlay"}))
+    found = a_tick(a_project(tmp_path, environ={"SCRATCH": str(disk), "PROJECT": str(lab)}), "fs")
+    assert found[str(disk)][0].verdict is Verdict.OK
+    assert found[str(lab)][0].verdict is Verdict.WARNING and "$PROJECT" in found[str(lab)][0].summary
+
+
+def test_a_pattern_that_backtracks_for_ever_is_ended_and_keeps_nobody_else_back(tmp_path: Path, disk: Path) -> None:
+    program = a_program(tmp_path, "q", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab")
+    text = f'''[watch]
+deadline_s = 1.0
+[watch.bad]
+kind = "fs"
+paths = ["{disk}"]
+command = ["{program}"]
+percent_regex = "((a+)+)$"
+'''
+    project = a_project(tmp_path, text)
+    began = time.monotonic()
+    (bad, good) = watch(project, [watchdog(project, "bad"), watchdog(project, "fs", {"paths": [str(disk)]})])
+    assert time.monotonic() - began < 5
+    assert (bad.verdict, good.verdict) == (Verdict.UNKNOWN, Verdict.OK)
+
+
+def test_two_watchdogs_of_one_kind_have_each_their_own_memory(tmp_path: Path, disk: Path) -> None:
+    tables = "".join(
+        f'[watch.{n}]\nkind = "fs"\npaths = ["{disk}"]\nwarn_percent = {p}\n' for n, p in (("a", 10), ("b", 90))
+    )
+    project = a_project(tmp_path, tables)
+    (disk / "ballast").write_bytes(bytes(2 * MIB))
+    one, other = watch(project, [watchdog(project, "a"), watchdog(project, "b")])
+    assert (one.verdict, other.verdict) == (Verdict.WARNING, Verdict.OK)
+    assert {p.name for p in (tmp_path / "project" / ".resil" / ".watch").glob("*.json")} == {"a.json", "b.json"}
 
 
 def test_files_that_will_be_purged_are_told(tmp_path: Path, disk: Path) -> None:
