@@ -1,7 +1,8 @@
-"""What a command costs before it does anything: `resil --help` and `resil status`, as whole processes.
+"""What a command costs before it does anything: `resil --help`, `resil status`, `resil watch fs`, as whole processes.
 
 `status` has everything it may have on an ordinary day but a scheduler to ask: settings, a run of several jobs and
-attempts, a log, and the queue's answer of a moment ago.
+attempts, a log, and the queue's answer of a moment ago. `watch fs` has no configuration at all; its target leaves
+out the looks themselves: four children that look at a file system, timed without resil.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.measure import BenchmarkError, Options, Program, Report, Row, interleave, interpreter_environment
+from benchmarks.measure import (
+    BenchmarkError,
+    Options,
+    Program,
+    Report,
+    Row,
+    Spread,
+    interleave,
+    interpreter_environment,
+)
 from resilience.actions import queue_memory
 from resilience.actions.init import compose_settings
 from resilience.actions.project import Project
@@ -37,6 +47,17 @@ def hello(name: str = "world", loud: bool = False) -> None:
 app()
 """
 PASS, STATUS, HELP, TYPER, TYPER_HELP, SUBMITIT = "pass", "status", "help", "typer", "typer help", "submitit"
+WATCH, PROBES = "watch", "probes"
+FORKS = """\
+import os
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        os.statvfs("/")
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+"""What the looks of `watch fs` cannot do without: settings, memory, a file system, memory again, each in a child."""
 TOLD_STEP = 71200
 
 
@@ -56,6 +77,8 @@ def run(options: Options) -> Report:
         PASS: Program([python, "-c", "pass"], env),
         STATUS: Program([*resil, "status"], env, prepare=lambda: _remember(world, run_directory)),
         HELP: Program([*resil, "--help"], env),
+        WATCH: Program([*resil, "watch", "fs"], interpreter_environment(**home), codes=(0, 1, 2)),
+        PROBES: Program([python, "-c", FORKS], env),
         TYPER: Program([python, str(bare)], env),
         TYPER_HELP: Program([python, str(bare), "--help"], env),
     }
@@ -63,9 +86,13 @@ def run(options: Options) -> Report:
     if other is not None:
         programs[SUBMITIT] = Program([other, "-c", "import submitit"], env)
     taken = interleave(programs, options.samples, warm_ups=2)
+    probes_s = max(0.0, taken[PROBES].median - taken[PASS].median)
+    less = Spread(tuple(value - probes_s for value in taken[WATCH].values))
     rows = [
         Row("resil --help", taken[HELP], "python -c pass", taken[PASS], 14),
         Row("resil status, answer remembered", taken[STATUS], "python -c pass", taken[PASS], 8),
+        Row("resil watch fs, no configuration, probes included", taken[WATCH], "python -c pass", taken[PASS]),
+        Row("resil watch fs, less its probes", less, "python -c pass", taken[PASS], 8),
     ]
     if other is not None:
         rows += [

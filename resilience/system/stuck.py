@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FRESH_S = 3600.0
 """What did not answer longer ago than this, and left nobody waiting, may have answered since: it begins anew."""
 
+KEPT_S = 86400.0
+"""A record that is older, and whose processes have all ended, is removed by whoever writes the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -98,6 +101,7 @@ class StuckMemory:
             with contextlib.suppress(StateDirectoryError):
                 write_atomic(path, json.dumps(record), durable=False)
                 self._all().setdefault(path.name, []).append(path)
+                _sweep(folder, now)
                 return
 
     def forget(self, place: str) -> None:
@@ -187,6 +191,16 @@ def _numbers() -> dict[str, str]:
     except OSError:
         return {"boot": "", "namespace": ""}
     return {"boot": boot, "namespace": namespace}
+
+
+def _sweep(folder: Path, now: float) -> None:
+    """Remove what nobody asks for any more: places that were looked at once, from a folder that is gone."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError, StateDirectoryError, ValueError, KeyError, TypeError):
+            if now - path.stat().st_mtime < KEPT_S or (found := read_regular(path)) is None:
+                continue
+            if _read(path, json.loads(found[0])["place"], now) is None:
+                path.unlink()
 
 
 def _read(path: Path, place: str, now: float) -> Stuck | None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return environ
 
 
-def loaded_by(environ: dict[str, str], *words: str) -> tuple[str, set[str]]:
+def loaded_by(environ: dict[str, str], *words: str, codes: Collection[int] = (0,)) -> tuple[str, set[str]]:
     """What a command says, and the modules that it loads beyond a bare interpreter's."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words], cwd=environ["HOME"], env=environ, capture_output=True, text=True,
@@ -59,7 +60,7 @@ def loaded_by(environ: dict[str, str], *words: str) -> tuple[str, set[str]]:
     )  # fmt: skip
     *said, last = done.stdout.splitlines()
     code, modules = json.loads(last)
-    assert code == 0, done.stderr
+    assert code in codes, done.stderr
     return "\n".join(said), set(modules)
 
 
@@ -79,6 +80,22 @@ def test_a_plain_status_loads_neither_typer_nor_what_only_others_need(environ: d
     assert not modules & {"resilience.schedulers.slurm", "resilience.schedulers.local", "resilience.cli.main",
                           "resilience.rendering.script", "resilience.plugins", "subprocess", "socket",
                           "importlib.metadata"}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("watch", "fs"), ("watch", "--all"), ("watch", "--help"), ("watch", "fs", "--json")])
+def test_watching_loads_no_heavy_package(environ: dict[str, str], words: tuple[str, ...]) -> None:
+    _, modules = loaded_by(environ, *words, codes=(0, 1, 2, 3))
+    assert not {name.partition(".")[0] for name in modules} & HEAVY
+
+
+def test_a_plain_watch_loads_neither_typer_nor_what_only_others_need(environ: dict[str, str]) -> None:
+    said, modules = loaded_by(environ, "watch", "fs", codes=(0, 1, 2))
+    assert said.startswith("FS ")
+    packages = {name.partition(".")[0] for name in modules}
+    assert {name for name in packages if name not in sys.stdlib_module_names} == {"resilience"}
+    assert not modules & {"resilience.cli.main", "resilience.cli.watch", "resilience.actions.notify",
+                          "resilience.checks.log", "resilience.checks.job", "resilience.model.job",
+                          "importlib.metadata", "socket", "subprocess", "email", "argparse", "difflib"}  # fmt: skip
 
 
 def test_help_imports_no_commands_module(environ: dict[str, str]) -> None:

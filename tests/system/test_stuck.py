@@ -190,6 +190,16 @@ def test_where_one_folder_takes_nothing_the_next_does(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "stuck").stat().st_mode & 0o777 == 0o700
 
 
+def test_old_records_of_places_that_nobody_asks_for_are_removed_and_living_ones_kept(memory: StuckMemory) -> None:
+    memory.note("old", Stuck(5.0), 5.0)
+    memory.note("living", Stuck(5.0, (os.getpid(),)), 5.0)
+    for path in memory._folders[0].iterdir():
+        os.utime(path, (5.0, 5.0))
+    memory.note("new", Stuck(1e6), 1e6)
+    left = {json.loads(path.read_text())["place"] for path in memory._folders[0].iterdir()}
+    assert left == {"living", "new"}
+
+
 def test_the_memory_of_a_node_lies_where_cron_and_people_both_see_it(tmp_path: Path) -> None:
     with_session = StuckMemory.of(make_world(tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path)}))
     without = StuckMemory.of(make_world(tmp_path))
