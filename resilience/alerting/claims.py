@@ -61,6 +61,7 @@ def _take(path: Path, owner: str) -> bool:
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         temporary.write_text(owner)
+        temporary.chmod(0o644)  # colleagues may read who it is, whatever the umask
         now = temporary.stat().st_mtime  # the file server's time, not ours
         for _ in range(2):
             try:
@@ -68,13 +69,20 @@ def _take(path: Path, owner: str) -> bool:
                 return True
             except FileExistsError:
                 with suppress(FileNotFoundError):
-                    if abs(now - path.lstat().st_mtime) <= EXPIRES_S and not _is_gone(path.read_text(), owner):
+                    if abs(now - path.lstat().st_mtime) <= EXPIRES_S and not _is_gone(_holder(path), owner):
                         return False
                     path.unlink()
         return False
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (PermissionError, UnicodeDecodeError):
+        return ""
 
 
 def _is_gone(holder: str, owner: str) -> bool:

@@ -8,16 +8,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from resilience.alerting import backoff, channel_news
-from resilience.alerting.backoff import Health, News, Standing
-from resilience.alerting.channel_memory import ChannelMemory
-from resilience.alerting.claims import Claim, claim
+from resilience.alerting import backoff
+from resilience.alerting.backoff import Health
+from resilience.alerting.claims import claim
 from resilience.alerting.digest import is_due
 from resilience.alerting.entry import Entry, channel_of, in_order
+from resilience.alerting.lane import Lane
 from resilience.alerting.outbox import Outbox
 from resilience.alerting.sending import SEND_S, Ending, Errand, Outcome, Route, send_apart
+from resilience.alerting.tell_of_channels import tell_of_channels
 from resilience.errors import StateDirectoryError
-from resilience.model.alert import Alert
 from resilience.system.world import World
 
 FLUSH_S = 25.0
@@ -64,25 +64,6 @@ class Flushed:
     trouble: str = ""
 
 
-class _Line:
-    """One channel in this flush: what is known of it, and whether it may be used on."""
-
-    def __init__(self, memory: ChannelMemory, channel: str, held: Claim, host: str) -> None:
-        self._memory, self._channel, self._host, self.claim = memory, channel, host, held
-        self.health = memory.health(channel, host)
-        self.standing = memory.standing(channel)
-        self.is_open = True
-        self.last_sent = float("-inf")
-
-    def keep(self, health: Health, standing: Standing, now: float) -> None:
-        """Remember how it fares now."""
-        if health != self.health:
-            self._memory.keep_health(self._channel, self._host, health, now)
-        if standing != self.standing:
-            self._memory.keep_standing(self._channel, standing)
-        self.health, self.standing = health, standing
-
-
 def flush(
     outbox: Outbox,
     routes: Mapping[str, Route],
@@ -96,10 +77,15 @@ def flush(
 ) -> Flushed:
     """Deliver what waits and is due, as far as the time goes.
 
-    Channels are served at the same time; one that fails is left alone for a while, and keeps no other waiting. With
-    `patient` off, a channel's back-off is not waited for; what a server asked for is. `most`: so many messages for each
-    channel. `skip`: channels that are left alone. `project`: an unknown channel is only a dead letter when the alert is of this project. Never raises for
-    what a channel does, or a disk.
+    Channels are served at the same time; one that fails is left alone for a while, and keeps no other waiting. Never
+    raises for what a channel does, or a disk.
+
+    Args:
+        project: the project folder. An unknown channel is only a dead letter when the alert is of this project.
+        deadline_s: how long it may take altogether.
+        patient: whether a channel's back-off is waited for. What a server asked for always is.
+        most: so many messages for each channel.
+        skip: channels that are left alone.
     """
     return _Flush(outbox, routes, world, project, deadline_s, patient, most, skip).run()
 
@@ -121,12 +107,13 @@ class _Flush:
         self._patient, self._most, self._skip = patient, most, skip
         self._host = world.host.name
         self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
-        self._lines: dict[str, _Line] = {}
+        self._lanes: dict[str, Lane] = {}
         self._paused: dict[str, str] = {}
         self._done: dict[Ending, list[Delivery]] = {ending: [] for ending in Ending}
         self._counts: dict[str, int] = {}
 
     def run(self) -> Flushed:
+        self._outbox.bring_home()  # a node that has a way out may be waiting for it
         if not self._outbox.names():
             return Flushed(trouble=self._outbox.trouble)
         with ExitStack() as claims:
@@ -134,9 +121,14 @@ class _Flush:
                 self._begin(channel, claims)
             while self._round():
                 pass
-            if self._tell_of_channels(claims):
-                while self._round():
-                    pass
+            told = tell_of_channels(
+                self._outbox, self._lanes, tuple(self._routes), self._now(), host=self._host, project=self._project
+            )
+            for channel in told:
+                if channel not in self._lanes and channel not in self._paused and channel not in self._skip:
+                    self._begin(channel, claims)
+            while told and self._round():
+                pass
         self._outbox.sweep(self._now())
         return Flushed(
             sent=tuple(self._done[Ending.SENT]),
@@ -164,15 +156,15 @@ class _Flush:
         if held is None:
             self._paused[channel] = "another process is delivering its messages"
             return
-        line = _Line(self._outbox.memory, channel, held, self._host)
+        lane = Lane(self._outbox.memory, channel, held, self._host)
         now = self._now()
-        if backoff.is_paused(line.health, line.standing, now, patient=self._patient):
-            asked = line.standing.asked_until > now
-            why = "the server asked us to wait" if asked else line.health.error
-            until = line.standing.asked_until if asked else line.health.retry_at
+        if backoff.is_paused(lane.health, lane.standing, now, patient=self._patient):
+            asked = lane.standing.asked_until > now
+            why = "the server asked us to wait" if asked else lane.health.error
+            until = lane.standing.asked_until if asked else lane.health.retry_at
             self._paused[channel] = f"{why}; next try in {max(1.0, until - now):.0f} s"
             return
-        self._lines[channel] = line
+        self._lanes[channel] = lane
         entries = self._outbox.pending(channel)
         waiting = [entry for entry in entries if not entry.is_digest]
         has_digest = len(waiting) < len(entries)  # there was an outage: what came later is told with it
@@ -196,8 +188,8 @@ class _Flush:
     def _round(self) -> bool:
         """Hand over the next message of each channel; return whether there may be another round."""
         heads: dict[str, Entry] = {}
-        for channel, line in self._lines.items():
-            if line.is_open and (self._most is None or self._counts.get(channel, 0) < self._most):
+        for channel, lane in self._lanes.items():
+            if lane.is_open and (self._most is None or self._counts.get(channel, 0) < self._most):
                 head = next(self._fresh(channel), None)
                 if head is not None:
                     heads[channel] = head
@@ -217,10 +209,10 @@ class _Flush:
             for channel, entry in heads.items()
         }
         for channel, outcome in send_apart(errands, self._world):
-            self._lines[channel].last_sent = self._world.clock.monotonic()
-            self._lines[channel].claim.renew()
+            self._lanes[channel].last_sent = self._world.clock.monotonic()
+            self._lanes[channel].claim.renew()
             self._counts[channel] = self._counts.get(channel, 0) + 1
-            self._settle(self._lines[channel], heads[channel], outcome)
+            self._settle(self._lanes[channel], heads[channel], outcome)
         return True
 
     def _fresh(self, channel: str) -> Iterator[Entry]:
@@ -232,39 +224,39 @@ class _Flush:
     def _pace(self, heads: Mapping[str, Entry]) -> None:
         """Wait until each of these channels may be used again."""
         now = self._world.clock.monotonic()
-        last = max(self._lines[channel].last_sent for channel in heads)
-        recent = max((self._lines[channel].standing.last_ok for channel in heads), default=0.0)
+        last = max(self._lanes[channel].last_sent for channel in heads)
+        recent = max((self._lanes[channel].standing.last_ok for channel in heads), default=0.0)
         since = self._now() - recent  # an earlier flush, perhaps of another node
         wait_s = max(last + PACE_S - now, PACE_S - since if 0 <= since < PACE_S else 0.0)
         if wait_s > 0:
             self._world.clock.sleep(wait_s)
 
-    def _settle(self, line: _Line, entry: Entry, outcome: Outcome) -> None:
+    def _settle(self, lane: Lane, entry: Entry, outcome: Outcome) -> None:
         """Write down what became of one message, and of its channel."""
         now = self._now()
         if outcome.ending is Ending.SENT:
             try:
                 self._outbox.delivered(entry, now, outcome.answer, self._host)
             except StateDirectoryError:
-                line.is_open = False  # it could not be marked: do not send it again and again in this flush
+                lane.is_open = False  # it could not be marked: do not send it again and again in this flush
             self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, outcome.memory, now)
-            line.keep(Health(), replace(line.standing, last_ok=now), now)
+            lane.keep(Health(), replace(lane.standing, last_ok=now), now)
             self._done[Ending.SENT].append(Delivery(entry=entry, outcome=outcome))
             return
         refused = outcome.ending is Ending.REFUSED
         is_fault = refused or outcome.ending is Ending.FAULT
         chance = random.random()
         health = backoff.after_failure(
-            line.health, now, chance, error=outcome.error, hint=outcome.hint, is_fault=is_fault
+            lane.health, now, chance, error=outcome.error, hint=outcome.hint, is_fault=is_fault
         )
-        standing = line.standing
+        standing = lane.standing
         if outcome.retry_after_s is not None:
             standing = replace(standing, asked_until=now + backoff.asked_wait_s(outcome.retry_after_s))
-        line.keep(health, standing, now)
+        lane.keep(health, standing, now)
         if refused:
             self._give_up(entry, outcome)
             return  # the next message may be to its liking
-        line.is_open = False
+        lane.is_open = False
         if backoff.is_hopeless(entry.tries + 1, entry.queued, standing, now):
             error = f"{outcome.error} ({entry.tries + 1} times in a day on which others were taken)"
             self._give_up(entry, replace(outcome, error=error))
@@ -277,62 +269,6 @@ class _Flush:
         try:
             self._outbox.give_up(entry, outcome.error, outcome.hint, self._now(), self._host)
         except StateDirectoryError:
-            if entry.channel in self._lines:
-                self._lines[entry.channel].is_open = False
+            if entry.channel in self._lanes:
+                self._lanes[entry.channel].is_open = False
         self._done[Ending.REFUSED].append(Delivery(entry=entry, outcome=outcome))
-
-    # ---- what the others are told about a channel
-
-    def _tell_of_channels(self, claims: ExitStack) -> bool:
-        """Queue what is to be told about channels for the others that work; return whether anything was queued."""
-        told = False
-        now = self._now()
-        for channel, line in list(self._lines.items()):
-            news = backoff.decide_news(line.health, line.standing, now)
-            standing = line.standing
-            if news is News.BROKEN:
-                to = [name for name in self._routes if name != channel and self._works(name, now)]
-                episode = channel_news.episode_of(channel, now)
-                alert = channel_news.broken(
-                    channel,
-                    line.health,
-                    episode=episode,
-                    now=now,
-                    host=self._host,
-                    project=self._project,
-                    waiting=sum(channel_of(name) == channel for name in self._outbox.names()),
-                )
-                to = [name for name in to if self._put(alert, name, now)]
-                if to:  # nobody to tell now: the next flush asks again
-                    line.keep(line.health, replace(standing, told_at=now, episode=episode, told_to=tuple(to)), now)
-            elif news is News.MENDED:
-                alert = channel_news.mended(
-                    channel,
-                    episode=standing.episode,
-                    since=standing.told_at,
-                    now=now,
-                    host=self._host,
-                    project=self._project,
-                )
-                to = [name for name in standing.told_to if name in self._routes and self._put(alert, name, now)]
-                line.keep(line.health, replace(standing, episode="", told_to=()), now)
-            else:
-                continue
-            for name in to:
-                told = True
-                if name not in self._lines and name not in self._paused and name not in self._skip:
-                    self._begin(name, claims)
-        return told
-
-    def _works(self, channel: str, now: float) -> bool:
-        """Whether there is no sign that this channel fails as well: else they would tell of each other in turn."""
-        line = self._lines.get(channel)
-        if line is not None:
-            return line.health.failures == 0
-        return self._outbox.memory.health(channel, self._host).failures == 0
-
-    def _put(self, alert: Alert, channel: str, now: float) -> bool:
-        try:
-            return self._outbox.put(alert, channel, now)
-        except StateDirectoryError:
-            return False

@@ -250,6 +250,9 @@ class Outbox:
         bound(self._sent, "ended", now - SENT_KEPT_S, SENT_MOST)
         bound(self._dead, "ended", 0.0, DEAD_MOST)
         self.memory.sweep(now)
+
+    def bring_home(self) -> None:
+        """Move what the spare folder took while the disk was in trouble, as far as that goes."""
         for folder in (self._waiting, self._sent, self._dead):
             with suppress(StateDirectoryError):
                 folder.bring_home()

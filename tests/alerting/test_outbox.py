@@ -281,7 +281,7 @@ def test_on_a_full_disk_the_spare_folder_takes_it_and_gives_it_back(tmp_path: Pa
             box.delivered(entry, NOW, "ok", "n1")
         assert box.names() == () and len(box.sent()) == 2
         ballast.unlink()
-        box.sweep(NOW + HOUR)
+        box.bring_home()
         assert [path.name for path in (disk / "alerts" / "sent").iterdir()].count("a1.email") == 1
 
 

@@ -1,0 +1,1 @@
+"""Tests of who is told what, when, and what they share."""
