@@ -9,6 +9,7 @@ from pathlib import Path
 
 from resilience.actions.project import Project
 from resilience.alerting.ledger import Ledger
+from resilience.alerting.ledger_copy import LedgerCopy
 from resilience.alerting.outbox import Outbox
 from resilience.alerting.silences import Silences
 from resilience.system.spare_folder import SpareFolder, spare_place
@@ -46,10 +47,11 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     """
     path = project.loaded.state_dir / FOLDER
     group = project.loaded.settings.run.group
+    spare = spare_place(project.world, path)
     away = _silence_of(project, path) if touch else ""
     incidents = SpareFolder(
         path / "incidents",
-        spare_place(project.world, path) / "incidents",
+        spare / "incidents",
         folder_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
@@ -57,7 +59,7 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     )
     return AlertState(
         path,
-        Ledger(incidents),
+        Ledger(incidents, LedgerCopy(spare / "ledger-copy.json")),
         Silences(incidents.beside("silences")),
         Outbox(incidents.beside("outbox")),
         away,

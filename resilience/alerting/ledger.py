@@ -11,6 +11,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from resilience.alerting.ledger_copy import LedgerCopy
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model.incident import Incident, incident_from_json, incident_to_json
 from resilience.system.spare_folder import SpareFolder
@@ -28,15 +29,19 @@ class Ledger:
         trouble: what could not be read or was set aside, one sentence each.
     """
 
-    def __init__(self, folder: SpareFolder) -> None:
+    def __init__(self, folder: SpareFolder, copy: LedgerCopy | None = None) -> None:
+        """`copy`: what this node remembers for the case that the folder does not answer."""
         self.folder = folder
         self.trouble: tuple[str, ...] = ()
+        self._copy = copy
         self._written: dict[str, bytes] = {}
+        self._open: dict[str, bytes] = {}
 
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self, now: float | None = None) -> tuple[Incident, ...]:
         """Every incident that is remembered, the latest first.
 
-        A damaged file is set aside and said in `trouble`; its fault is then news again.
+        A damaged file is set aside and said in `trouble`; its fault is then news again. `now`: where the folder does
+        not answer, what this node remembers of it counts.
         """
         names = self.folder.names()
         if self.folder.trouble:
@@ -48,6 +53,11 @@ class Ledger:
                 incident = self._read(name, acknowledged)
                 if incident is not None:
                     found.append(incident)
+        if now is not None and self._copy is not None and self._is_lost():
+            known = {incident.fingerprint for incident in found}
+            copied = [one for one in self._copy.load(now) if one.fingerprint not in known]
+            self._open |= {one.fingerprint + _INCIDENT: _file_of(one) for one in copied}
+            found += copied
         return tuple(sorted(found, key=lambda incident: (incident.opened, incident.episode), reverse=True))
 
     def find(self, text: str) -> Incident:
@@ -73,11 +83,8 @@ class Ledger:
 
         Not forced to disk unless asked: a power cut then costs a duplicate, and a thousand incidents take a moment.
         """
-        record = incident_to_json(incident)
-        for name in _OF_PEOPLE:
-            del record[name]
-        content = _text(record)
-        name = incident.fingerprint + _INCIDENT
+        name, content = incident.fingerprint + _INCIDENT, _file_of(incident)
+        self._note_open(name, incident, content)
         if self._written.get(name) != content:
             self.folder.write(name, content, durable=durable)
             self._written[name] = content
@@ -85,9 +92,15 @@ class Ledger:
     def forget(self, incident: Incident) -> None:
         """Remove what is remembered of an incident."""
         self._written.pop(incident.fingerprint + _INCIDENT, None)
+        self._open.pop(incident.fingerprint + _INCIDENT, None)
         self.folder.remove(incident.fingerprint + _INCIDENT)
         if incident.acknowledged_by:
             self.folder.remove(incident.episode + _ACKNOWLEDGED)
+
+    def save_copy(self, now: float) -> None:
+        """Let this node remember what is open, as it was read and kept here."""
+        if self._copy is not None:
+            self._copy.save(self._open.values(), now)
 
     def acknowledge(self, episode: str, by: str, note: str, now: float) -> Incident:
         """Note that somebody has taken an incident on: no more reminders, no further escalation.
@@ -116,6 +129,16 @@ class Ledger:
         self.folder.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 
+    def _is_lost(self) -> bool:
+        """Whether the disk of the incidents does not answer, or is not there at all."""
+        return bool(self.folder.trouble) or not self.folder.folder.parent.parent.is_dir()
+
+    def _note_open(self, name: str, incident: Incident, content: bytes) -> None:
+        if incident.is_open:
+            self._open[name] = content
+        else:
+            self._open.pop(name, None)
+
     def _is_ours(self) -> bool:
         """Whether the watchdogs that write here are this person's, as far as can be told: then the spare is read."""
         try:
@@ -141,6 +164,7 @@ class Ledger:
             self._say(f"the incident file {name} makes no sense ({_reason(error)}); it was set aside as {aside}")
             return None
         self._written[name] = content
+        self._note_open(name, incident, content)
         return self._with_people(incident) if incident.episode in acknowledged else incident
 
     def _with_people(self, incident: Incident) -> Incident:
@@ -166,6 +190,14 @@ class Ledger:
     def _say(self, sentence: str) -> None:
         if sentence not in self.trouble:
             self.trouble = (*self.trouble, sentence)
+
+
+def _file_of(incident: Incident) -> bytes:
+    """What its file says: what people did lies in another."""
+    record = incident_to_json(incident)
+    for name in _OF_PEOPLE:
+        del record[name]
+    return _text(record)
 
 
 def _text(record: dict[str, Any]) -> bytes:

@@ -100,7 +100,7 @@ class Notifier:
         Trouble with the disks is told in the answer: what can still be told is told.
         """
         self._trouble = []
-        known = self.ledger.incidents()
+        known = self.ledger.incidents(now)
         cases = self._cases(reports, known, now)
         silences = self.silences.all(now)
         for case in cases:
@@ -114,6 +114,7 @@ class Notifier:
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > FORGOTTEN_AFTER_S:
                 self._try(partial(self.ledger.forget, incident))
+        self.ledger.save_copy(now)
         return Told(sent, (*self.ledger.trouble, *self.silences.trouble, *self._trouble))
 
     # ---- what there is
