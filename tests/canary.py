@@ -78,7 +78,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if not isinstance(reporter, pytest.TerminalReporter):
             return
-        reporter.ensure_newline()
+        reporter.write_line("")
         for place in seen_in:
             reporter.write_line(f"SECRET LEAKED: the planted secret stands in {place}", red=True)
 

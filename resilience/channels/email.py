@@ -11,7 +11,7 @@ from resilience.channels._email_message import Mail, compose_mail
 from resilience.errors import DeliveryError, SettingsError
 from resilience.model.alert import Alert
 from resilience.system.hand_over import hand_over
-from resilience.system.http import is_loopback
+from resilience.system.http import is_loopback, readable_ca_file
 from resilience.system.secrets import check_secret, read_secret, scrubbed_environment
 from resilience.system.world import World
 
@@ -159,8 +159,9 @@ def _context(settings: EmailSettings) -> ssl.SSLContext | None:
         return None
     import ssl
 
+    cafile = readable_ca_file(settings.ca_file) if settings.ca_file else None
     try:
-        return ssl.create_default_context(cafile=settings.ca_file or None)
+        return ssl.create_default_context(cafile=cafile)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         why = "it is no PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or str(error)
         raise SettingsError(f"ca_file = {settings.ca_file!r} cannot be used: {why}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -105,11 +106,12 @@ def request(
     """Send one request and return the answer, whatever its status.
 
     The proxy and the certificate authorities are those of `environ`. Raise DeliveryError, without any part of the
-    address but its host, if no answer came within `timeout_s`.
+    address but its host, if no answer came within `timeout_s`; SettingsError if `ca_file` cannot be read.
     """
     import requests
 
     host = urlsplit(url).hostname or "?"
+    authorities = str(readable_ca_file(ca_file)) if ca_file else ""
     failure: DeliveryError
     with TimeLimit(timeout_s) as limit, requests.Session() as session:
         session.trust_env = False  # it would add passwords from ~/.netrc
@@ -123,7 +125,7 @@ def request(
                 timeout=(CONNECT_S, min(READ_S, timeout_s + 1)),
                 allow_redirects=False,
                 stream=True,
-                verify=ca_file or environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True,
+                verify=authorities or environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True,
                 proxies=proxies_for(url, environ),
             )
             with response:
@@ -134,6 +136,16 @@ def request(
             failure = _explain(error, host, limit, [url, *secrets])
     # Raised out here, so that it carries no other exception along: those have the address in their texts.
     raise failure
+
+
+def readable_ca_file(ca_file: str) -> Path:
+    """The file of certificate authorities that settings name. Raise SettingsError if it cannot be read."""
+    path = Path(ca_file).expanduser()
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SettingsError(f"ca_file = {ca_file!r} cannot be read: {error.strerror}") from None
+    return path
 
 
 def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryError | None:
@@ -251,7 +263,9 @@ def _explain(error: Exception, host: str, limit: TimeLimit, secrets: Sequence[st
     if kinds & {"InvalidURL", "InvalidSchema", "MissingSchema", "LocationParseError", "InvalidHeader", "UnicodeError"}:
         return DeliveryError(f"the request to {host} cannot be written down: {said}", transient=False)
     if isinstance(innermost, OSError) and innermost.errno is None and "CA" in said and "path" in said:
-        return DeliveryError(f"the file of authorities cannot be used: {said}", transient=False)
+        return DeliveryError(
+            f"the file of certificate authorities cannot be used: {said}", hint="see REQUESTS_CA_BUNDLE, SSL_CERT_FILE"
+        )
     return DeliveryError(f"the connection to {host} failed: {said or type(innermost).__name__}")
 
 

@@ -181,12 +181,12 @@ def test_a_log_in_page_is_no_delivery(httpserver: HTTPServer, world: World, cana
 def test_a_bad_server_costs_no_more_than_its_time(world: World, canary: str, handler: Any, way: str) -> None:
     with serving(handler) as port, takes_at_most(2.5):
         if way == "webhook":
-            settings = SlackSettings(webhook_variable="HOOK", timeout_s=0.5)
+            settings = SlackSettings(webhook_variable="HOOK", timeout_s=0.3)
             world = replace(world, environ={"HOOK": f"http://127.0.0.1:{port}/services/{canary}"})
         else:
-            settings = replace(BOT, base_url=f"http://127.0.0.1:{port}/api/", timeout_s=0.5)
+            settings = replace(BOT, base_url=f"http://127.0.0.1:{port}/api/", timeout_s=0.3)
         error = refused(settings, world)
-    assert error.transient and "did not answer within 0.5 s" in error.message
+    assert error.transient and "did not answer within 0.3 s" in error.message
 
 
 class Api:

@@ -307,14 +307,14 @@ def test_a_date_to_try_again_is_measured_by_the_servers_own_clock(world: World) 
 )
 def test_a_server_that_never_answers_costs_no_more_than_its_time(world: World, handler: Any) -> None:
     with serving(handler) as port, takes_at_most(2.0):
-        error = refused(to(port, timeout_s=0.5), world)
-    assert error.transient and "did not answer within 0.5 s" in error.message
+        error = refused(to(port, timeout_s=0.3), world)
+    assert error.transient and "did not answer within 0.3 s" in error.message
 
 
 def test_a_server_that_reads_nothing_costs_no_more_than_its_time(world: World) -> None:
     text = '[{% for i in range(90) %}{{ "x" * 10000 }},{% endfor %}1]'
     with serving(silent) as port, takes_at_most(2.0):
-        assert refused(to(port, timeout_s=0.5, payload=text), world).transient
+        assert refused(to(port, timeout_s=0.3, payload=text), world).transient
 
 
 def test_a_body_that_never_ends_does_not_undo_the_answer(world: World) -> None:
@@ -381,11 +381,11 @@ def test_nothing_in_the_environment_switches_checking_off(world: World, certific
 
 def test_a_tls_server_that_goes_silent_costs_no_more_than_its_time(world: World, certificate: Certificate) -> None:
     with serving(silent) as port, takes_at_most(2.0):  # it accepts, and never shakes hands
-        assert refused(to(port, "https", timeout_s=0.5), world).transient
+        assert refused(to(port, "https", timeout_s=0.3), world).transient
     dripping = says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))
     with serving(dripping, certificate.server_context()) as port, takes_at_most(2.0):
-        error = refused(to(port, "https", timeout_s=0.5, ca_file=str(certificate.file)), world)
-    assert "did not answer within 0.5 s" in error.message
+        error = refused(to(port, "https", timeout_s=0.3, ca_file=str(certificate.file)), world)
+    assert "did not answer within 0.3 s" in error.message
 
 
 def test_the_proxy_of_the_environment_is_asked(httpserver: HTTPServer, world: World, canary: str) -> None:

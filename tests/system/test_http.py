@@ -148,6 +148,13 @@ def test_debug_logs_show_no_secret_either(canary: str, caplog: pytest.LogCapture
 
 
 def test_a_ca_file_that_is_missing_is_told(canary: str) -> None:
-    with pytest.raises(DeliveryError) as caught:
+    with pytest.raises(SettingsError) as caught:
         request(f"https://127.0.0.1:{free_port()}/{canary}", b"", environ={}, timeout_s=2, ca_file="/nowhere/ca.pem")
     assert "/nowhere/ca.pem" in caught.value.message and canary not in caught.value.message
+
+
+def test_a_broken_bundle_of_the_environment_is_told_and_may_be_right_on_another_node(canary: str) -> None:
+    environ = {"REQUESTS_CA_BUNDLE": "/nowhere/bundle.pem"}
+    with pytest.raises(DeliveryError) as caught:
+        request(f"https://127.0.0.1:{free_port()}/{canary}", b"", environ=environ, timeout_s=2)
+    assert caught.value.transient and "/nowhere/bundle.pem" in caught.value.message
