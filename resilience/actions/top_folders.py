@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.system.scan.effort import Progress
 from resilience.system.scan.record import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE
-from resilience.system.scan.scan import Progress, Scan, scan
+from resilience.system.scan.scan import Scan, scan
 from resilience.system.scan.snapshots import Snapshot
 from resilience.system.scan.tree import Tree
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilience.system.scan.board import Board
+from resilience.system.scan.messages import LENGTH, send
 from resilience.system.scan.pace import Pace, decide
-from resilience.system.scan.worker import LENGTH, Assignment, send, start_worker
+from resilience.system.scan.worker import Assignment, start_worker
 
 SLOTS = 96
 MOST_STUCK = 8
@@ -31,6 +32,7 @@ GRACE_S = 0.4
 """How long workers have to tell what they know when the time is over."""
 
 TICK_S = 0.1
+AWAY_S = 1.0
 
 Found = Callable[[Sequence[tuple[object, ...]], Sequence[tuple[int, int, list[int]]], int], None]
 
@@ -89,6 +91,7 @@ class Crew:
         self.out_of_time = self.interrupted = False
         self._deaths: set[bytes] = set()
         self._next_slot = 0
+        self._watched = time.monotonic()
         self._selector = selectors.DefaultSelector()
         _reap()
 
@@ -209,6 +212,10 @@ class Crew:
 
     def _watch(self, now: float) -> None:
         """See who has not moved for long."""
+        if now - self._watched > AWAY_S:  # it was not they who stood still: this process was stopped (Ctrl-Z) or busy
+            for hand in self.hands:
+                hand.seen.clear()
+        self._watched = now
         for hand in list(self.hands):
             if hand.idle:
                 hand.seen.clear()

@@ -7,11 +7,9 @@ it and not known yet, or a range of known folders to verify.
 from __future__ import annotations
 
 import gc
-import marshal
 import os
 import signal
 import stat
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import Any
 
 from resilience.system.scan.board import Board
 from resilience.system.scan.folder import RECENT_S, SEGMENT_BYTES, Stats, look_at_all, read_folder, status_of
+from resilience.system.scan.messages import receive, send
 from resilience.system.scan.pace import decide
 from resilience.system.scan.record import ELSEWHERE, MOST_HOT, PARTIAL, STUCK, Hot, Record, joined
 
@@ -28,8 +27,6 @@ FLUSH_S = 0.05
 FLUSH_RECORDS = 256
 SAMPLE, SAMPLED_AT_ONCE = 200, 20
 """Looks that are timed before it is decided how to go on."""
-
-LENGTH = struct.Struct("<I")
 
 
 Known = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
@@ -275,30 +272,6 @@ def taken(items: list[Any]) -> list[Any]:
     out = items[:count]
     del items[:count]
     return out
-
-
-def send(pipe: int, message: Any) -> None:
-    """Write one message. Raise BrokenPipeError when nobody reads any more."""
-    raw = marshal.dumps(message)
-    view = memoryview(LENGTH.pack(len(raw)) + raw)
-    while view:
-        view = view[os.write(pipe, view) :]
-
-
-def receive(pipe: int) -> Any:
-    """Read one message. Raise EOFError when nobody writes any more."""
-    return marshal.loads(_exactly(pipe, LENGTH.unpack(_exactly(pipe, LENGTH.size))[0]))
-
-
-def _exactly(pipe: int, count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.read(pipe, count)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def mounts_below(root: bytes) -> frozenset[bytes]:

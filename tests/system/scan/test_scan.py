@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from resilience.system.scan.effort import Progress
 from resilience.system.scan.folder import read_folder
 from resilience.system.scan.pace import Pace
 from resilience.system.scan.record import ELSEWHERE, STUCK, Record
-from resilience.system.scan.scan import Progress, Scan
+from resilience.system.scan.scan import Scan
 from tests.guard.disks import small_disk
 from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -259,24 +260,21 @@ def test_a_folder_that_changed_just_now_is_read_again_because_it_may_still_chang
 
 def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=10, subs=10, files=5)
-    stop = threading.Event()
-
-    def churn() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            folder = root / f"t{number % 10}" / "s0" / f"gone{number}"
-            write(folder / "file", 10)
-            (folder / "file").unlink()
-            folder.rmdir()
-
-    churning = threading.Thread(target=churn)
-    churning.start()
+    churning = os.fork()
+    number = 0
+    while not churning:
+        number += 1
+        folder = root / f"t{number % 10}" / "s0" / f"gone{number % 1000}"
+        write(folder / "file", 10)
+        (folder / "file").unlink()
+        folder.rmdir()
     try:
         found = [look(root, tmp_path / "memory", now=NOW + number) for number in range(8)]
     finally:
-        stop.set()
-        churning.join()
+        os.kill(churning, signal.SIGKILL)
+        os.waitpid(churning, 0)
+    for folder in root.glob("t*/s0/gone*"):  # the last one, half done
+        shutil.rmtree(folder)
     assert not any(each.error for each in found)
     final = look(root, tmp_path / "memory", now=NOW + 20)
     assert (final.totals.files[0], final.totals.folders[0], kib(final)) == (500, 111, du(root))
@@ -424,6 +422,49 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch:
     assert killed
     assert found.totals.files[0] == 400
     assert found.is_complete
+
+
+def test_workers_end_when_the_one_who_sent_them_is_killed(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
+    with subprocess.Popen([sys.executable, "-c", SCAN, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
+        assert scanning.stdout is not None
+        while b"tick" not in scanning.stdout.readline():
+            pass
+        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
+        scanning.kill()
+    assert workers
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process of that number does anything yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_scan_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
+    program = SCAN.replace("now=1800000000.0", "now=1800000000.0, deadline_s=12").replace("0.02", "0.005")
+    with subprocess.Popen([sys.executable, "-c", program, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
+        assert scanning.stdout is not None
+        while b"tick" not in scanning.stdout.readline():
+            pass
+        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
+        everybody = [*map(int, workers), scanning.pid]  # as SLURM suspends a job
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.6)  # longer than the 2.4 s after which a look counts as hung
+        scanning.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        rest = scanning.stdout.read()
+    assert b"found False True 400" in rest
 
 
 def test_it_holds_no_output_open_that_others_wait_for(tmp_path: Path) -> None:

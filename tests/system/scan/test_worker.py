@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system.scan.worker import mounts_below, receive, send, taken
+from resilience.system.scan.worker import mounts_below, taken
 from tests.guard.disks import small_disk
 from tests.system.scan.trees import a_tree
 
@@ -59,21 +59,6 @@ def test_mounts_below_a_folder_are_known_without_touching_them(tmp_path: Path) -
     with small_disk(tmp_path / "a disk"):
         assert mounts_below(os.fsencode(tmp_path)) == {b"a disk"}
         assert mounts_below(os.fsencode(tmp_path / "a disk")) == frozenset()
-
-
-def test_messages_longer_than_a_pipe_arrive_whole() -> None:
-    reading, writing = os.pipe()
-    message = ("found", [b"x" * 300_000, 5])
-    pid = os.fork()
-    if pid == 0:
-        send(writing, message)
-        os._exit(0)
-    os.close(writing)
-    assert receive(reading) == message
-    os.waitpid(pid, 0)
-    with pytest.raises(EOFError):
-        receive(reading)
-    os.close(reading)
 
 
 def test_taking_from_a_list_leaves_what_others_add() -> None:
