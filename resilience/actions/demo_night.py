@@ -7,9 +7,12 @@ this machine (demo_receivers.py); what counts is what they were sent.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +20,8 @@ from typing import Any
 
 from resilience.actions.demo_receivers import Inbox, receivers
 from resilience.errors import ResilError
+from resilience.model import layout
+from resilience.model.verdict import Verdict
 from resilience.quantities import quote_toml
 from resilience.settings.load import FILE_NAME
 from resilience.system.files import make_folder, write_atomic
@@ -28,7 +33,14 @@ DISK_BYTES = 4 * 2**20
 PATIENCE_S = 30.0
 POLL_S = 0.3
 COMMAND_S = 30.0
+LINE = 110
 TRAINING = Path(__file__).with_name("_demo_training.py")
+
+
+def shorten(text: str) -> str:
+    """What fits on a line, with the end of it, where the incident's id stands. Pure."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE else f"{line[: LINE - 15]} ... {line[-10:]}"
 
 
 class NightFailed(ResilError):
@@ -76,11 +88,20 @@ class _Night:
         runner: Runner = self.world.runner
         done = runner.run(argv, timeout_s=COMMAND_S, env=self.world.environ, cwd=str(self.folder))
         if not quietly:
-            self.say(f"$ resil {shlex.join(words)}")
-            for line in (done.stdout.splitlines() or [""])[:1] + done.stderr.splitlines()[:1]:
-                if line:
-                    self.say(f"  {line.partition(' | ')[0]}")
+            self.show(words, done.stdout or done.stderr)
         return done.returncode, done.stdout + done.stderr
+
+    def must(self, *words: str) -> None:
+        """Run one that has to go well."""
+        code, text = self.resil(*words)
+        if code != 0:
+            raise NightFailed(f"resil {shlex.join(words)} ended with {code}: {text.strip()[-300:]}")
+
+    def show(self, words: Sequence[str], output: str) -> None:
+        """The command line and the first line that it printed."""
+        self.say(f"$ resil {shlex.join(words)}")
+        if output:
+            self.say(f"  {shorten(output.splitlines()[0].partition(' | ')[0])}")
 
     def incidents(self) -> list[dict[str, Any]]:
         """Every incident of the night, as `resil alert list --json` has them."""
@@ -119,64 +140,82 @@ def _full_disk(night: _Night, disk: _Disk) -> str:
     episode = _until_told(night, "fs")
     night.resil("watch", "fs")
     night.say("  nobody is told again")
-    night.resil("alert", "ack", episode, "-m", "I delete old checkpoints")
+    night.must("alert", "ack", episode, "-m", "I delete old checkpoints")
     disk.free()
     _until_resolved(night, "fs", episode)
     return episode
 
 
 def _hung_training_and_dry_queue(night: _Night) -> tuple[str, str]:
-    night.resil("submit", "--array", "1")
+    night.must("submit", "--array", "1")
     hung = _until_told(night, "log")
-    night.resil("alert", "ack", hung, "-m", "I cancel it and submit it again")
-    night.resil("cancel", RUN)
+    night.must("alert", "ack", hung, "-m", "I end it")
+    _end_training(night)
+    _until_gone(night)
     dry = _until_told(night, "job")
-    night.resil("alert", "ack", dry, "-m", "submitting")
-    night.resil("submit", "--array", "1")
+    night.must("alert", "ack", dry, "-m", "I submit it again")
+    night.must("submit", "--array", "1")
     _until_resolved(night, "job", dry)
     _until_resolved(night, "log", hung)
     return hung, dry
 
 
+def _end_training(night: _Night) -> None:
+    """Kill the process that hangs, as its heartbeat names it."""
+    for beats in (night.folder / ".resil" / RUN / layout.BEATS).iterdir():
+        pid = tomllib.loads(beats.read_text(encoding="utf-8"))["rank"]["0"]["pid"]
+        night.say(f"kill -9 {pid}  # the training that hangs; its job ends, and nothing is queued behind it")
+        os.kill(pid, signal.SIGKILL)
+
+
+def _until_gone(night: _Night) -> None:
+    """Wait for the job to be over: while it ends, the queue is only about to be empty."""
+    for _ in _ticks(night):
+        if night.resil("watch", "job", "--no-alert", quietly=True)[0] == Verdict.CRITICAL.exit_code:
+            return
+    raise NightFailed("the job of the killed training does not end", hint=f"look in {night.folder}")
+
+
 def _until_told(night: _Night, check: str) -> str:
     """Watch until people are told of a fault; return the episode of its incident."""
     before = len(night.inbox.subjects)
-    for last in _ticks(night):
-        night.resil("watch", check, quietly=not last)
+    for _ in _ticks(night):
+        _, output = night.resil("watch", check, quietly=True)
         found = [i["episode"] for i in night.incidents() if i["check"] == check and i["resolved"] is None]
         if found and len(night.inbox.subjects) > before:
-            night.resil("watch", check, "--no-alert")
+            night.show(("watch", check), output)
             _tell_news(night, before)
             return str(found[0])
+    night.show(("watch", check), output)
     raise NightFailed(f"nobody was told of what `resil watch {check}` must have found", hint=f"look in {night.folder}")
 
 
 def _until_resolved(night: _Night, check: str, episode: str) -> None:
     before = len(night.inbox.subjects)
-    for last in _ticks(night):
-        night.resil("watch", check, quietly=not last)
+    for _ in _ticks(night):
+        _, output = night.resil("watch", check, quietly=True)
         if any(i["episode"] == episode and i["resolved"] is not None for i in night.incidents()):
-            night.resil("watch", check, "--no-alert")
+            night.show(("watch", check), output)
             _tell_news(night, before)
             return
+    night.show(("watch", check), output)
     raise NightFailed(f"the end of incident {episode} was not noticed", hint=f"look in {night.folder}")
 
 
-def _ticks(night: _Night) -> Iterator[bool]:
-    """As many ticks as patience allows; True with the last one."""
+def _ticks(night: _Night) -> Iterator[None]:
+    """As many ticks as patience allows."""
     clock = night.world.clock
     deadline = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < deadline:
-        yield False
+        yield
         clock.sleep(POLL_S)
-    yield True
 
 
 def _tell_news(night: _Night, before: int) -> None:
     for subject in night.inbox.subjects[before:]:
-        night.say(f"  mail: {subject}")
+        night.say(f"  mail: {shorten(subject)}")
     for text in night.inbox.texts[before : len(night.inbox.subjects)]:
-        night.say(f"  Slack: {text.splitlines()[0] if text else ''}")
+        night.say(f"  Slack: {shorten(text)}")
 
 
 def _told(night: _Night, name: str, episode: str) -> ToldFault:
@@ -253,7 +292,6 @@ def _own_world(world: World, folder: Path) -> World:
     environ = {k: v for k, v in world.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
     environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
     environ["RESIL_LOCAL_IDLE_S"] = "2"
-    environ["RESIL_LOCAL_KILL_WAIT_S"] = "1"
     environ["RESIL_CONFIG"] = str(folder / FILE_NAME)
     return replace(world, cwd=folder, environ=environ)
 
@@ -271,6 +309,8 @@ def _write_settings(folder: Path, inbox: Inbox, disk: _Disk) -> None:
 [run]
 name = "{RUN}"
 command = {quote_toml(command)}
+[submit]
+signal_lead_s = 60
 [scheduler]
 name = "local"
 [attempt]
@@ -281,8 +321,7 @@ beat_s = 0.2
 time = "5"
 {disk.settings()}
 [watch.log]
-floor_s = 2
-startup_s = 20
+timeout_s = 4
 [watch.job]
 min_queued = 0
 [alert]
