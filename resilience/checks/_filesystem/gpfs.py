@@ -7,6 +7,7 @@ command's name; values are percent-encoded. Block figures are in KiB.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from resilience.checks._filesystem.amount import BYTES, INODES, Amount, amount
@@ -47,10 +48,10 @@ def device_name(mount_source: str) -> str:
     return mount_source.removeprefix("/dev/")
 
 
-def parse_quota(text: str, device: str, fileset: str = "") -> tuple[Amount, ...]:
+def parse_quota(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Amount, ...]:
     """Given the output of `mmlsquota -Y`, return the amounts of one file system, its name exactly.
 
-    A user's or a group's row may be for one fileset alone; those of others than `fileset` are passed over.
+    A user's or a group's row may be for one fileset alone; those of others than `filesets` are passed over.
     Raise ProbeError if it is no such output. A file system that has no quota gives nothing.
     """
     header: list[str] = []
@@ -69,7 +70,7 @@ def parse_quota(text: str, device: str, fileset: str = "") -> tuple[Amount, ...]
         kind = _KINDS.get(row["quotaType"].upper())
         if row["filesystemName"] != device or kind is None:
             continue
-        if kind != "fileset" and own not in ("", "root", fileset):
+        if kind != "fileset" and own not in ("", "root", *filesets):
             continue
         name = row.get("name") or own or row.get("id", "")
         scope = f"{kind} {name}".strip() + (f" in {own}" if kind != "fileset" and own not in ("", "root") else "")

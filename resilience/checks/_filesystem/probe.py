@@ -210,7 +210,7 @@ def _read(
         return FileSystemReading(**base, **kept, trouble=trouble, detail=detail, advice=advice, looked=tuple(looked))
     assert state.status is not None
     read_only = bool(state.status.f_flag & os.ST_RDONLY) or (mount is not None and "ro" in mount.options)
-    ask_quota(asked, look, state.real, mount)
+    ask_quota(asked, look, [seen.real for _, seen in group], mount)
     du = ask_du(asked, look, state.real, old.du if old is not None else None)
     asked.amounts += of_statvfs(state.status)
     looked += asked.looked

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from resilience.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, Amount
 from resilience.checks._filesystem.look import Look
@@ -23,9 +24,6 @@ _PLAIN = {"LC_ALL": "C", "LANG": "C"}
 """The parsers read English."""
 _NO_QUOTA = frozenset(
     {"tmpfs", "ramfs", "devtmpfs", "overlay", "aufs", "squashfs", "fuse", "iso9660", "9p", "virtiofs"}
-)
-_UNIX_TYPES = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "nfs", "nfs4", "gfs2", "ocfs2", "jfs", "reiserfs"}
 )
 
 
@@ -88,13 +86,12 @@ def of_statvfs(status: os.statvfs_result) -> tuple[Amount, ...]:
     )  # fmt: skip
 
 
-def ask_quota(asked: Asked, look: Look, path: str, mount: Mount | None) -> None:
+def ask_quota(asked: Asked, look: Look, paths: Sequence[str], mount: Mount | None) -> None:
     """Ask for the limits of mine at a path: the best source that answers, the others after it."""
-    user = asked.world.host.user
     if look.site.argv:
         from resilience.checks._filesystem import site
 
-        site_argv = site.site_command(look.site, path, user)
+        site_argv = site.site_command(look.site, paths[0], asked.world.host.user)
 
         def ask_site() -> Sequence[Amount]:
             return [site.parse_site(asked.run(site_argv)[0], look.site, look.kind)]
@@ -103,95 +100,13 @@ def ask_quota(asked: Asked, look: Look, path: str, mount: Mount | None) -> None:
             return
     if not look.asks_quota or mount is None or mount.type in _NO_QUOTA:
         return
-    for program, name, ask in _tools(asked, path, mount, user):
+    from resilience.checks._filesystem.tools import folders_apart, tools_for
+
+    for program, name, ask in tools_for(mount):
         if not _is_on_path(program, asked.world.environ.get("PATH", os.defpath)):
             asked.looked.append(f"{name}: {program} is not on PATH")
-        elif asked.try_one(name, ask):
+        elif asked.try_one(name, partial(ask, asked, folders_apart(paths), mount)):
             return
-
-
-def _tools(
-    asked: Asked, path: str, mount: Mount, user: str
-) -> Sequence[tuple[str, str, Callable[[], Sequence[Amount]]]]:
-    """The tools that fit a type of file system: program, name, and how it is asked."""
-    now = asked.world.clock.now()
-    group = _group_of(path)
-
-    def ask_lustre() -> Sequence[Amount]:
-        from resilience.checks._filesystem import lustre
-
-        found = list(lustre.parse_quota(asked.run(lustre.quota_command("user", user, path))[0]))
-        found += _more(asked, "group", group, lambda: lustre.parse_quota(
-            asked.run(lustre.quota_command("group", group, path))[0]))  # fmt: skip
-        project = ""
-        try:
-            project = lustre.parse_project(asked.run(lustre.project_command(path))[0])
-        except ProbeError as error:
-            asked.looked.append(f"lfs project: {error.message}")
-        found += _more(asked, "project", project, lambda: lustre.parse_quota(
-            asked.run(lustre.quota_command("project", project, path))[0]))  # fmt: skip
-        return found
-
-    def ask_gpfs() -> Sequence[Amount]:
-        from resilience.checks._filesystem import gpfs
-
-        device, fileset = gpfs.device_name(mount.source), ""
-        try:
-            fileset = gpfs.parse_fileset(asked.run(gpfs.attributes_command(path))[0])
-        except ProbeError as error:
-            asked.looked.append(f"mmlsattr: {error.message}")
-        found = list(gpfs.parse_quota(asked.run(gpfs.quota_command())[0], device, fileset))
-        found += _more(asked, "fileset", fileset if fileset != "root" else "", lambda: gpfs.parse_quota(
-            asked.run(gpfs.fileset_command(fileset, device))[0], device, fileset))  # fmt: skip
-        return found
-
-    def ask_beegfs() -> Sequence[Amount]:
-        from resilience.checks._filesystem import beegfs
-
-        found = list(beegfs.parse_quota(asked.run(beegfs.quota_command("user", user, mount.point))[0], "user", user))
-        found += _more(asked, "group", group, lambda: beegfs.parse_quota(
-            asked.run(beegfs.quota_command("group", group, mount.point))[0], "group", group))  # fmt: skip
-        return found
-
-    def ask_xfs() -> Sequence[Amount]:
-        from resilience.checks._filesystem import xfs
-
-        found = list(xfs.parse_quota(asked.run(xfs.quota_command("user", user, mount.point))[0]))
-        found += _more(asked, "group", group, lambda: xfs.parse_quota(
-            asked.run(xfs.quota_command("group", group, mount.point))[0]))  # fmt: skip
-        return found
-
-    def ask_unix() -> Sequence[Amount]:
-        from resilience.checks._filesystem import unix_quota
-
-        text, errors = asked.run(unix_quota.quota_command(mount.point), codes=(0, 1))
-        if not text.strip() and errors.strip() and unix_quota.NO_QUOTA not in errors:
-            raise ProbeError(errors.strip().split("\n")[0][:200])
-        return unix_quota.parse_quota(text, mount.source, now) if text.strip() else ()
-
-    tools = []
-    if mount.type == "lustre":
-        tools.append(("lfs", "lfs quota", ask_lustre))
-    elif mount.type == "gpfs":
-        tools.append(("mmlsquota", "mmlsquota", ask_gpfs))
-    elif mount.type in ("beegfs", "fhgfs"):
-        tools.append(("beegfs-ctl", "beegfs-ctl", ask_beegfs))
-    if mount.type == "xfs":
-        tools.append(("xfs_quota", "xfs_quota", ask_xfs))
-    if mount.type in _UNIX_TYPES:
-        tools.append(("quota", "quota", ask_unix))
-    return tools
-
-
-def _more(asked: Asked, what: str, name: str, ask: Callable[[], Sequence[Amount]]) -> Sequence[Amount]:
-    """A second limit beside one that was told already: that it cannot be asked hides nothing."""
-    if not name:
-        return ()
-    try:
-        return ask()
-    except ProbeError as error:
-        asked.looked.append(f"the quota of {what} {name}: {error.message}")
-        return ()
 
 
 def ask_du(asked: Asked, look: Look, path: str, before: Mapping[str, float] | None) -> tuple[float, float] | None:
@@ -220,20 +135,6 @@ def ask_du(asked: Asked, look: Look, path: str, before: Mapping[str, float] | No
         asked.amounts.append(Amount(kind=look.kind, source=du.SOURCE, scope="folder", used=old[1],
                                     limit=look.du_limit, age_s=now - old[0]))  # fmt: skip
     return old
-
-
-def _group_of(path: str) -> str:
-    """The group whose quota pays for what is written at a path: the folder's own group."""
-    try:
-        gid = os.stat(path).st_gid  # noqa: PTH116
-    except OSError:
-        gid = os.getegid()
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
 
 
 def _is_on_path(program: str, path: str) -> bool:

@@ -41,7 +41,7 @@ TABLES: list[tuple[str, Callable[[str], tuple[Amount, ...]], list[Figures]]] = [
     ("lfs_quota_two.txt", lustre.parse_quota, [
         (ALICE, BYTES, 3 * GIB, 10 * TIB, 12 * TIB, None), (ALICE, INODES, 160e3, None, None, None),
         ("project 1000", BYTES, 9.537 * TIB, None, 10 * TIB, None), ("project 1000", INODES, 9, None, 2e6, None)]),
-    ("mmlsquota_Y.txt", lambda text: gpfs.parse_quota(text, "gpfs0", "work"), [
+    ("mmlsquota_Y.txt", lambda text: gpfs.parse_quota(text, "gpfs0", ["work"]), [
         (ALICE, BYTES, 2 * GIB, 10 * GIB, 12 * GIB, None), (ALICE, INODES, 4000, None, 500e3, None),
         ("group lab", BYTES, 11 * GIB, 10 * GIB, 12 * GIB, 2 * 86400), ("group lab", INODES, 1, None, None, None)]),
     ("mmlsquota_Y.txt", lambda text: gpfs.parse_quota(text, "gpfs01"), [
@@ -137,7 +137,7 @@ def test_files_are_counted_in_thousands_not_in_1024s() -> None:
 
 PARSERS: list[Callable[[str], object]] = [
     lustre.parse_quota, lustre.parse_project, xfs.parse_quota, gpfs.parse_fileset,
-    lambda text: gpfs.parse_quota(text, "gpfs0", "work"), lambda text: beegfs.parse_quota(text, "user", "alice"),
+    lambda text: gpfs.parse_quota(text, "gpfs0", ["work"]), lambda text: beegfs.parse_quota(text, "user", "alice"),
     lambda text: unix_quota.parse_quota(text, "/dev/sda1", NOW), lambda text: du.parse_du(text, text, BYTES, 1.0),
     lambda text: site.parse_site(text, ANY_SITE, BYTES), lambda text: site.parse_site(text, ANY_SITE, INODES),
 ]  # fmt: skip

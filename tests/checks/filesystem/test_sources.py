@@ -35,10 +35,10 @@ def a_tool(tools: Path, name: str, body: str) -> None:
     (tools / name).chmod(0o755)
 
 
-def asking(tools: Path, mount: Mount, *, seconds: float = 5.0) -> Asked:
+def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Asked:
     world = make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
     asked = Asked(world, time.monotonic() + seconds)
-    ask_quota(asked, LOOK, str(tools), mount)
+    ask_quota(asked, LOOK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
 
 
@@ -59,7 +59,7 @@ def test_lustre_is_asked_for_user_group_and_project(tools: Path) -> None:
     assert sorted(scopes(asked)) == ["group lab", "project 1000", "user alice"]
     group = grp.getgrgid(tools.stat().st_gid).gr_name
     assert calls(tools) == [
-        f"quota -u {ME} {tools}", f"quota -g {group} {tools}", f"project -d {tools}", f"quota -p 1000 {tools}"
+        f"project -d {tools}", f"quota -u {ME} {tools}", f"quota -g {group} {tools}", f"quota -p 1000 {tools}"
     ]  # fmt: skip
 
 
@@ -137,6 +137,22 @@ def test_the_group_that_cannot_be_asked_hides_no_user(tools: Path) -> None:
     asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
     assert scopes(asked) == ["user alice"]
     assert any("the quota of group" in line and "denied" in line for line in asked.looked)
+
+
+def test_the_user_that_cannot_be_asked_hides_no_group(tools: Path) -> None:
+    a_tool(
+        tools, "lfs", f'if [ "$2" = -g ]; then cat {RECORDED}/lfs_quota_wrapped.txt; else echo denied >&2; exit 1; fi'
+    )
+    assert scopes(asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))) == ["group lab"]
+
+
+def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
+    a_tool(tools, "lfs", f'[ $1 = project ] && echo "${{3: -1}} P $3" || cat {RECORDED}/lfs_quota_user.txt')
+    folders = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), *folders)
+    assert [line.split()[2] for line in calls(tools) if line.startswith("quota -p")] == ["1", "2", "4", "5"]
 
 
 def test_a_tool_that_is_not_installed_is_told(tools: Path) -> None:
