@@ -22,6 +22,7 @@ from resilience.cli import entry
 from resilience.model.finding import Finding, Report
 from resilience.model.verdict import Verdict
 from tests.cli.shell import SETTINGS, Said, Shell
+from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 PLUGIN = """
@@ -167,6 +168,21 @@ def test_a_damaged_incident_is_said_and_the_others_are_shown(office: Office) -> 
     sorted(incidents.glob("*.json"))[0].write_text("{")
     said = office.resil("list")
     assert said.code == 0 and "set aside" in said.out and "99% used" in said.out
+
+
+def test_a_state_directory_that_hangs_is_said_and_messages_go_out_from_this_node(office: Office) -> None:
+    with hung_folder(office.folder / "hung") as folder:
+        settings = ALERTING.replace("[run]", f'[run]\nstate_dir = "{folder}"')
+        office.shell.settings(settings + "[watch]\nstate_deadline_s = 0.5\n")
+        began = time.monotonic()
+        office.order("list", "down")
+        office.tick(full())
+        assert len(office.taken("pager")) == 1
+        office.order("list")
+        assert office.resil("flush").code == 0 and len(office.taken("list")) == 1
+        listed = office.resil("list")
+        assert "does not answer" in listed.out and "fs /scratch space" in listed.out
+        assert time.monotonic() - began < 30
 
 
 # ---- ack
