@@ -29,6 +29,7 @@ HOW_TO_GET = {
     "root": "sudo make test",
     "shellcheck": "scripts/environment dev",
     "RESIL_SOAK": "make soak",
+    "openssl": "apt-get install openssl",
 }
 
 

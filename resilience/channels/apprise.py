@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilience.errors import DeliveryError, SettingsError
 from resilience.model.message import headline, plain_text
@@ -100,9 +100,9 @@ def is_installed() -> bool:
 def _notify(urls: tuple[Secret, ...], message: AppriseMessage) -> tuple[bool, str]:
     """Whether all services took it, and what Apprise logged about it: it says why nowhere else."""
     import logging
+    from importlib import import_module
 
-    import apprise
-
+    apprise: Any = import_module("apprise")  # an extra: types are checked where it is not installed, too
     services = apprise.Apprise()
     for number, url in enumerate(urls, 1):
         if not services.add(url.reveal()):
@@ -110,7 +110,7 @@ def _notify(urls: tuple[Secret, ...], message: AppriseMessage) -> tuple[bool, st
                 f"line {number} of Apprise's addresses is none that it knows", transient=False,
                 hint="https://github.com/caronc/apprise/wiki lists them",
             )  # fmt: skip
-    with apprise.LogCapture(level=logging.WARNING, fmt="%(message)s") as log:  # type: ignore[no-untyped-call]
+    with apprise.LogCapture(level=logging.WARNING, fmt="%(message)s") as log:
         told = bool(services.notify(title=message.title, body=message.body, notify_type=message.kind))
         lines = [line for line in log.getvalue().splitlines() if line.strip()]
     return told, redact("; ".join(lines[:3]), [url.reveal() for url in urls])[:300]

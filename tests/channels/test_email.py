@@ -8,6 +8,8 @@ from email import message_from_bytes, message_from_string, policy
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resilience.channels.email import CHANNEL, EmailSettings, envelope_address, port_of, tls_of
 from resilience.errors import DeliveryError, SettingsError
@@ -448,3 +450,17 @@ def test_a_subject_that_is_not_ascii_arrives_as_it_was(world: World) -> None:
     assert "日本" in message["Subject"] and "voll 🔥" in body_of(message, "plain")
     content = mailbox.envelopes[0].content
     assert isinstance(content, bytes) and content.isascii()
+
+
+@given(st.text(st.characters(), max_size=30) | st.from_regex(r"[\w.+<> \"',()-]{0,12}@[\w.-]{0,12}>?", fullmatch=True))
+def test_an_address_that_is_accepted_can_be_written_into_a_mail(address: str) -> None:
+    try:
+        written = envelope_address(address)
+    except SettingsError:
+        return
+    assert not written.startswith("-") and written.isprintable() and " " not in written
+    mail = CHANNEL.compose(an_alert(), replace(TO, to=(address,), sender=address), {})
+    for utf8 in (False, True):
+        if utf8 or written.isascii():
+            head = mail.content(utf8=utf8).partition(b"\r\n\r\n")[0]
+            assert head.count(b"\r\nTo: ") == 1 and b"\r\nBcc" not in head
