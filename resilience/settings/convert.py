@@ -7,7 +7,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from resilience.errors import QuantityError, SettingsError
@@ -41,6 +40,8 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """The error for a key nobody owns, with the nearest name."""
+    from difflib import get_close_matches  # only for those who mistype
+
     near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(known)}"
     return SettingsError(f"unknown key {key!r} in {where}", hint=hint)
