@@ -79,6 +79,11 @@ def expected_start(job: SeenJob, now: float) -> str:
     return f"expected to start in {format_duration(job.start - now)}" if job.start > now else "due to start now"
 
 
+def many(count: int, word: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def known_how(reading: JobReading, now: float) -> tuple[str, ...]:
     """What was looked at, with its age."""
     age = format_duration(max(0.0, now - reading.asked))

@@ -56,7 +56,7 @@ def judge(subject: str, reading: JobReading, settings: JobSettings, now: float) 
 def _judge_queue(subject: str, reading: JobReading, settings: JobSettings, now: float) -> Finding:
     looked = describe.known_how(reading, now)
     if not reading.trouble:
-        summary = f"answered in {reading.took_s:.2f} s; {reading.rows} rows are watched"
+        summary = f"answered in {reading.took_s:.2f} s; {describe.many(reading.rows, 'row')} of it watched"
         return Finding(subject=subject, verdict=Verdict.OK, summary=summary, looked=looked)
     # From question to question: how long the last one waited in vain is no second silence.
     silent_s = max(0.0, reading.asked - reading.since.get("unreachable", reading.asked))
@@ -89,7 +89,7 @@ class _Case:
         elif not self.seen:
             found.append(self._missing())
         elif self.reading.over:
-            rest = f"; {len(self.seen)} of its jobs still live, and exit by themselves"
+            rest = f"; {describe.many(len(self.seen), 'job')} of it still there, to exit by themselves"
             found.append(self._finding(Verdict.OK, "", self.reading.over + rest))
             found += list(self._ending_long())
         else:
@@ -247,7 +247,7 @@ class _Case:
             return
         behind = standing.queued if standing.running else max(0, standing.queued - 1)
         if not standing.is_stuck and behind < wanted:
-            summary = f"{behind} jobs are left behind {lead.label}: the chain is running dry"
+            summary = f"{describe.many(behind, 'job')} left behind {lead.label}: the chain is running dry"
             yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"fewer than {wanted} are left")
 
     def _churn(self) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resilience.checks._job.confirm import Certainty, Confirmer, Missing
+from resilience.checks._job.describe import many
 from resilience.checks._job.pulse_file import add_pulses
 from resilience.checks._job.queue import Answer, ask, own_job
 from resilience.checks._job.reading import JobReading, fold, lasting, plain, recent
@@ -247,7 +248,7 @@ class _Tick:
 
     def _looked(self, subject: Subject, answer: Answer, jobs: Sequence[Job], second: str) -> tuple[str, ...]:
         how = "by the tokens in its journal" if subject.facts is not None else "by name"
-        lines = [self._question(answer), f"{len(jobs)} rows are of {subject.shown}, known {how}"]
+        lines = [self._question(answer), f"{many(len(jobs), 'row')} of {subject.shown}, known {how}"]
         if subject.facts is not None:
             lines.append(f"its files in {subject.facts.directory.path}: finished, kill switch, attempts")
         if second:

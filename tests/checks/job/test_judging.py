@@ -208,7 +208,7 @@ def test_a_chain_that_runs_dry_is_told_and_tasks_of_an_array_count(stage: Stage)
     assert stage.finding(min_queued=2, **WATCH).verdict is OK
     finding = stage.finding(min_queued=3, **WATCH)
     assert (finding.verdict, finding.fault) == (WARNING, "chain-short")
-    assert "2 jobs are left behind 1_3" in finding.summary
+    assert "2 jobs left behind 1_3" in finding.summary
 
 
 def test_the_last_job_of_a_chain_is_told_long_before_its_end_and_a_single_job_is_not(stage: Stage) -> None:
