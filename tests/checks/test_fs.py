@@ -130,6 +130,19 @@ def test_a_read_only_disk_fills_no_further(tmp_path: Path, disk: Path) -> None:
     assert the_finding(a_project(tmp_path), "fs", disk, read_only=True).verdict is Verdict.OK
 
 
+def test_a_read_only_folder_above_the_project_is_no_matter_where_the_project_has_a_disk_of_its_own(
+    tmp_path: Path, disk: Path
+) -> None:
+    with mounted(disk / "project", "size=1m"):
+        project = a_project(disk)
+        above = the_finding(project, "fs", disk, read_only=False)
+        make_read_only(disk, True)
+        assert the_finding(project, "fs", disk).verdict is Verdict.CRITICAL  # it could be written before
+        other = a_project(disk, host="n02")
+        assert the_finding(other, "fs", disk).verdict is Verdict.WARNING
+    assert above.verdict is Verdict.OK
+
+
 def test_a_disk_below_the_project_that_cannot_be_written_is_critical_at_once(tmp_path: Path) -> None:
     with mounted(tmp_path / "project", "size=1m"):
         project = a_project(tmp_path)

@@ -87,9 +87,8 @@ def _found_groups(look: Look, scene: Scene) -> dict[str, tuple[Place, ...]]:
 
 def _named_places(look: Look, scene: Scene) -> tuple[Place, ...]:
     world = scene.world
-    needed = (str(scene.project), str(scene.state_dir))
     # What stands in a settings file is relative to its project; without one, both are the current folder.
-    return named_places(look.paths, base=scene.project, home=world.host.home, environ=world.environ, needed=needed)
+    return named_places(look.paths, base=scene.project, home=world.host.home, environ=world.environ)
 
 
 def _found_places(look: Look, scene: Scene) -> tuple[Place, ...]:
@@ -187,7 +186,8 @@ def _read(
         "type": mount.type if mount is not None else "",
         "device": mount.source if mount is not None else "",
         "is_local": mount is not None and mount.is_node_local,
-        "is_needed": any(item.is_needed for item, _ in group),
+        "is_needed": any(item.is_needed for item, _ in group)
+        or (bool(look.paths) and _is_written(place.path, scene, mount)),
         "is_named": bool(look.paths),
     }
     looked = [f"{item.path}: {note}" for item, note in ((item, seen.note) for item, seen in group) if note]
@@ -284,6 +284,13 @@ def _purge(group: Sequence[tuple[Place, PlaceState]], look: Look, scene: Scene, 
         folder = str(scene.project)
     unused_s = max(0.0, look.purge_s - look.purge_warn_s)
     return asdict(doomed(folder, unused_s, scene.world.clock.now()))
+
+
+def _is_written(path: str, scene: Scene, mount: Mount | None) -> bool:
+    """Whether the project or its state lie below a path that was named, on the same file system."""
+    folder = path.rstrip("/") + "/"
+    needed = [str(item) for item in (scene.project, scene.state_dir)]
+    return any((item + "/").startswith(folder) and _lies_on(item, mount) for item in needed)
 
 
 def _lies_on(path: str, mount: Mount | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +56,7 @@ class Place:
     may_miss: bool = False
 
 
-def named_places(
-    paths: Sequence[str], *, base: Path, home: Path, environ: Mapping[str, str], needed: Iterable[str] = ()
-) -> tuple[Place, ...]:
+def named_places(paths: Sequence[str], *, base: Path, home: Path, environ: Mapping[str, str]) -> tuple[Place, ...]:
     """Given paths as people write them, return them absolute: `~` and `$VARIABLE` filled in, relative ones to `base`.
 
     Raise UsageError if a path is empty, holds a NUL or line end, or names a user or variable that there is not.
@@ -66,7 +64,7 @@ def named_places(
     places: dict[str, Place] = {}
     for text in paths:
         path = _absolute(text, base, home, environ)
-        places.setdefault(path, Place(path, is_needed=any(_is_below(item, path) for item in needed)))
+        places.setdefault(path, Place(path))
     return tuple(places.values())
 
 
@@ -164,7 +162,3 @@ def _absolute(text: str, base: Path, home: Path, environ: Mapping[str, str]) -> 
             raise UsageError(f"{text!r}: there is no user {user!r} on this machine", hint="write ~/...") from None
         expanded = f"{folder}{slash}{rest}"
     return os.path.normpath(os.path.join(base, expanded))  # noqa: PTH118 - normpath keeps what resolve() would touch
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")

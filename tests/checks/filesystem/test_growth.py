@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from resilience.checks._filesystem.growth import KEPT_S, Growth, growth, remembered
-from resilience.model.trend import Point, median, slope_per_s
+from resilience.model.trend import Point
 
 NOW = 1_800_000_000.0
 HOUR_S = 3600.0
@@ -146,11 +146,3 @@ def test_a_clock_that_is_set_right_for_good_starts_afresh_and_finds_the_growth_a
         points = remembered(points, NOW + 300 * number, 10 + number / 12)
     found, _ = growth(points, 85.0)
     assert found is not None and found.per_s * HOUR_S == pytest.approx(1.0, rel=0.05)
-
-
-def test_the_median_and_the_slope_are_those_of_the_books() -> None:
-    assert median([3.0, 1.0, 2.0]) == 2 and median([4.0, 1.0, 2.0, 3.0]) == 2.5
-    with pytest.raises(ValueError, match="no values"):
-        median([])
-    assert slope_per_s([(0.0, 0.0), (1.0, 2.0), (2.0, 4.0), (3.0, 99.0), (4.0, 8.0)]) == 2.0
-    assert slope_per_s([(0.0, 1.0), (0.0, 5.0)]) == 0.0
