@@ -554,7 +554,7 @@ def test_what_was_remembered_by_a_hand_or_another_version_harms_nothing(tmp_path
 def test_everything_that_was_looked_at_is_explained(tmp_path: Path, disk: Path) -> None:
     text = "\n".join(the_finding(a_project(tmp_path), "fs", disk).looked)
     assert f"{disk} lies on tmpfs (tmpfs), mounted at {disk}" in text
-    assert "it is looked for more than 85% and 95%" in text
+    assert "warns beyond 85%; critical beyond 95%" in text
     assert "statvfs" in text
 
 

@@ -173,12 +173,10 @@ def _rule(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> s
     """Why it is well, for --explain."""
     warn_percent, crit_percent, warn_free, crit_free = _levels(item, reading, thresholds)
     rules = []
-    if warn_percent is not None or crit_percent is not None:
-        numbers = "% and ".join(f"{p:g}" for p in (warn_percent, crit_percent) if p is not None)
-        rules.append(f"it is looked for more than {numbers}%")
-    if warn_free is not None or crit_free is not None:
-        numbers = " and ".join(amount_text(f, item.kind) for f in (warn_free, crit_free) if f is not None)
-        rules.append(f"it is looked for less than {numbers} free")
+    for word, percent, free in (("warns", warn_percent, warn_free), ("critical", crit_percent, crit_free)):
+        parts = [f"beyond {percent:g}%"] if percent is not None else []
+        parts += [f"below {amount_text(free, item.kind)} free"] if free is not None else []
+        rules += [f"{word} {' or '.join(parts)}"] if parts else []
     if _is_large(item, reading, thresholds) and not thresholds.percent_was_set and thresholds.large is not None:
         rules.append(
             f"shared and larger than {amount_text(thresholds.large, item.kind)}, so percents are not looked at"
