@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -59,7 +60,7 @@ class LogCheck:
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
-        with _bounded(own) as arm:
+        with _uncollected(), _bounded(own) as arm:
             return _look(target, settings, scene, known, Looker(settings, moment, own, arm))
 
     def judge(
@@ -211,6 +212,18 @@ def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | 
         signal.signal(signal.SIGVTALRM, former)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles, which has none to find here and looks through ten thousand readings for them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _moved(reading: LogReading, moment: Moment) -> LogReading:
     before = reading.clock
     return shifted(reading, jump_s((before[0], before[1], before[2]), moment))
@@ -218,6 +231,6 @@ def _moved(reading: LogReading, moment: Moment) -> LogReading:
 
 def _boot() -> str:
     try:
-        return BOOT.read_text().strip()
+        return BOOT.read_text().strip()[:8]
     except OSError:
         return ""

@@ -8,9 +8,8 @@ much the wall clock went further between two looks on one boot is no time in whi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from resilience.checks._log.words import LogReading, LogState, Moment
+from resilience.checks._log.words import LogReading, Moment, packed, unpacked
 
 JUMP_S = 30.0
 """Less is the usual slewing and stepping of NTP."""
@@ -31,13 +30,13 @@ def shifted(reading: LogReading, seconds: float) -> LogReading:
     if not seconds:
         return reading
 
-    def moved(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        known = LogState(*state)
-        return tuple(known._replace(**{name: at + seconds for name in _TIMES if (at := getattr(known, name))}))
+    def moved(text: str) -> str:
+        known = unpacked(text)
+        return packed(known._replace(**{name: at + seconds for name in _TIMES if (at := getattr(known, name))}))
 
     beat = None
     if reading.beat:
         beat = reading.beat | {name: reading.beat[name] + seconds for name in _BEAT_TIMES if reading.beat.get(name)}
         beat["stamps"] = [(name, value, since + seconds) for name, value, since in beat.get("stamps", ())]
     clock = (reading.clock[0] + seconds, reading.clock[1], reading.clock[2])
-    return replace(reading, clock=clock, logs=tuple((path, moved(state)) for path, state in reading.logs), beat=beat)
+    return replace(reading, clock=clock, logs=tuple((path, moved(text)) for path, text in reading.logs), beat=beat)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from resilience.checks._log.tail import Looker
-from resilience.checks._log.words import ANY, NEWEST, LogReading, LogState, Raw
+from resilience.checks._log.words import ANY, NEWEST, LogReading, LogState, packed, unpacked
 
 _MAGIC = re.compile(r"[*?\[]")
 _ROTATED = re.compile(r"[.-](?:\d{1,3}|\d{8}(?:-\d+)?|old|bak|orig)$")
@@ -20,9 +20,6 @@ _PACKED = (".gz", ".xz", ".zst", ".bz2", ".lz4", ".Z")
 _NUMBERS = re.compile(r"\d+")
 JOB_DIGITS = 4
 """Job numbers have at least so many digits; ranks, nodes and array tasks mostly have fewer."""
-TALKED, FIRST_SEEN, BORN, INODE, TROUBLE, TROUBLE_KIND, TROUBLED = map(
-    LogState._fields.index, ("talked", "first_seen", "born", "inode", "trouble", "trouble_kind", "troubled")
-)
 
 
 def is_pattern(path: str) -> bool:
@@ -42,7 +39,7 @@ def look_at(
         return {subject: looker.reading((place or places[0],), before.get(subject))}
     pattern, found = next(((p, f) for p in places if (f := _matches(p))), (places[0], {}))
     files = looker.settings.files
-    known = {path: raw for reading in before.values() for path, raw in reading.logs}
+    known = {path: text for reading in before.values() for path, text in reading.logs}
     current = _without_rotated(found, known)
     since = looker.now - looker.settings.ignore_older_s
     fresh = [path for path, info in current.items() if info.st_mtime >= since or path in known]
@@ -56,8 +53,8 @@ def look_at(
     else:
         readings[subject] = LogReading(nothing=f"{len(fresh)} logs", notes=("none",), clock=looker.moment)
     readings |= _vanished(pattern, readings, before, looker)
-    _mark_births(readings, before, looker.now)
-    for path, successor in _superseded(readings):
+    _mark_births(readings, before, looker)
+    for path, successor in _superseded(readings, looker):
         why = f"{os.path.basename(successor)} has taken over"
         readings[path] = replace(readings[path], over=why)
     return readings
@@ -87,9 +84,10 @@ def _matches(pattern: str) -> dict[str, os.stat_result]:
     return found
 
 
-def _without_rotated(found: Mapping[str, os.stat_result], known: Mapping[str, Raw]) -> dict[str, os.stat_result]:
+def _without_rotated(found: Mapping[str, os.stat_result], known: Mapping[str, str]) -> dict[str, os.stat_result]:
     """Leave out what logrotate and its like have put aside: `train.log.1`, `train.log-20261120.gz`."""
-    inodes = {raw[INODE]: path for path, raw in known.items() if raw[INODE]}
+    has_news = any(path not in known for path in found)
+    inodes = {unpacked(text).inode: path for path, text in known.items()} if has_news else {}
     kept = {}
     for path, info in found.items():
         base = next((path[: -len(end)] for end in _PACKED if path.endswith(end)), path)
@@ -116,12 +114,13 @@ def _vanished(
         if os.path.lexists(path):  # rotated away, or old by now
             gone[path] = replace(reading, over="it was put aside", lines=(), clock=looker.moment)
             continue
-        raw = looker.log(path, reading.logs[0][1], reading.clock[0])
-        is_gone = raw[TROUBLE_KIND] == "missing" and looker.now - raw[TROUBLED] > looker.settings.floor_s
+        text = looker.log(path, reading.logs[0][1], reading.clock[0])
+        state = looker.states[path]
+        is_gone = state.trouble_kind == "missing" and looker.now - state.troubled > looker.settings.floor_s
         over = "the log is gone: renamed or removed" if is_gone else ""
         if is_gone and reading.over:
             continue  # told already
-        gone[path] = LogReading(logs=((path, raw),), over=over, clock=looker.moment)
+        gone[path] = LogReading(logs=((path, text),), over=over, clock=looker.moment)
     return gone
 
 
@@ -141,22 +140,23 @@ def _nothing(pattern: str, found: Mapping[str, os.stat_result], looker: Looker) 
     return LogReading(nothing=why, notes=(kind,), clock=looker.moment)
 
 
-def _logs(readings: Mapping[str, LogReading]) -> Iterator[tuple[str, Raw]]:
-    for path, reading in readings.items():
-        if not reading.nothing and len(reading.logs) == 1 and reading.logs[0][0] == path:
-            yield path, reading.logs[0][1]
+def _logs(readings: Mapping[str, LogReading], looker: Looker) -> Iterator[tuple[str, LogState]]:
+    for path in readings:
+        state = looker.states.get(path)
+        if state is not None:
+            yield path, state
 
 
-def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReading], now: float) -> None:
+def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReading], looker: Looker) -> None:
     """Mark the logs that have appeared while their siblings were watched."""
-    fresh = [path for path, _ in _logs(readings) if path not in before]
+    fresh = [path for path, _ in _logs(readings, looker) if path not in before]
     if not fresh or len(fresh) == len(readings) - 1:
         return
-    watched = {_family(path) for path, _ in _logs(readings) if path in before}
+    watched = {_family(path) for path, _ in _logs(readings, looker) if path in before}
     for path in fresh:
         if _family(path) in watched:
-            state = LogState(*readings[path].logs[0][1])._replace(born=now)
-            readings[path] = replace(readings[path], logs=((path, tuple(state)),))
+            state = looker.states[path] = looker.states[path]._replace(born=looker.now)
+            readings[path] = replace(readings[path], logs=((path, packed(state)),))
 
 
 def _family(path: str) -> str:
@@ -164,28 +164,28 @@ def _family(path: str) -> str:
     return f"{folder}/{_NUMBERS.sub('#', name)}"
 
 
-def _superseded(readings: Mapping[str, LogReading]) -> list[tuple[str, str]]:
+def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tuple[str, str]]:
     """(log, its successor): the log of a job that is over, told by a later one with the same name but its numbers.
 
     A successor appeared after the last line of the older one; or, when both were there before we looked, it has the
     larger job number, goes on, and the older one never did.
     """
-    families: dict[str, list[tuple[str, Raw]]] = {}
-    for path, raw in _logs(readings):
-        families.setdefault(_family(path), []).append((path, raw))
+    families: dict[str, list[tuple[str, LogState]]] = {}
+    for path, state in _logs(readings, looker):
+        families.setdefault(_family(path), []).append((path, state))
     found = []
     for logs in families.values():
         if len(logs) < 2:
             continue
-        youngest, born = max(((path, raw[BORN]) for path, raw in logs), key=lambda one: float(one[1]))
-        numbered = [(_job_number(path), raw[TALKED], path) for path, raw in logs]
+        youngest, child = max(logs, key=lambda one: one[1].born)
+        numbered = [(_job_number(path), state.talked, path) for path, state in logs]
         number, talked, largest = max(numbered)
-        for (path, raw), (own, _, _) in zip(logs, numbered, strict=True):
-            if raw[TROUBLE]:
+        for (path, state), (own, _, _) in zip(logs, numbered, strict=True):
+            if state.trouble:
                 continue
-            if born > raw[TALKED] and born > raw[BORN]:
+            if child.born > state.talked and child.born > state.born:
                 found.append((path, youngest))
-            elif own < number and talked > raw[TALKED] and not raw[BORN] and raw[TALKED] <= raw[FIRST_SEEN]:
+            elif own < number and talked > state.talked and not state.born and state.talked <= state.first_seen:
                 found.append((path, largest))
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 from resilience.checks._log.beats import merge_beats
 from resilience.checks._log.rundirs import beat_files, run_now
 from resilience.checks._log.tail import EVIDENCE_LINES, Looker, last_lines
-from resilience.checks._log.words import Beat, LogReading, LogState
+from resilience.checks._log.words import Beat, LogReading, packed, unpacked
 from resilience.errors import StateDirectoryError
 from resilience.system.run_directory import RunDirectory
 
@@ -78,13 +78,13 @@ def _look_at_run(directory: RunDirectory, before: LogReading | None, looker: Loo
 def _of_new_attempt(before: LogReading, began: float) -> LogReading:
     """What is remembered of the logs when another attempt goes on with them: the step begins at a checkpoint again."""
     logs = []
-    for path, state in before.logs:
-        known = LogState(*state)
+    for path, text in before.logs:
+        known = unpacked(text)
         known = known._replace(
             best=None, fell_from=None, restarts=0, phase="start", end="", error="", error_kind="", errored=0.0,
             advanced=max(known.advanced, began),
         )  # fmt: skip
-        logs.append((path, tuple(known)))
+        logs.append((path, packed(known)))
     return replace(before, logs=tuple(logs), beat=None)
 
 

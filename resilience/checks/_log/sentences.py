@@ -10,7 +10,7 @@ from typing import NamedTuple
 from resilience.checks._log.look_runs import beat_of
 from resilience.checks._log.patterns import EPOCH
 from resilience.checks._log.threshold import Allowance, allowance, phase_of
-from resilience.checks._log.words import Beat, LogReading, LogSettings, LogState
+from resilience.checks._log.words import Beat, LogReading, LogSettings, LogState, unpacked
 from resilience.model.finding import Figure, Finding
 from resilience.model.verdict import Verdict
 from resilience.quantities import format_bytes, format_duration
@@ -78,9 +78,9 @@ def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) 
 def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
     """The log that has gone on last, of those that can be read if there are any."""
     if len(reading.logs) == 1:
-        path, raw = reading.logs[0]
-        return path, LogState(*raw)
-    logs = [(path, LogState(*raw)) for path, raw in reading.logs]
+        path, text = reading.logs[0]
+        return path, unpacked(text)
+    logs = [(path, unpacked(text)) for path, text in reading.logs]
     read = [one for one in logs if not one[1].trouble or _is_rotating(one[1], settings, now)]
     return max(read or logs, key=lambda one: one[1].advanced, default=("", None))
 

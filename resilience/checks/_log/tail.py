@@ -16,24 +16,20 @@ from typing import NamedTuple
 from resilience.checks._log import lines
 from resilience.checks._log.digest import begun_again, digest
 from resilience.checks._log.threshold import allowance
-from resilience.checks._log.words import LogReading, LogSettings, LogState, Moment, Raw
+from resilience.checks._log.words import LogReading, LogSettings, LogState, Moment, packed, unpacked
 
 FIRST_BYTES = 65536
 """Read of the end of a log that was never looked at; more if there is no step in it."""
 REREAD_BYTES = 65536
 """An unfinished line is read again next time, unless it is longer than this."""
 MARK_BYTES = 64
+SKEW_S = 5.0
+"""A file server's clock that is off by less is not worth a word."""
 SHOWN_BYTES = 16384
 EVIDENCE_LINES = 5
 PATIENCE_S = 2.0
 """After so long a tick reads only the ends of what is left: ten thousand new logs at once, a flood of output."""
 HURRIED_BYTES = 4096
-INODE, MTIME_NS, SIZE, ADVANCED, FELL_FROM, INTERVALS, PHASE, END, ERROR, TROUBLE = map(
-    LogState._fields.index,
-    ("inode", "mtime_ns", "size", "advanced", "fell_from", "intervals", "phase", "end", "error", "trouble"),
-)
-"""Where these stand in a plain tuple: most logs are unchanged, and need nothing else."""
-SKEW_S = 5.0
 
 
 class Looker:
@@ -42,6 +38,7 @@ class Looker:
     Attributes:
         settings: the watchdog's.
         moment: (seconds since the epoch, monotonic seconds, boot) of the tick.
+        states: what is known now of each log that was looked at.
     """
 
     def __init__(
@@ -54,46 +51,51 @@ class Looker:
         self.settings = settings
         self.moment = moment
         self.now = moment[0]
+        self.states: dict[str, LogState] = {}
         self._own = own
         self._arm = arm
         self._hurries_at = time.monotonic() + PATIENCE_S
 
-    def log(self, path: str, raw: Raw | None, looked: float, info: os.stat_result | None = None) -> Raw:
-        """What is known of a log now, as a plain tuple. A log that cannot be read keeps what was known, and says why.
+    def log(self, path: str, known: str | None, looked: float, info: os.stat_result | None = None) -> str:
+        """What is known of a log now, packed. A log that cannot be read keeps what was known, and says why.
 
-        `raw` is what was known at the look before, which was at `looked`; `info` spares a system call.
+        `known` is what was known at the look before, which was at `looked`; `info` spares a system call.
         """
+        before = _unpacked(known)
         try:
             info = info or os.stat(path)
             if (
-                raw is not None
-                and info.st_mtime_ns == raw[MTIME_NS]
-                and info.st_size == raw[SIZE]
-                and info.st_ino == raw[INODE]
-                and not raw[TROUBLE]
+                before is not None
+                and known is not None
+                and info.st_mtime_ns == before.mtime_ns
+                and info.st_size == before.size
+                and info.st_ino == before.inode
+                and not before.trouble
             ):
-                return raw
-            state = self._state(raw, looked)
-            if not stat.S_ISREG(info.st_mode):
-                return tuple(_troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", self.now))
-            if self._arm is not None:
-                self._arm(path)
-            hurries = time.monotonic() > self._hurries_at
-            limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
-            return tuple(_read(path, state, self.now, limit_bytes, self._own))
+                self.states[path] = before
+                return known
+            state = self._look(path, self._state(before, looked), info)
         except FileNotFoundError:
             target = _link(path)
             why = f"a link to {target}, which is not there" if target else "there is no such file"
-            return tuple(_troubled(self._state(raw, looked), "missing", why, self.now))
+            state = _troubled(self._state(before, looked), "missing", why, self.now)
         except OSError as error:
-            why = error.strerror or str(error)
-            return tuple(_troubled(self._state(raw, looked), "not-read", why, self.now))
+            state = _troubled(self._state(before, looked), "not-read", error.strerror or str(error), self.now)
+        self.states[path] = state
+        return packed(state)
 
-    def _state(self, raw: Raw | None, looked: float) -> LogState:
-        if raw is None:
+    def _look(self, path: str, state: LogState, info: os.stat_result) -> LogState:
+        if not stat.S_ISREG(info.st_mode):
+            return _troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", self.now)
+        if self._arm is not None:
+            self._arm(path)
+        hurries = time.monotonic() > self._hurries_at
+        return _read(path, state, self.now, HURRIED_BYTES if hurries else int(self.settings.read_bytes), self._own)
+
+    def _state(self, before: LogState | None, looked: float) -> LogState:
+        if before is None:
             return LogState(first_seen=self.now, advanced=self.now, talked=self.now)
-        state = LogState(*raw)
-        return state._replace(looked=max(state.looked, looked)) if state.looked else state
+        return before._replace(looked=max(before.looked, looked)) if before.looked else before
 
     def reading(
         self,
@@ -104,26 +106,28 @@ class Looker:
         """Look at these logs as one subject."""
         known = dict(before.logs) if before is not None else {}
         looked = before.clock[0] if before is not None else 0.0
-        logs = tuple(
-            [(path, self.log(path, known.get(path), looked, infos.get(path) if infos else None)) for path in paths]
-        )
-        path, newest = logs[0] if len(logs) == 1 else max(logs, key=_advanced)
-        return LogReading(logs=logs, lines=self._lines(path, newest), clock=self.moment)
+        at = infos or {}
+        logs = tuple([(path, self.log(path, known.get(path), looked, at.get(path))) for path in paths])
+        path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].advanced)
+        return LogReading(logs=logs, lines=self._lines(path), clock=self.moment)
 
-    def _lines(self, path: str, raw: Raw) -> tuple[str, ...]:
+    def _lines(self, path: str) -> tuple[str, ...]:
         """The last lines, for evidence, where something seems to be wrong."""
-        settings = self.settings
-        quiet_s = self.now - raw[ADVANCED]
-        is_odd = raw[ERROR] or raw[END] or raw[FELL_FROM] is not None
+        settings, state = self.settings, self.states[path]
+        quiet_s = self.now - state.advanced
+        is_odd = state.error or state.end or state.fell_from is not None
         if not is_odd and quiet_s < min(settings.floor_s, settings.timeout_s or settings.floor_s) - 1:
             return ()
-        if not is_odd and quiet_s < 0.9 * allowance(raw[INTERVALS], raw[PHASE], settings).seconds - 1:
+        if not is_odd and quiet_s < 0.9 * allowance(state.intervals, state.phase, settings).seconds - 1:
             return ()
         return last_lines(path, EVIDENCE_LINES)
 
 
-def _advanced(log: tuple[str, Raw]) -> float:
-    return float(log[1][ADVANCED])
+def _unpacked(known: str | None) -> LogState | None:
+    try:
+        return unpacked(known) if known is not None else None
+    except (ValueError, TypeError):
+        return None  # of another version: the log is looked at as if for the first time
 
 
 def _troubled(state: LogState, kind: str, why: str, now: float) -> LogState:

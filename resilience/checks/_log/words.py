@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Raw = tuple[Any, ...]
-"""A LogState as a plain tuple, as it is remembered."""
 Moment = tuple[float, float, str]
 """(seconds since the epoch, monotonic seconds, boot): when a look was."""
 
@@ -94,7 +93,6 @@ class LogState(NamedTuple):
     size: int = 0
     mark: int = 0
     first_seen: float = 0.0
-    born: float = 0.0
     looked: float = 0.0
     kind: str = ""
     step: float | None = None
@@ -103,23 +101,44 @@ class LogState(NamedTuple):
     advanced: float = 0.0
     talked: float = 0.0
     best: float | None = None
+    phase: str = "start"
+    intervals: tuple[float, ...] = ()
+    said: tuple[int, ...] = ()
+    repeats: int = 0
+    bars: tuple[tuple[int, int], ...] = ()
+    born: float = 0.0
     fell_from: float | None = None
     restarts: int = 0
-    intervals: tuple[float, ...] = ()
-    phase: str = "start"
-    bars: tuple[tuple[int, int], ...] = ()
     end: str = ""
     error: str = ""
     error_kind: str = ""
     errored: float = 0.0
-    said: tuple[int, ...] = ()
-    repeats: int = 0
     skipped: int = 0
     unfinished: bool = False
     skew_s: float = 0.0
     trouble: str = ""
     trouble_kind: str = ""
     troubled: float = 0.0
+
+
+_DEFAULTS = tuple(LogState())
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def packed(state: LogState) -> str:
+    """A state as one text without the defaults at its end.
+
+    Ten thousand of them go from process to process and into memory, and most are unchanged.
+    """
+    count = len(state)
+    while state[count - 1] == _DEFAULTS[count - 1]:
+        count -= 1
+    return _ENCODER.encode(state[:count])
+
+
+def unpacked(text: str) -> LogState:
+    """The state that `packed` made a text of. Raise ValueError or TypeError for one of another version."""
+    return LogState(*json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +177,7 @@ class LogReading:
 
     Attributes:
         run: the run's name, or empty.
-        logs: (path, LogState as a tuple) of each of its logs.
+        logs: (path, packed LogState) of each of its logs.
         beat: the fields of a Beat; empty without a heartbeat.
         attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
         over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
@@ -169,7 +188,7 @@ class LogReading:
     """
 
     run: str = ""
-    logs: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    logs: tuple[tuple[str, str], ...] = ()
     beat: dict[str, Any] | None = None
     attempt: int = 0
     label: str = ""

@@ -14,7 +14,7 @@ from resilience.checks._log.digest import digest
 from resilience.checks._log.lines import SHOWN, shown
 from resilience.checks._log.sentences import findings
 from resilience.checks._log.tail import Looker
-from resilience.checks._log.words import LogReading, LogSettings, LogState
+from resilience.checks._log.words import LogReading, LogSettings, LogState, packed, unpacked
 
 PIECES = st.sampled_from(
     [
@@ -35,7 +35,7 @@ def test_any_bytes_give_a_finding_with_printable_bounded_text(chunks: list[bytes
     for number, chunk in enumerate(chunks):
         state = digest(state, chunk, written=1000.0 + number)._replace(looked=1000.0 + number, size=len(chunk))
         for now in (1000.0 + number, 1e6):
-            reading = LogReading(logs=(("/log", tuple(state)),), lines=tuple(map(shown, chunk.split(b"\n")[-3:])))
+            reading = LogReading(logs=(("/log", packed(state)),), lines=tuple(map(shown, chunk.split(b"\n")[-3:])))
             for finding in findings("/log", reading, LogSettings(), now):
                 assert finding.summary.isprintable() and len(finding.summary) < 4 * SHOWN
                 assert bool(finding.fault) == (finding.verdict.value != "OK")
@@ -63,6 +63,6 @@ def test_wherever_the_looks_cut_a_log_its_last_step_is_found_and_never_a_regress
                 file.write(whole[start:end])
             os.utime(path, (1e9 + number, 1e9 + number))
             looker = Looker(LogSettings(), (1e9 + number, 0.0, ""))
-            state = LogState(*looker.log(str(path), state, 1e9 + number - 1))
+            state = unpacked(looker.log(str(path), packed(state) if state else None, 1e9 + number - 1))
     assert state is not None and not state.trouble
     assert (state.step, state.fell_from, state.offset) == (94 + len(content), None, len(whole))
