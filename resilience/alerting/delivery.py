@@ -235,11 +235,12 @@ class _Flush:
         """Write down what became of one message, and of its channel."""
         now = self._now()
         if outcome.ending is Ending.SENT:
+            # Should we be killed after this, its repeat is a reply to it.
+            self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, outcome.memory, now)
             try:
                 self._outbox.delivered(entry, now, outcome.answer, self._host)
             except StateDirectoryError:
                 lane.is_open = False  # it could not be marked: do not send it again and again in this flush
-            self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, outcome.memory, now)
             lane.keep(Health(), replace(lane.standing, last_ok=now), now)
             self._done[Ending.SENT].append(Delivery(entry=entry, outcome=outcome))
             return
