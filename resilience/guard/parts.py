@@ -230,7 +230,9 @@ class Parts:
         """The counters were set anew."""
         self._recorder.event("resume", step=step)
         self._pace.resumed()
-        self.agreement.resumed()
+        self.agreement.resumed()  # opens the gate: the first step will not come to check_thread
+        if self._guard._phase == "start":
+            self._guard._enter_phase("train")
 
     def left_by(self, error: BaseException) -> None:
         """The training loop ended with an exception."""

@@ -67,6 +67,13 @@ def test_notes_about_the_place_are_told_at_the_start(run: Path) -> None:
     assert any("RANK=3 is odd" in sentence for sentence in said)
 
 
+def test_the_training_phase_begins_also_after_a_resume(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.resumed(40)
+        guard.step()
+        assert guard._phase == "train"
+
+
 def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
     with make_guard(run) as guard:
         assert guard._phase == "start"
