@@ -169,7 +169,7 @@ def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: i
         parts: list[int] = []
         held = 0.0
         for child in inside[:free]:
-            if held >= MOST_OF_IT * weights[row] and row:
+            if held >= MOST_OF_IT * weights[row]:
                 break
             parts.append(child)
             held += weights[child]

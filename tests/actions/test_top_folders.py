@@ -50,6 +50,8 @@ def listed(sizes: dict[str, int], limit: int) -> list[str]:
         ({"a/b": 1000, "a/c": 1, "d": 2}, 5, ["a/b", "d", "a/c"]),
         # several that share most of it say more than what they lie in
         ({"r/x": 50, "r/y": 40, "r/z": 1, "s": 20}, 3, ["r/x", "r/y", "s"]),
+        # what is large is opened before what is tiny gets a line
+        ({"l/x": 500, "l/y": 300, "m": 100, "n": 1, "o": 1}, 4, ["l/x", "l/y", "m", "n"]),
         # a thousand equal ones are one line, whatever else there is
         ({f"r/c{n:03d}": 5 for n in range(1000)} | {"s": 3000}, 4, ["r", "s"]),
         # what lies in the folder itself keeps its line
