@@ -56,11 +56,11 @@ def judge_reading(
                 advice=_advice(fullest, reading, look),
             )
         )
-    if can_fill and room is not None and room > 0:
-        findings += judge_growth(subject, reading, limited, look, now)
-        findings += judge_checkpoints(subject, reading, room, look)
-    elif can_fill and room is not None:
-        findings += judge_checkpoints(subject, reading, 0.0, look)
+    notes: list[str] = []
+    if can_fill:
+        growing, notes = judge_growth(subject, reading, limited, look)
+        findings += growing if room is None or room > 0 else []
+        findings += judge_checkpoints(subject, reading, room, look) if room is not None else []
     for item in amounts:
         findings += _grace(subject, item, look, now - asked_at)
     findings += _purge(subject, reading, look)
@@ -72,7 +72,7 @@ def judge_reading(
     findings[0] = replace(findings[0], figures=figures)
     told = [f"{_state(item, look.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, look.thresholds)}"
             for _, reason, item in judged]  # fmt: skip
-    return tuple(_with_looked(findings, reading, told))
+    return tuple(_with_looked(findings, reading, [*told, *notes]))
 
 
 def _trouble(subject: str, reading: FileSystemReading) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resilience.checks._filesystem.amount import BYTES, INODES, Amount, amount_text
+from resilience.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, Amount, amount_text
 from resilience.checks._filesystem.growth import LEAST_READINGS, Growth, growth
 from resilience.checks._filesystem.look import WARN_PERCENT, Look, Thresholds
 from resilience.checks._filesystem.reading import FileSystemReading, points_of
@@ -18,45 +18,40 @@ STEADY = 4.0
 
 
 def judge_growth(
-    subject: str, reading: FileSystemReading, amounts: Sequence[Amount], look: Look, now: float
-) -> list[Finding]:
-    """The limit that is reached first at the growth that was seen, if that is soon; else nothing."""
+    subject: str, reading: FileSystemReading, amounts: Sequence[Amount], look: Look
+) -> tuple[list[Finding], list[str]]:
+    """The limit that is reached first at the growth that was seen, if that is soon; what is known of each growth."""
     thresholds = look.thresholds
     if not (thresholds.warn_runway_s or thresholds.crit_runway_s):
-        return []
-    soonest: tuple[float, float, Amount] | None = None
+        return [], ["growth: not looked at, as the settings say"]
+    soonest: tuple[float, str] | None = None
+    notes = []
     for item in amounts:
         if item.limit is None:
             continue
         usable = item.limit * thresholds.usable_percent / 100
-        found, _ = growth(points_of(reading.history, item.key), usable * _healthy(thresholds) / 100)
+        found, why = growth(points_of(reading.history, item.key), usable * _healthy(thresholds) / 100)
         if found is not None and _is_first_tooth(found, reading):
+            found, why = None, "it grows as checkpoints do that are pruned in time"
+        if found is None:
+            notes.append(f"growth ({item.scope}): {why}")
             continue
-        left_s = found.reaches_in_s(usable - item.used) if found is not None else None
-        if found is not None and left_s is not None and (soonest is None or left_s < soonest[0]):
-            soonest = (left_s, found.per_s, item)
-    if soonest is None:
-        return []
-    left_s, per_s, item = soonest
-    verdict = _verdict(left_s, thresholds)
-    if verdict is Verdict.OK:
-        return []
-    whose = f" of {item.scope}" if item.scope not in ("file system", "quota", "folder") else ""
-    return [
-        Finding(
-            subject=subject,
-            verdict=verdict,
-            fault="runway",
-            summary=f"{span(left_s)} left{whose} at {rate(per_s, item.kind)}: "
-            f"{amount_text(item.limit * thresholds.usable_percent / 100 - item.used, item.kind)} free"
-            if item.limit is not None
-            else "",
-            advice=f"see what grows: `{top_command(reading, look)}`; prune checkpoints, or stop what fills it",
-            looked=(f"growth: the median slope of the readings of {item.key}; warns below "
-                    f"{format_duration(thresholds.warn_runway_s)}, alarms below "
-                    f"{format_duration(thresholds.crit_runway_s)}",),
-        )
-    ]  # fmt: skip
+        left_s = found.reaches_in_s(usable - item.used)
+        seen = f"growth ({item.scope}): {rate(found.per_s, item.kind)}, seen for {span(found.span_s)}"
+        if left_s is None:
+            notes.append(f"{seen}: it lasts longer than can be told from that")
+            continue
+        notes.append(f"{seen}: {span(left_s)} left; warns below {span(thresholds.warn_runway_s)}, "
+                     f"critical below {span(thresholds.crit_runway_s)}")  # fmt: skip
+        if soonest is None or left_s < soonest[0]:
+            whose = f" of {item.scope}" if item.scope not in (FILE_SYSTEM, "quota", "folder") else ""
+            soonest = (left_s, f"{span(left_s)} left{whose} at {rate(found.per_s, item.kind)}: "
+                               f"{amount_text(usable - item.used, item.kind)} free")  # fmt: skip
+    verdict = _verdict(soonest[0], thresholds) if soonest is not None else Verdict.OK
+    if soonest is None or verdict is Verdict.OK:
+        return [], notes
+    advice = f"see what grows: `{top_command(reading, look)}`; prune checkpoints, or stop what fills it"
+    return [Finding(subject=subject, verdict=verdict, fault="runway", summary=soonest[1], advice=advice)], notes
 
 
 def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, look: Look) -> list[Finding]:

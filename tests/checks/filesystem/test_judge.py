@@ -178,6 +178,24 @@ def test_long_runways_are_said_in_days() -> None:
     assert found.summary == "3.1 days left at 18.4 TiB a day: 57.0 TiB free"
 
 
+def test_a_percentage_alone_has_a_runway_too() -> None:
+    percent = Amount(kind="percent", source="`q`", scope="quota", used=70.0, limit=100.0)
+    (found,) = judged(history(a_reading(percent), 20.0 / DAY_S))
+    assert found.fault == "runway" and found.summary == "36 hours left at 20.0% a day: 30.0% free"
+
+
+def test_what_is_known_of_the_growth_is_explained_where_all_is_well() -> None:
+    for reading, words in (
+        (a_reading(amount(1 * TIB, 90 * TIB)), "growth (file system): 0 readings remembered: too few to tell a growth"),
+        (history(a_reading(amount(9 * TIB, 90 * TIB)), 0.0), "growth (file system): it does not grow"),
+        (
+            history(a_reading(amount(9 * TIB, 90 * TIB)), TIB / DAY_S),
+            "1.0 TiB a day, seen for 24 hours: it lasts longer",
+        ),
+    ):
+        assert any(words in line for line in judged(reading)[0].looked), judged(reading)[0].looked
+
+
 def test_a_full_disk_has_no_runway() -> None:
     reading = history(a_reading(amount(90 * TIB, 90 * TIB)), TIB / DAY_S)
     assert [found.fault for found in judged(reading)] == ["space"]
