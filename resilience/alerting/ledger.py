@@ -36,6 +36,7 @@ class Ledger:
         self._copy = copy
         self._written: dict[str, bytes] = {}
         self._open: dict[str, bytes] = {}
+        self._acknowledged: dict[str, str] = {}
 
     def incidents(self, now: float | None = None) -> tuple[Incident, ...]:
         """Every incident that is remembered, the latest first.
@@ -88,6 +89,8 @@ class Ledger:
         if self._written.get(name) != content:
             self.folder.write(name, content, durable=durable)
             self._written[name] = content
+        if self._acknowledged.get(name, incident.episode) != incident.episode:
+            self.folder.remove(self._acknowledged.pop(name) + _ACKNOWLEDGED)  # of the episode before
 
     def forget(self, incident: Incident) -> None:
         """Remove what is remembered of an incident."""
@@ -174,6 +177,7 @@ class Ledger:
             if content is None:
                 return incident
             record = json.loads(content)
+            self._acknowledged[incident.fingerprint + _INCIDENT] = incident.episode
             return replace(
                 incident,
                 acknowledged_by=str(record["acknowledged_by"]),

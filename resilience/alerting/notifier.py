@@ -114,6 +114,7 @@ class Notifier:
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > FORGOTTEN_AFTER_S:
                 self._try(partial(self.ledger.forget, incident))
+        self._try(partial(self.silences.prune, now))
         self.ledger.save_copy(now)
         return Told(sent, (*self.ledger.trouble, *self.silences.trouble, *self._trouble))
 

@@ -32,7 +32,7 @@ def sentence(
     if reason is Reason.REMINDER and incident.flapping is not None:
         return f"{summary} (it flapped, and is now there to stay)"
     if reason is Reason.REMINDER and incident.silenced is not None:
-        return f"{summary} (a silence has ended, and it is still there; since {lasted})"
+        return f"{summary} (a silence has ended, and it is still there after {lasted})"
     if reason is Reason.ESCALATED:
         return f"{summary} (for {lasted}, and nobody has acknowledged it)"
     if reason in (Reason.WORSE, Reason.BETTER) and incident.told_verdict not in (None, incident.verdict):

@@ -146,8 +146,11 @@ def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
 def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
     ledger.keep(incident())
     ledger.acknowledge(incident().episode, "ada", "", NOW)
-    ledger.keep(incident(episode="ffffffff", number=2))
-    assert ledger.incidents()[0].acknowledged_by == ""
+    fresh = again(ledger)
+    fresh.incidents()
+    fresh.keep(incident(episode="ffffffff", number=2))
+    assert fresh.incidents()[0].acknowledged_by == ""
+    assert not list(ledger.folder.folder.glob("*.ack"))
 
 
 def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:

@@ -282,6 +282,14 @@ def test_what_came_and_went_in_a_silence_is_never_told(story: Story) -> None:
     assert not story.only().is_open
 
 
+def test_a_silence_that_ended_long_ago_is_forgotten(story: Story) -> None:
+    story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
+    story.tick(finding(OK), after_s=7 * DAY)
+    assert story.silences.folder.names() == ("12ab34cd.json",)
+    story.tick(finding(OK), after_s=2 * HOUR)
+    assert story.silences.folder.names() == ()
+
+
 def test_an_end_in_a_silence_is_told_after_it(story: Story) -> None:
     story.tick(finding(WARNING))
     story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
