@@ -31,7 +31,7 @@ def fileset_command(fileset: str, device: str) -> list[str]:
 
 
 def attributes_command(path: str) -> list[str]:
-    """`mmlsattr -L /gpfs/work/lab`: the fileset that a folder belongs to, among others."""
+    """`mmlsattr -L /gpfs/labs/six`: the fileset that a folder belongs to, among others."""
     return ["mmlsattr", "-L", path]
 
 

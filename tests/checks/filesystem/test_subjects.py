@@ -52,7 +52,7 @@ def test_a_name_that_begins_alike_is_another_file_system() -> None:
 def test_links_on_the_root_file_system_are_followed_and_none_beyond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = {"/scratch": "/lustre/scratch", "/work": "scratch/../scratch/lab", "/tmp/loop": "loop", "/opt": "srv/opt"}
+    links = {"/scratch": "/lustre/scratch", "/labs": "scratch/../scratch/lab", "/tmp/loop": "loop", "/opt": "srv/opt"}
     asked: list[str] = []
 
     def readlink(path: str) -> str:
@@ -63,7 +63,7 @@ def test_links_on_the_root_file_system_are_followed_and_none_beyond(
 
     monkeypatch.setattr(os, "readlink", readlink)
     assert settled("/scratch/alice/./x", MOUNTS) == "/lustre/scratch/alice/./x"
-    assert settled("/work/x", MOUNTS).startswith("/lustre/scratch")
+    assert settled("/labs/x", MOUNTS).startswith("/lustre/scratch")
     assert settled("/opt/x", MOUNTS) == "/srv/opt/x"
     assert settled("/tmp/loop/x", MOUNTS) == "/tmp/loop/x"
     assert settled("/home/alice/link", MOUNTS) == "/home/alice/link"
@@ -73,7 +73,7 @@ def test_links_on_the_root_file_system_are_followed_and_none_beyond(
 
 def test_everything_that_a_training_needs_is_found_once() -> None:
     environ = {
-        "SCRATCH": "/lustre/scratch/alice/", "WORK": "/lustre/work/lab", "CCCSCRATCHDIR": "/lustre/scratch/alice",
+        "SCRATCH": "/lustre/scratch/alice/", "WORK": "/lustre/labs/six", "CCCSCRATCHDIR": "/lustre/scratch/alice",
         "STORE": "", "DATA": "data", "PROJECT": "gpt", "PUBLIC": "/", "FAST": "/a\0b", "OTHER": "/elsewhere",
     }  # fmt: skip
     found = found_places(
@@ -83,7 +83,7 @@ def test_everything_that_a_training_needs_is_found_once() -> None:
     assert [(place.path, place.role) for place in found] == [
         ("/home/alice/gpt", "project folder"), ("/lustre/ckpt", "checkpoints"),
         ("/home/alice/gpt/.resil", "state directory"), ("/lustre/scratch/alice", "$SCRATCH"),
-        ("/lustre/work/lab", "$WORK"), ("/home/alice", "home"), ("/dev/shm", "/dev/shm"), ("/tmp", "/tmp"),
+        ("/lustre/labs/six", "$WORK"), ("/home/alice", "home"), ("/dev/shm", "/dev/shm"), ("/tmp", "/tmp"),
     ]  # fmt: skip
     assert [place.role for place in found if place.is_needed] == ["project folder", "checkpoints", "state directory"]
 
