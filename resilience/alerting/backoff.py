@@ -32,6 +32,7 @@ class Health:
     Attributes:
         failures: in a row.
         since: of the first of them, seconds since the epoch.
+        last: when the last of them was, seconds since the epoch.
         retry_at: not before.
         error, hint: what came back last.
         is_fault: the settings, the secret or the channel's own code are at fault, or the server refused for good: no
@@ -40,6 +41,7 @@ class Health:
 
     failures: int = 0
     since: float = 0.0
+    last: float = 0.0
     retry_at: float = 0.0
     error: str = ""
     hint: str = ""
@@ -94,6 +96,7 @@ def after_failure(
     return Health(
         failures=failures,
         since=health.since if health.failures else now,
+        last=now,
         retry_at=now + delay_s(failures, chance),
         error=error,
         hint=hint,

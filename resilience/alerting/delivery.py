@@ -18,6 +18,7 @@ from resilience.alerting.outbox import Outbox
 from resilience.alerting.sending import SEND_S, Ending, Errand, Outcome, Route, send_apart
 from resilience.alerting.tell_of_channels import tell_of_channels
 from resilience.errors import StateDirectoryError
+from resilience.model.verdict import Verdict
 from resilience.system.world import World
 
 FLUSH_S = 25.0
@@ -158,14 +159,16 @@ class _Flush:
             return
         lane = Lane(self._outbox.memory, channel, held, self._host)
         now = self._now()
-        if backoff.is_paused(lane.health, lane.standing, now, patient=self._patient):
+        entries = self._outbox.pending(channel)
+        # A CRITICAL that is new since the last try is worth another one.
+        urgent = any(e.alert.verdict is Verdict.CRITICAL and e.queued > lane.health.last for e in entries)
+        if backoff.is_paused(lane.health, lane.standing, now, patient=self._patient and not urgent):
             asked = lane.standing.asked_until > now
             why = "the server asked us to wait" if asked else lane.health.error
             until = lane.standing.asked_until if asked else lane.health.retry_at
             self._paused[channel] = f"{why}; next try in {max(1.0, until - now):.0f} s"
             return
         self._lanes[channel] = lane
-        entries = self._outbox.pending(channel)
         waiting = [entry for entry in entries if not entry.is_digest]
         has_digest = len(waiting) < len(entries)  # there was an outage: what came later is told with it
         due = bool(waiting) and is_due(len(waiting), min(entry.queued for entry in waiting), now)

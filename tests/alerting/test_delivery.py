@@ -203,6 +203,23 @@ def test_a_failed_channel_is_left_alone_for_a_while_and_a_person_need_not_wait(d
     assert len(desk.flush(patient=False).sent) == 1
 
 
+def test_a_new_critical_does_not_wait_for_a_back_off_and_an_old_one_does(desk: Desk) -> None:
+    desk.email.order("down")
+    desk.put("a1")
+    desk.flush()
+    desk.clock.time += 0.1
+    desk.put("a2", verdict=Verdict.WARNING)
+    assert desk.flush().failed == ()
+    desk.put("a3", verdict=Verdict.CRITICAL)
+    assert len(desk.flush().failed) == 1
+    desk.clock.time += 0.1
+    assert desk.flush().failed == (), "it was tried, and waits as the others do"
+    desk.put("a4", verdict=Verdict.CRITICAL)
+    desk.email.order()
+    desk.clock.time += 0.1
+    assert {delivery.entry.alert.id for delivery in desk.flush(deadline_s=60.0).sent} == {"a1", "a2", "a3", "a4"}
+
+
 def test_one_nodes_failures_do_not_stop_a_node_that_has_a_way_out(desk: Desk) -> None:
     desk.email.order("down")
     desk.put()
