@@ -33,11 +33,15 @@ LIMIT_BYTES = 256 * 2**20
 """No memory is larger."""
 
 _SCHEMA = "resil/1"
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+"""json.dumps makes a new encoder each time it is asked for separators."""
 
 
 def to_record(reading: Any) -> dict[str, Any]:
-    """The fields of a reading. Its values are plain already: see ports.Check."""
-    return {field.name: getattr(reading, field.name) for field in fields(reading)}
+    """The fields of a reading that are not as by default. Its values are plain already: see ports.Check."""
+    return {
+        name: value for name, default in _names(type(reading)).items() if (value := getattr(reading, name)) != default
+    }
 
 
 def from_record(owner: type[ReadingT], record: Mapping[str, Any]) -> ReadingT:
@@ -45,15 +49,20 @@ def from_record(owner: type[ReadingT], record: Mapping[str, Any]) -> ReadingT:
 
     Raise TypeError if a field without a default is missing: the record is of another version.
     """
-    return owner(**{key: _tupled(value) for key, value in record.items() if key in _names(owner)})
+    names = _names(owner)
+    return owner(
+        **{key: _tupled(value) if type(value) in _NESTED else value for key, value in record.items() if key in names}
+    )
 
 
-_names_of: dict[type, frozenset[str]] = {}
+_NESTED = (list, tuple, dict)
+_names_of: dict[type, dict[str, Any]] = {}
 
 
-def _names(owner: type) -> frozenset[str]:
+def _names(owner: type) -> Mapping[str, Any]:
+    """The fields of a class with their defaults; MISSING, which equals nothing, for those without."""
     if owner not in _names_of:  # ten thousand readings are of one class
-        _names_of[owner] = frozenset(field.name for field in fields(owner))
+        _names_of[owner] = {field.name: field.default for field in fields(owner)}
     return _names_of[owner]
 
 
@@ -159,8 +168,7 @@ def parse_readings(raw: bytes, now: float) -> Series:
 def compose_readings(series: Series) -> str:
     """The file's content: one line for each subject, for people who look. Pure."""
     lines = (
-        f"{json.dumps(subject)}: {json.dumps([[one.time, one.reading] for one in rows], separators=(',', ':'))}"
-        for subject, rows in series.items()
+        f"{_ENCODE(subject)}: {_ENCODE([[one.time, one.reading] for one in rows])}" for subject, rows in series.items()
     )
     body = ",\n".join(lines)
     return f'{{"schema": "{_SCHEMA}", "kind": "readings", "subjects": {{\n{body}\n}}}}\n'
