@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from resilience.model.alert import Alert
+from resilience.model.alert import Alert, Reason
 from resilience.model.message import clean_line, footer, headline, left_out, plain_text, runbook
 
 if TYPE_CHECKING:  # 20 ms
@@ -91,7 +91,7 @@ def compose_mail(
     parents = [root] if first in ("", own) or not _is_message_id(first) else [root, first]
     headers = {
         "Message-ID": own,
-        "In-Reply-To": parents[-1],
+        **({"In-Reply-To": parents[-1]} if first or alert.reason is not Reason.FIRST else {}),
         "References": " ".join(parents),
         # Vacation notices and the like are not wanted: RFC 3834, 5; Exchange has a header of its own.
         "Auto-Submitted": "auto-generated",

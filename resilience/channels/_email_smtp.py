@@ -12,6 +12,7 @@ from typing import Any
 
 from resilience.channels._email_message import Mail
 from resilience.errors import DeliveryError
+from resilience.system.http import quoted
 from resilience.system.redaction import redact
 from resilience.system.secrets import Secret
 from resilience.system.time_limit import TimeLimit
@@ -126,8 +127,10 @@ def _converse(
     taken = [address for address in recipients if address not in refused]
     answer = f"{relay.host} took it for {', '.join(taken)}"
     if refused:
-        said = "; ".join(f"{address} ({_reply(code, text)})" for address, (code, text) in refused.items())
-        answer += f"; refused: {redact(said, _secrets(relay))}"
+        said = "; ".join(
+            f"{address} ({_reply(code, text, _secrets(relay))})" for address, (code, text) in refused.items()
+        )
+        answer += f"; refused: {said}"
     try:
         connection.quit()
     except Exception:
@@ -169,14 +172,16 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
     """What smtplib raised, as a sentence without anything secret."""
     twice = " (it may have taken the mail: it may come twice)" if stage.name == "after the mail was sent" else ""
     if limit.is_over:
-        return DeliveryError(f"{where} did not answer within {limit.seconds:.3g} s, while {stage.name}{twice}")
+        return DeliveryError(f"{where} did not answer within {round(limit.seconds, 1):g} s, while {stage.name}{twice}")
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        said = "; ".join(f"{address}: {_reply(code, text)}" for address, (code, text) in error.recipients.items())
+        said = "; ".join(
+            f"{address}: {_reply(code, text, secrets)}" for address, (code, text) in error.recipients.items()
+        )
         permanent = all(500 <= code < 600 for code, _ in error.recipients.values())
-        return DeliveryError(f"{where} refused every recipient: {redact(said, secrets)[:500]}", transient=not permanent)
+        return DeliveryError(f"{where} refused every recipient: {said[:500]}", transient=not permanent)
     if isinstance(error, smtplib.SMTPResponseException):
         code = error.smtp_code
-        said = redact(_reply(code, error.smtp_error), secrets)
+        said = _reply(code, error.smtp_error, secrets)
         hint = ""
         if isinstance(error, smtplib.SMTPAuthenticationError):
             hint = "are username and password right? Some servers want a password made for programs"
@@ -205,10 +210,10 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
     )
 
 
-def _reply(code: int, text: Any) -> str:
+def _reply(code: int, text: Any, secrets: list[str]) -> str:
+    """What the server said, redacted before it is cut: half a secret is one too."""
     said = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    line = " ".join("".join(c if c.isprintable() else " " for c in said[:2000]).split())
-    return f"{code} {line[:200]}".strip()
+    return f"{code} {quoted(said, secrets)}".strip()
 
 
 def _secrets(relay: Relay) -> list[str]:

@@ -17,7 +17,6 @@ from slack_sdk.webhook import WebhookClient, WebhookResponse
 
 from resilience.errors import DeliveryError
 from resilience.system.http import Answer, quoted, refusal, request, retry_after_s
-from resilience.system.redaction import redact
 from resilience.system.secrets import Secret
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def post_to_webhook(
             f"{where} answered {answer.status} with a web page: something in between answered in its place",
             hint="does this node reach the network without logging in?",
         )
-    return {"answer": f"{where} answered {answer.status}: {redact(quoted(answer.body), [url])}"}
+    return {"answer": f"{where} answered {answer.status}: {quoted(answer.body, [url])}"}
 
 
 def post_as_bot(
@@ -128,17 +127,15 @@ def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryE
     response = error.response
     data = response.data if isinstance(response.data, dict) else {}
     status = int(response.status_code)
-    code = quoted(str(data.get("error", "")))
+    code = quoted(str(data.get("error", "")), secrets)
     headers = {str(name).lower(): str(value) for name, value in dict(response.headers).items()}
     wait_s = retry_after_s(headers.get("retry-after", ""), headers.get("date", ""))
     is_page = "Received a response in a non-JSON format" in code
     transient = status == 429 or status >= 500 or is_page or code in _TRANSIENT
     shown = "a page that is not Slack's" if is_page else code or "no reason"
     said = f"Slack refused {method}: {shown}" if status == 200 else f"Slack answered {status} to {method}: {shown}"
-    needed = f" (it needs {quoted(str(data['needed']))})" if data.get("needed") else ""
-    return DeliveryError(
-        redact(said + needed, secrets), hint=_HINTS.get(code, ""), transient=transient, retry_after_s=wait_s
-    )
+    needed = f" (it needs {quoted(str(data['needed']), secrets)})" if data.get("needed") else ""
+    return DeliveryError(said + needed, hint=_HINTS.get(code, ""), transient=transient, retry_after_s=wait_s)
 
 
 def _asker(settings: SlackSettings, environ: Mapping[str, str], secrets: list[str]) -> Ask:

@@ -11,7 +11,6 @@ from resilience.errors import SettingsError
 from resilience.model.alert import Alert, alert_to_json
 from resilience.model.message import MAX_NOTICES, clean_lines, cut, headline, plain_text
 from resilience.system.hand_over import hand_over, said_by
-from resilience.system.redaction import redact
 from resilience.system.secrets import scrubbed_environment
 from resilience.system.world import World
 
@@ -69,7 +68,7 @@ class CommandChannel:
         """Run the program. Raise DeliveryError if it did not end with 0 in time."""
         environment = scrubbed_environment(world.environ, settings.environment)
         done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
-        said = redact(said_by(done))
+        said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
 
 

@@ -14,7 +14,6 @@ from resilience.errors import DeliveryError, SettingsError
 from resilience.model.alert import Alert, Notice, Reason
 from resilience.model.verdict import Verdict
 from resilience.system.http import check_url, quoted, refusal, request
-from resilience.system.redaction import redact
 from resilience.system.secrets import check_secret, read_secret
 from resilience.system.world import World
 
@@ -150,7 +149,7 @@ class WebhookChannel:
                 f"{host} answered {answer.status} with a web page: something in between answered in its place",
                 hint="does this node reach the network without logging in?",
             )
-        said = redact(quoted(answer.body), secrets)
+        said = quoted(answer.body, secrets)
         return {"answer": f"{host} answered {answer.status}" + (f": {said}" if said else ""), **message.memory}
 
 

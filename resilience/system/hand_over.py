@@ -22,6 +22,9 @@ EX_PERMANENT = {
 """Exit codes by which a program says that trying again is of no use (sysexits.h). Any other may be a momentary failure:
 a shell script ends with 1 whatever went wrong, and an alert must not be lost by that."""
 
+_LOOK_AT = 100_000
+"""Characters at the end of what a program wrote."""
+
 
 def hand_over(
     argv: Sequence[str], text: str, world: World, *, timeout_s: float, environment: Mapping[str, str]
@@ -41,7 +44,7 @@ def hand_over(
         raise DeliveryError(error.message, hint=error.hint, transient=error.transient) from None
     if done.returncode == 0:
         return done
-    said = redact(said_by(done))
+    said = said_by(done)
     how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
     meaning = EX_PERMANENT.get(done.returncode) or ("try again later" if done.returncode == EX_TEMPFAIL else "")
     message = f"{program} {how}{f' ({meaning})' if meaning else ''}{f': {said}' if said else ''}"
@@ -49,9 +52,10 @@ def hand_over(
 
 
 def said_by(done: Completed) -> str:
-    """The last line that a program wrote, its errors first; at most 200 characters that can be printed."""
+    """The last line that a program wrote, its errors first, without secrets; at most 200 characters."""
     for text in (done.stderr, done.stdout):
-        lines = [line for line in text[-4000:].splitlines() if line.strip()]
+        # Redacted before it is cut: half a secret is one too.
+        lines = [line for line in redact(text[-_LOOK_AT:]).splitlines() if line.strip()]
         if lines:
             return "".join(c if c.isprintable() else "?" for c in lines[-1].strip())[:200]
     return ""

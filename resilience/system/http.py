@@ -153,7 +153,7 @@ def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryE
     status = answer.status
     if 200 <= status < 300:
         return None
-    said = redact(quoted(answer.body), secrets)
+    said = quoted(answer.body, secrets)
     message = f"{what} answered {status}{': ' + said if said else ''}"
     transient = status in _TRANSIENT or status >= 500
     hint = ""
@@ -168,9 +168,10 @@ def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryE
     return DeliveryError(message, hint=hint, transient=transient, retry_after_s=answer.retry_after_s)
 
 
-def quoted(body: str) -> str:
-    """What a server said, short enough for one line."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in body[:2000]).split())
+def quoted(body: str, secrets: Sequence[str] = ()) -> str:
+    """What a server said, without secrets, short enough for one line. Redacted before it is cut: half of one is one."""
+    shown = redact(body[:BODY_LIMIT_BYTES], secrets)[:2000]
+    line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
     return line if len(line) <= 200 else line[:199] + "…"
 
 
@@ -246,9 +247,9 @@ def _answer(response: Response) -> Answer:
 def _explain(error: Exception, host: str, limit: TimeLimit, secrets: Sequence[str]) -> DeliveryError:
     """One sentence for what requests and urllib3 wrap three times over."""
     if limit.is_over:
-        return DeliveryError(f"{host} did not answer within {limit.seconds:.3g} s")
+        return DeliveryError(f"{host} did not answer within {round(limit.seconds, 1):g} s")
     kinds, innermost = _causes(error)
-    said = redact(quoted(str(innermost)), secrets)
+    said = quoted(str(innermost), secrets)
     if "SSLError" in kinds or "SSLCertVerificationError" in kinds:
         hint = "ca_file names the authorities to trust; checking cannot be switched off"
         return DeliveryError(f"the certificate of {host} was not accepted: {said}", hint=hint)

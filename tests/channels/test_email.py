@@ -92,6 +92,7 @@ def test_a_resend_has_the_same_message_id_and_a_thread_has_one_parent() -> None:
 
 def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
     mail = CHANNEL.compose(an_alert(id="a b>\r\nBcc: x@y", thread="\0"), TO, {"message_id": "<x>\r\nBcc: eve"})
+    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first answers nobody
     assert "\n" not in mail.headers["Message-ID"] + mail.headers["References"] + mail.headers["In-Reply-To"]
     assert mail.headers["Message-ID"].count("<") == 1
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
+from resilience.channels._slack_blocks import escaped, mention_of
 from resilience.channels.slack import CHANNEL, SlackMessage, SlackSettings
 from resilience.errors import DeliveryError, SettingsError
 from resilience.model.alert import Alert, Reason
@@ -68,6 +73,24 @@ def test_what_is_cut_says_so() -> None:
     assert "more)" in shown
     many = json.dumps(content_of(a_thousand()), ensure_ascii=False)
     assert "And 985 more" in many
+
+
+@given(st.text(st.characters() | st.sampled_from("&<>")), st.integers(1, 60))
+def test_an_escape_is_never_cut_apart(text: str, limit: int) -> None:
+    shown = escaped(text, limit)
+    assert len(shown) <= limit
+    assert not re.search(r"[<>]|&(?!amp;|lt;|gt;)", shown)
+    if len(shown) < limit - 6:
+        assert html.unescape(shown.replace("&amp;", "&#38;")) == text or "&" in text
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [("here", "<!here>"), ("@channel", "<!channel>"), ("<!everyone>", "<!everyone>"), ("U024BE7LH", "<@U024BE7LH>"),
+     ("<@W012A3CDE>", "<@W012A3CDE>"), ("S0614TZR7", "<!subteam^S0614TZR7>")],
+)  # fmt: skip
+def test_mentions_are_written_as_people_know_them(written: str, form: str) -> None:
+    assert mention_of(written) == form
 
 
 def test_a_job_called_like_a_broadcast_pings_nobody() -> None:

@@ -139,6 +139,14 @@ def test_an_error_shows_no_part_of_the_address_but_its_host(handler: object, can
         assert error.__context__ is None and error.__cause__ is None  # requests' own holds the address
 
 
+@pytest.mark.parametrize("where", range(150, 260, 7))
+def test_a_secret_is_taken_out_before_a_text_is_cut(where: int) -> None:
+    secret = "aB3dE6gH9kL2"
+    shown = quoted("x" * where + secret + "y" * 100, [secret])
+    assert not any(secret[:length] in shown for length in range(4, len(secret)))
+    assert len(shown) <= 200
+
+
 def test_debug_logs_show_no_secret_either(canary: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     with serving(says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as port:
