@@ -23,7 +23,7 @@ import sys
 import time
 from binascii import crc32
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -251,11 +251,21 @@ def _cut_loose(writing: int) -> Any:
     for descriptor in range(3):
         if descriptor != writing:
             os.dup2(nowhere, descriptor)
-    os.closerange(3, writing)
-    os.closerange(max(3, writing + 1), os.sysconf("SC_OPEN_MAX"))
+    for descriptor in _descriptors():
+        if descriptor > 2 and descriptor != writing:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
     said = io.StringIO()
     sys.stdout = sys.stderr = said
     return said
+
+
+def _descriptors() -> Iterable[int]:
+    """What is open. Not up to the limit: that may be a billion, and kernels before 5.9 close them one by one."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names only
+    except OSError:
+        return range(4096)
 
 
 def _trace(error: BaseException) -> str:
@@ -366,7 +376,7 @@ def _kill(pid: int) -> tuple[int, ...]:
     return everybody
 
 
-def _end_all(children: Any) -> None:
+def _end_all(children: Collection[_Child]) -> None:
     """Whoever asked has gone away."""
     for child in children:
         if not child.killed:

@@ -93,11 +93,14 @@ class StuckMemory:
     def note(self, place: str, stuck: Stuck, now: float) -> None:
         """Remember that a place did not answer just now."""
         began = {str(pid): ticks for pid in stuck.pids if (ticks := start_ticks(pid)) is not None}
-        record = {"place": place, "since": stuck.since, "seen": now, "processes": began, **_numbers()}
+        record: dict[str, Any] = {"place": place, "since": stuck.since, "seen": now, "processes": began, **_numbers()}
         for folder in self._folders:
             if own_folder(folder.parent) is None or own_folder(folder) is None:
                 continue
             path = folder / _name(place)
+            if (other := _read(path, place, now)) is not None:  # another process hangs there as well
+                began = {str(pid): start_ticks(pid) or 0 for pid in other.pids} | began
+                record |= {"since": min(other.since, stuck.since), "processes": began}
             with contextlib.suppress(StateDirectoryError):
                 write_atomic(path, json.dumps(record), durable=False)
                 self._all().setdefault(path.name, []).append(path)

@@ -190,6 +190,13 @@ def test_where_one_folder_takes_nothing_the_next_does(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "stuck").stat().st_mode & 0o777 == 0o700
 
 
+def test_two_processes_that_hang_at_once_are_both_known(memory: StuckMemory) -> None:
+    memory.note("x", Stuck(5.0, (os.getpid(),)), 5.0)
+    memory.note("x", Stuck(6.0, (os.getppid(),)), 6.0)
+    found = memory.find("x", 6.0)
+    assert found is not None and found.since == 5.0 and set(found.pids) == {os.getpid(), os.getppid()}
+
+
 def test_old_records_of_places_that_nobody_asks_for_are_removed_and_living_ones_kept(memory: StuckMemory) -> None:
     memory.note("old", Stuck(5.0), 5.0)
     memory.note("living", Stuck(5.0, (os.getpid(),)), 5.0)
