@@ -259,4 +259,4 @@ class Nights(RuleBasedStateMachine):
 
 
 TestNights = Nights.TestCase
-TestNights.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestNights.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
