@@ -26,6 +26,7 @@ from resilience.quantities import quote_toml
 from resilience.settings.load import FILE_NAME
 from resilience.system.files import make_folder, write_atomic
 from resilience.system.ports import Runner
+from resilience.system.process import Completed
 from resilience.system.world import World
 
 RUN = "night"
@@ -82,20 +83,20 @@ class _Night:
     inbox: Inbox
     say: Callable[[str], None]
 
-    def resil(self, *words: str, quietly: bool = False) -> tuple[int, str]:
-        """Run a command line as a person would; return its exit code and what it printed."""
+    def resil(self, *words: str, quietly: bool = False) -> Completed:
+        """Run a command line as a person would."""
         argv = [sys.executable, "-m", "resilience", *words]
         runner: Runner = self.world.runner
         done = runner.run(argv, timeout_s=COMMAND_S, env=self.world.environ, cwd=str(self.folder))
         if not quietly:
             self.show(words, done.stdout or done.stderr)
-        return done.returncode, done.stdout + done.stderr
+        return done
 
     def must(self, *words: str) -> None:
         """Run one that has to go well."""
-        code, text = self.resil(*words)
-        if code != 0:
-            raise NightFailed(f"resil {shlex.join(words)} ended with {code}: {text.strip()[-300:]}")
+        done = self.resil(*words)
+        if done.returncode != 0:
+            raise NightFailed(f"resil {shlex.join(words)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 
     def show(self, words: Sequence[str], output: str) -> None:
         """The command line and the first line that it printed."""
@@ -105,8 +106,11 @@ class _Night:
 
     def incidents(self) -> list[dict[str, Any]]:
         """Every incident of the night, as `resil alert list --json` has them."""
-        _, text = self.resil("alert", "list", "--all", "--json", quietly=True)
-        return list(json.loads(text[text.index("{") :])["incidents"])
+        done = self.resil("alert", "list", "--all", "--json", quietly=True)
+        try:
+            return list(json.loads(done.stdout)["incidents"])
+        except (ValueError, LookupError):
+            raise NightFailed(f"resil alert list says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
 
 
 def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
@@ -171,7 +175,7 @@ def _end_training(night: _Night) -> None:
 def _until_gone(night: _Night) -> None:
     """Wait for the job to be over: while it ends, the queue is only about to be empty."""
     for _ in _ticks(night):
-        if night.resil("watch", "job", "--no-alert", quietly=True)[0] == Verdict.CRITICAL.exit_code:
+        if night.resil("watch", "job", "--no-alert", quietly=True).returncode == Verdict.CRITICAL.exit_code:
             return
     raise NightFailed("the job of the killed training does not end", hint=f"look in {night.folder}")
 
@@ -180,12 +184,13 @@ def _until_told(night: _Night, check: str) -> str:
     """Watch until people are told of a fault; return the episode of its incident."""
     before = len(night.inbox.subjects)
     for _ in _ticks(night):
-        _, output = night.resil("watch", check, quietly=True)
-        found = [i["episode"] for i in night.incidents() if i["check"] == check and i["resolved"] is None]
-        if found and len(night.inbox.subjects) > before:
+        output = night.resil("watch", check, quietly=True).stdout
+        if len(night.inbox.subjects) > before:
             night.show(("watch", check), output)
             _tell_news(night, before)
-            return str(found[0])
+            found = [i["episode"] for i in night.incidents() if i["check"] == check and i["resolved"] is None]
+            if found:
+                return str(found[0])
     night.show(("watch", check), output)
     raise NightFailed(f"nobody was told of what `resil watch {check}` must have found", hint=f"look in {night.folder}")
 
@@ -193,7 +198,9 @@ def _until_told(night: _Night, check: str) -> str:
 def _until_resolved(night: _Night, check: str, episode: str) -> None:
     before = len(night.inbox.subjects)
     for _ in _ticks(night):
-        _, output = night.resil("watch", check, quietly=True)
+        output = night.resil("watch", check, quietly=True).stdout
+        if len(night.inbox.subjects) == before:
+            continue
         if any(i["episode"] == episode and i["resolved"] is not None for i in night.incidents()):
             night.show(("watch", check), output)
             _tell_news(night, before)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from resilience.actions import demo, demo_plot
 from resilience.actions.demo import DemoFailed, DemoResult, run_demo
+from resilience.actions.demo_night import ToldFault
 from resilience.actions.project import Project
 from resilience.errors import UsageError
 from resilience.schedulers.local import LocalScheduler
@@ -17,6 +18,7 @@ from resilience.settings.load import FILE_NAME, Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
 from resilience.system.clock import SystemClock
 from resilience.system.process import Completed, DeadlineExceeded, ProcessRunner
+from resilience.system.world import World
 from tests.fakes import make_world
 
 
@@ -56,6 +58,13 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
         monkeypatch.setattr(module, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
     pace = demo_plot.Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
     monkeypatch.setitem(demo_plot.PACES, "local", pace)
+    nights: list[Path] = []
+
+    def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
+        nights.append(folder)
+        return ()
+
+    monkeypatch.setattr(demo, "play_night", play_night)
     told: list[str] = []
     strange = {"RUN__STATE_DIR": "/nope", "RUN__COMMAND": "false", "SUBMIT__ARRAY": "99", "GUARD__POLL_S": "9"}
     project = a_project(
@@ -64,6 +73,7 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     )  # fmt: skip
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
+    assert nights == [tmp_path / "demo" / "night"], "act two has tests of its own: test_demo_night.py"
     assert [attempt.why for attempt in result.attempts] == [
         "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
         "kill switch: it saved and stopped", "finished",

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from resilience.actions.demo import DemoResult
+from resilience.actions.demo_night import ToldFault
 from resilience.actions.demo_story import DemoAttempt
 from resilience.cli import demo
 from tests.cli.shell import Shell
@@ -20,14 +21,20 @@ ATTEMPTS = (
 )
 
 
-def plays(monkeypatch: pytest.MonkeyPatch, loss: float = 1.5) -> dict[str, Any]:
-    """Let the demo end with this loss; what it was asked for is in the answer."""
+NIGHT = (
+    ToldFault("full disk", "3f9a1c04", ("CRITICAL: /scratch", "RESOLVED: /scratch"), 2, "ada", True),
+    ToldFault("dead queue", "77aa01bb", ("CRITICAL: gpt", "RESOLVED: gpt"), 2, "ada", True),
+)
+
+
+def plays(monkeypatch: pytest.MonkeyPatch, loss: float = 1.5, night: tuple[ToldFault, ...] = NIGHT) -> dict[str, Any]:
+    """Let the demo end with this loss and this night; what it was asked for is in the answer."""
     asked: dict[str, Any] = {}
 
     def run_demo(project: Any, *, tell: Callable[[float, str], None], **options: Any) -> DemoResult:
         asked.update(options, scheduler=project.scheduler_name())
         tell(1.0, "attempt 1 ended at step 90: crashed")
-        return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"))
+        return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"), night)
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
     return asked
@@ -53,6 +60,31 @@ def test_an_end_that_differs_is_a_failure(shell: Shell, monkeypatch: pytest.Monk
     said = shell.resil("demo", "--json")
     assert said.code == 1 and "did not end where" in said.err
     assert said.json["exact"] is False
+
+
+def test_the_night_is_a_table_of_who_was_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plays(monkeypatch)
+    said = shell.resil("demo")
+    assert said.code == 0
+    assert "full disk   3f9a1c04  2      2      ada          yes" in said.out
+    assert "2 faults, each told once when it came and once when it went" in said.out
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ToldFault("full disk", "3f9a1c04", ("CRITICAL",) * 3, 3, "ada", True),
+        ToldFault("full disk", "3f9a1c04", ("CRITICAL", "RESOLVED"), 1, "ada", True),
+        ToldFault("full disk", "3f9a1c04", ("CRITICAL", "CRITICAL"), 2, "ada", False),
+    ],
+    ids=["too often", "not by Slack", "its end not"],
+)
+def test_a_fault_that_is_not_told_as_it_must_be_is_a_failure(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: ToldFault
+) -> None:
+    plays(monkeypatch, night=(fault,))
+    said = shell.resil("demo")
+    assert said.code == 1 and "NOT told" in said.out and "did not hear once" in said.err
 
 
 def test_programs_get_json_alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
