@@ -71,7 +71,7 @@ def test_an_address_that_nobody_knows_is_named_by_its_line(world: World, tmp_pat
 
 @needs_apprise
 def test_a_service_that_never_answers_costs_no_more_than_its_time(world: World, tmp_path: Path) -> None:
-    with serving(silent) as port, takes_at_most(3):
+    with serving(silent) as port, takes_at_most(5):
         urls = plant(tmp_path, "urls", f"json://127.0.0.1:{port}/x?rto=1&cto=1")
         with pytest.raises(DeliveryError) as caught:
             send(AppriseSettings(urls_file=str(urls), timeout_s=0.5), world)

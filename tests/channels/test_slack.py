@@ -202,7 +202,7 @@ def test_a_log_in_page_is_no_delivery(httpserver: HTTPServer, world: World, cana
     ids=["black hole", "a slow drip", "a header without end"],
 )
 def test_a_bad_server_costs_no_more_than_its_time(world: World, canary: str, handler: Any, way: str) -> None:
-    with serving(handler) as port, takes_at_most(2.5):
+    with serving(handler) as port, takes_at_most(5):
         if way == "webhook":
             settings = SlackSettings(webhook_variable="HOOK", timeout_s=0.3)
             world = replace(world, environ={"HOOK": f"http://127.0.0.1:{port}/services/{canary}"})

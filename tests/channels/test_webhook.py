@@ -306,20 +306,20 @@ def test_a_date_to_try_again_is_measured_by_the_servers_own_clock(world: World) 
     ids=["black hole", "a slow drip", "a header without end", "go on, go on"],
 )
 def test_a_server_that_never_answers_costs_no_more_than_its_time(world: World, handler: Any) -> None:
-    with serving(handler) as port, takes_at_most(2.0):
+    with serving(handler) as port, takes_at_most(5):
         error = refused(to(port, timeout_s=0.3), world)
     assert error.transient and "did not answer within 0.3 s" in error.message
 
 
 def test_a_server_that_reads_nothing_costs_no_more_than_its_time(world: World) -> None:
     text = '[{% for i in range(90) %}{{ "x" * 10000 }},{% endfor %}1]'
-    with serving(silent) as port, takes_at_most(2.0):
+    with serving(silent) as port, takes_at_most(5):
         assert refused(to(port, timeout_s=0.3, payload=text), world).transient
 
 
 def test_a_body_that_never_ends_does_not_undo_the_answer(world: World) -> None:
     endless = says(b"HTTP/1.1 200 OK\r\n\r\n", drips(b"y", 0.01))
-    with serving(endless) as port, takes_at_most(2.0):
+    with serving(endless) as port, takes_at_most(5):
         assert "answered 200" in send(to(port, timeout_s=0.5), world)["answer"]
 
 
@@ -331,7 +331,7 @@ def test_a_huge_body_is_not_read(world: World) -> None:
         for _ in range(2000):
             sent += connection.send(b"z" * 2**20)
 
-    with serving(says(b"HTTP/1.1 500 No\r\n\r\n", pours)) as port, takes_at_most(3.0):
+    with serving(says(b"HTTP/1.1 500 No\r\n\r\n", pours)) as port, takes_at_most(5):
         error = refused(to(port), world)
     assert error.transient and len(error.message) < 400 and sent < 50 * 2**20
 
@@ -339,7 +339,7 @@ def test_a_huge_body_is_not_read(world: World) -> None:
 def test_a_packed_bomb_is_not_unpacked(world: World) -> None:
     bomb = gzip.compress(b"0" * 200_000_000, 1)
     head = f"HTTP/1.1 500 No\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
-    with serving(says(head + bomb)) as port, takes_at_most(3.0):
+    with serving(says(head + bomb)) as port, takes_at_most(5):
         assert refused(to(port), world).transient
 
 
@@ -380,10 +380,10 @@ def test_nothing_in_the_environment_switches_checking_off(world: World, certific
 
 
 def test_a_tls_server_that_goes_silent_costs_no_more_than_its_time(world: World, certificate: Certificate) -> None:
-    with serving(silent) as port, takes_at_most(2.0):  # it accepts, and never shakes hands
+    with serving(silent) as port, takes_at_most(5):  # it accepts, and never shakes hands
         assert refused(to(port, "https", timeout_s=0.3), world).transient
     dripping = says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))
-    with serving(dripping, certificate.server_context()) as port, takes_at_most(2.0):
+    with serving(dripping, certificate.server_context()) as port, takes_at_most(5):
         error = refused(to(port, "https", timeout_s=0.3, ca_file=str(certificate.file)), world)
     assert "did not answer within 0.3 s" in error.message
 

@@ -157,7 +157,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, httpserver: HTTPServer,
     dead_hook = str(plant(tmp_path, "dead", f"{dead}/services/{canary}"))
     token = str(plant(tmp_path, "token", canary))
     out = str(tmp_path / "received")
-    quick = {"timeout_s": 3}
+    quick = {"timeout_s": 14}  # for a machine that does a dozen things at once
     if request.param == "email":
         mailbox = Mailbox()
         with smtp_server(mailbox) as port:
@@ -211,7 +211,7 @@ def test_an_alert_arrives_with_its_episode(case: Case, world: World) -> None:
 
 
 def test_retry_a_receiver_that_is_not_there_is_an_error_that_says_so(case: Case, world: World) -> None:
-    with takes_at_most(4), pytest.raises(DeliveryError) as caught:
+    with takes_at_most(10), pytest.raises(DeliveryError) as caught:
         case.send(an_alert(), world, case.broken)
     assert caught.value.message and isinstance(caught.value.transient, bool)
     if case.name not in ("console", DROPPED_IN):
@@ -269,7 +269,7 @@ def test_truncate_a_thousand_incidents_are_one_message_of_a_bounded_size(case: C
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_truncate_a_hostile_text_is_delivered_and_bounded(case: Case, world: World, text: str) -> None:
-    with takes_at_most(8):
+    with takes_at_most(15):
         case.send(hostile(text), world)
     assert 0 < len(case.received()) < 400_000
     assert "\0" not in case.received()
