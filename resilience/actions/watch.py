@@ -14,7 +14,7 @@ from resilience.actions.look import bug, findings_of, look_of, newest, unknown
 from resilience.actions.project import Project
 from resilience.actions.reading_memory import ReadingMemory
 from resilience.actions.watchdogs import Watchdog, is_wanted, scene_of, watchdog
-from resilience.errors import ResilError, UsageError
+from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.model.finding import Finding, Report
 from resilience.model.reading import Memory, Target, Timed
 from resilience.model.verdict import Verdict
@@ -52,6 +52,11 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
     scene = scene_of(project)
     stuck = StuckMemory.of(world)
     shared = project.loaded.settings.watch
+    for key in ("deadline_s", "state_deadline_s"):
+        if getattr(shared, key) <= 0:
+            raise SettingsError(
+                f"{key} = {getattr(shared, key):g} in [watch] leaves no time to look", hint=f'{key} = "10s"'
+            )
     memory = ReadingMemory(scene, stuck, shared.state_deadline_s)
     began, started = world.clock.now(), world.clock.monotonic()
     rounds = [_begin(dog, scene) for dog in watchdogs]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resilience.actions.project import Project
     from resilience.model.finding import Report
 
+EXIT_UNKNOWN = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -114,7 +115,12 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
                 code = _once(request, project, only, awaited.saw)
             except ResilError as error:
                 _say(error.message)
-                code = 3
+                code = EXIT_UNKNOWN
+            except Exception as error:  # a bug; the next tick may meet none, and nobody else watches
+                if os.environ.get("RESIL_TRACEBACK"):
+                    raise
+                _say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")
+                code = EXIT_UNKNOWN
     finally:
         follower.stop()
     return code

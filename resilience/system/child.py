@@ -174,7 +174,7 @@ def _pause(children: dict[int, _Child], more: bool) -> float:
         pause = min(pause, BEGINNING_S)
     if any(child.is_closed for child in children.values()):
         pause = min(pause, 0.01)  # it is dead, and what it had started may be dying
-    return max(0.0, pause)
+    return min(max(0.0, pause), 3600.0)  # epoll_wait counts milliseconds in 31 bits
 
 
 def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:

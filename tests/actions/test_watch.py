@@ -156,6 +156,13 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
     assert [len(report.findings) for report in reports] == [10, 10, 10]
 
 
+@pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
+def test_no_time_to_look_cannot_be_meant(tmp_path: Path, key: str) -> None:
+    project = make_project(tmp_path, settings=f"[watch]\n{key} = 0\n")
+    with pytest.raises(SettingsError, match=key):
+        list(watch(project, [a_dog()]))
+
+
 def test_the_judge_gets_what_was_seen_before_and_the_probe_the_newest(project: Project, clock: FakeClock) -> None:
     def probe(target: Target, before: Any) -> Any:
         return {"/a": AReading(before["/a"].reading.used + 1 if before else 1, ("x",))}

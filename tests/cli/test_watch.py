@@ -118,3 +118,17 @@ def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
     monkeypatch.setattr(module, "notify", lambda *_: 1 / 0)
     said = watching.resil("watch", "licence", "many")
     assert said.code == 0 and "nobody may have been told" in said.err
+
+
+def test_a_bug_in_one_tick_does_not_end_a_repeated_look(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from resilience.cli import run_watch
+
+    once, calls = run_watch._once, []
+
+    def fails_first(*given: Any) -> int:
+        calls.append(1)
+        return once(*given) if len(calls) > 1 else 1 // 0
+
+    monkeypatch.setattr(run_watch, "_once", fails_first)
+    said = watching.resil("watch", "licence", "few", "--every", "0.05s", "--count", "2")
+    assert said.code == 1 and "LICENCE WARNING" in said.out and "internal error: ZeroDivisionError" in said.err

@@ -166,6 +166,10 @@ def test_many_that_hang_cost_the_longest_deadline_and_not_the_sum() -> None:
     assert answers[99].value == "here" and sum(answer.is_overdue for answer in answers.values()) == 60
 
 
+def test_a_deadline_of_a_year_is_no_trouble() -> None:
+    assert apart(lambda: time.sleep(0.05), 366 * 86400.0).error is None
+
+
 def test_those_that_answer_come_first() -> None:
     works = {"slow": (lambda: time.sleep(0.5), 5.0), "quick": (lambda: None, 5.0)}
     assert [key for key, _ in run_apart(works)] == ["quick", "slow"]
