@@ -40,6 +40,9 @@ from resilience.model.verdict import Verdict
 REFRESH_S = 600.0
 """An incident about which nothing is new is written again only after so long: a tick over a thousand writes nothing."""
 
+MANY = 50
+"""More news than this in one tick are remembered with one write each."""
+
 ENGINE_FAULTS = frozenset({"settings"})
 """Faults of a watchdog itself: its subject is only named while they are there, so any other word of it ends them."""
 
@@ -207,7 +210,9 @@ class Notifier:
         """Queue the messages; return the incidents that were told, and what was queued now."""
         news = {one.incident.fingerprint: one for letter in letters for one in letter.news}
         for one in news.values():
-            self._try(partial(self.ledger.keep, replace(one.incident, intended=now)))
+            # Of a change told of very many, a crash may say too much; each file is a trip to the file server.
+            if one.reason is Reason.FIRST or len(news) <= MANY:
+                self._try(partial(self.ledger.keep, replace(one.incident, intended=now)))
         failed: set[str] = set()
         threads: dict[str, str] = {}
         sent = []
