@@ -250,13 +250,12 @@ def test_a_hung_controller_is_unknown_within_the_deadline(story: Story) -> None:
 
 
 def test_a_dead_controller_is_unknown_then_critical_and_then_all_is_well(story: Story) -> None:
-    assert story.watch("running")[0] == 0
     story.cluster.terminate_controller()
     try:
-        code, found = story.watch("running", "--unknown-critical-after", "1s")
+        code, found = story.watch("running", "--unknown-critical-after", "1h")
         assert (code, found["queue of slurm"]["fault"]) == (3, "unreachable")
-        assert "not dead" in found["queue of slurm"]["summary"]
-        time.sleep(1.1)  # the while that is allowed, by the clock that it is measured with
+        assert "not dead" in found["queue of slurm"]["summary"] and "running" not in found
+        # Looking in vain takes longer than this second, from one question to the next.
         code, found = story.watch("running", "--unknown-critical-after", "1s")
         assert (code, found["queue of slurm"]["verdict"]) == (2, "CRITICAL")
     finally:

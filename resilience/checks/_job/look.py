@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from resilience.checks._job.confirm import Certainty, Confirmer, Missing
 from resilience.checks._job.describe import many
+from resilience.checks._job.past import ago, ended_words, is_chain, newest_ids, requeued
 from resilience.checks._job.pulse_file import add_pulses
 from resilience.checks._job.queue import Answer, ask, own_job
 from resilience.checks._job.reading import JobReading, fold, lasting, plain, recent
@@ -24,10 +25,10 @@ from resilience.system.scene import Scene
 NO_RUN = "runs"
 """The subject when there is no run at all."""
 LAST_S = 15.0
-"""What is left of the deadline when second sources are asked no more: one query may be under way then."""
+"""What is left of the deadline when second sources are asked no more: one query may be under way then. Of a short
+deadline a third."""
 SIGN_OF_LIFE_S = 30.0
 """A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
-IDS_KEPT = 3
 
 Before = Mapping[str, Timed[JobReading]]
 
@@ -48,7 +49,7 @@ def look(settings: JobSettings, scene: Scene, before: Before, cluster: str = "")
     What one scheduler or one run does not answer hides none of the others.
     """
     clock = scene.world.clock
-    until = clock.monotonic() + settings.deadline_s - LAST_S
+    until = clock.monotonic() + settings.deadline_s - min(LAST_S, settings.deadline_s / 3)
     readings: dict[str, JobReading] = {}
     for name, watched in _watched(settings, scene, cluster):
         try:
@@ -197,7 +198,7 @@ class _Tick:
             gone, unsure = self._what_files_add(subject, gone, unsure, now)
         restarts = {str(job.raw_id): job.restarts for job in alive if job.restarts}
         past = earlier.reading if earlier is not None else None
-        failures = [*(past.failures if past else ()), *self._failed(ended), *_requeued(past, restarts, now)]
+        failures = [*(past.failures if past else ()), *self._failed(ended), *requeued(past, restarts, now)]
         reading = JobReading(
             kind="run" if facts is not None else "name",
             scheduler=answer.scheduler,
@@ -205,9 +206,9 @@ class _Tick:
             rows=len(jobs),
             took_s=answer.took_s,
             jobs=plain(seen),
-            ended=_ended(last),
+            ended=ended_words(last),
             last_end=last_end,
-            ids=_newest_ids(subject, jobs, past),
+            ids=newest_ids(subject, jobs, past),
             over=facts.over if facts is not None else "",
             over_since=facts.over_since if facts is not None else None,
             trouble=trouble,
@@ -217,7 +218,7 @@ class _Tick:
             starts=facts.starts if facts is not None else (),
             failures=recent(failures, now, self.settings.churn_s),
             restarts=restarts,
-            is_chain=_is_chain(subject, jobs, past),
+            is_chain=is_chain(subject, jobs, past),
             own=self.watched.own_name(subject),
             looked=self._looked(subject, answer, jobs, gone or unsure),
         )
@@ -238,7 +239,7 @@ class _Tick:
         if facts.last_beat is not None and facts.last_end is None and abs(now - facts.last_beat) < SIGN_OF_LIFE_S:
             return (
                 "",
-                f"the queue shows no job, yet its newest attempt showed a sign of life {_ago(now, facts.last_beat)}",
+                f"the queue shows no job, yet its newest attempt showed a sign of life {ago(now, facts.last_beat)}",
             )
         if facts.submitting:
             return "", facts.submitting
@@ -263,43 +264,3 @@ class _Tick:
         for name, trouble in troubles.items():
             if name in readings:
                 readings[name] = replace(readings[name], pulse=trouble)
-
-
-def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> tuple[int, ...]:
-    if subject.facts is not None:
-        return subject.facts.ids[-IDS_KEPT:]
-    seen = sorted({job.id.array for job in jobs})
-    return tuple(dict.fromkeys((*(past.ids if past is not None and not seen else ()), *seen)))[-IDS_KEPT:]
-
-
-def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
-    """Whether jobs of it come one after another. Those that match a pattern may be many that have nothing in common."""
-    if past is not None and past.is_chain:
-        return True
-    waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
-    if waits or any("%" in job.tasks for job in jobs):
-        return True
-    if subject.facts is None and subject.wanted is not None and subject.wanted.is_pattern:
-        return False
-    known = subject.facts.ids if subject.facts is not None else ()
-    return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in jobs)
-
-
-def _requeued(past: JobReading | None, restarts: Mapping[str, int], now: float) -> list[float]:
-    """A moment for each requeue since the look before; apart by a millisecond, so that each counts."""
-    if past is None:
-        return []
-    known = {str(job["raw"]) for job in past.jobs}
-    grown = sum(max(0, count - past.restarts.get(raw, 0)) for raw, count in restarts.items() if raw in known)
-    return [now - number / 1000 for number in range(min(grown, 50))]
-
-
-def _ended(job: Job | None) -> str:
-    if job is None:
-        return ""
-    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
-    return f"job {job.id} ended: {job.state}{code}"
-
-
-def _ago(now: float, then: float) -> str:
-    return f"{max(0.0, now - then):.0f} s ago"

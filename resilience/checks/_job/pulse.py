@@ -17,6 +17,8 @@ from resilience.quantities import format_slurm_time
 
 MARK = "PULSE:"
 _LINE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] PULSE: (.*)", re.ASCII)
+_VERB = re.compile(r" (?=(?:is|was|will|waits) )")
+"""Where a name ends: every sentence of `pulse_words` begins with one of these."""
 _FORM = "%Y-%m-%d %H:%M:%S"
 _STATES = {
     JobState.CONFIGURING: "is being configured",
@@ -63,21 +65,23 @@ def pulse_words(seen: Sequence[SeenJob], now: float) -> str:
     return f"is waiting to be scheduled {where}"
 
 
-def last_pulse(text: str, name: str) -> float | None:
-    """When the newest PULSE line about this name in a log was written, in seconds since the epoch; None if never.
+def last_pulses(text: str) -> dict[str, float]:
+    """When the newest PULSE line about each name in a log was written, in seconds since the epoch.
 
-    An hour that comes twice when summer time ends may be taken for the other one.
+    A name may hold blanks, so that each place where the words may begin is taken. An hour that comes twice when summer
+    time ends may be taken for the other one.
     """
-    newest = None
+    newest: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
-        if match is None or not match[2].startswith(f"{name} "):
+        if match is None:
             continue
         try:
-            parsed = time.strptime(match[1], _FORM)
-            newest = time.mktime((*parsed[:8], -1))
+            moment = time.mktime((*time.strptime(match[1], _FORM)[:8], -1))
         except (ValueError, OverflowError):
             continue
+        for verb in _VERB.finditer(match[2]):
+            newest[match[2][: verb.start()]] = moment
     return newest
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.checks._job.pulse import is_due, last_pulse, pulse_line, pulse_words, slot_of
+from resilience.checks._job.pulse import is_due, last_pulses, pulse_line, pulse_words, slot_of
 from resilience.checks._job.queue import Answer
 from resilience.checks._job.reading import JobReading
 from resilience.checks._job.settings import JobSettings
@@ -41,24 +42,26 @@ def add_pulses(
     path = Path(os.path.join(scene.project, os.path.expanduser(settings.pulse_file)))  # noqa: PTH111, PTH118
     now = scene.world.clock.now()
     try:
-        text = _tail(path)
+        last = last_pulses(_tail(path))
         due = [
             (subject, reading)
             for subject, reading in wishes
-            if (reading is not None or answer.trouble)
-            and is_due(last_pulse(text, subject.shown), now, settings.pulse_s)
+            if (reading is not None or answer.trouble) and is_due(last.get(subject.shown), now, settings.pulse_s)
         ]
         if not due:
             return {}
         refused = _refuse(path, scene, client, due)
         if refused:
             return {subject.name: refused for subject, _ in due}
-        lines = [
-            pulse_line(subject.shown, _words(reading, answer, now), now)
-            for subject, reading in due
-            if _claim(path, subject.shown, slot_of(now, settings.pulse_s))
-        ]
-        _append(path, lines)
+        slot = slot_of(now, settings.pulse_s)
+        ours = {subject.shown: reading for subject, reading in due if _claim(path, subject.shown, slot)}
+        try:
+            _append(path, [pulse_line(name, _words(reading, answer, now), now) for name, reading in ours.items()])
+        except OSError:
+            for name in ours:
+                _claim_file(path, name, slot).unlink(missing_ok=True)
+            raise
+        _sweep(path, slot)
     except OSError as error:
         why = f"{path}: {error.strerror or error}"
         return {subject.name: why for subject, _ in wishes}
@@ -127,20 +130,26 @@ def _tail(path: Path) -> str:
 
 
 def _claim(path: Path, name: str, slot: int) -> bool:
-    """Whether this span of time is ours to write about this name: one host alone can create a file (open(2), O_EXCL).
-
-    What earlier spans left is removed.
-    """
-    stem = f".{path.name}.{zlib.crc32(os.fsencode(name)):08x}."
+    """Whether this span of time is ours to write about this name: one host alone creates a file (open(2), O_EXCL)."""
     try:
-        os.close(os.open(path.with_name(f"{stem}{slot}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(_claim_file(path, name, slot), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return False
-    for old in path.parent.glob(f"{stem}*"):
-        with suppress(OSError, ValueError):
-            if int(old.name.removeprefix(stem)) < slot:
-                old.unlink()
     return True
+
+
+def _claim_file(path: Path, name: str, slot: int) -> Path:
+    return path.with_name(f".{path.name}.{zlib.crc32(os.fsencode(name)):08x}.{slot}")
+
+
+def _sweep(path: Path, slot: int) -> None:
+    """Remove the claims of earlier spans."""
+    is_claim = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.([0-9]{{1,18}})").fullmatch
+    with os.scandir(path.parent) as entries:
+        old = [entry.path for entry in entries if (match := is_claim(entry.name)) and int(match[1]) < slot]
+    for claim in old:
+        with suppress(OSError):
+            os.unlink(claim)  # noqa: PTH108
 
 
 def _append(path: Path, lines: Sequence[str]) -> None:
