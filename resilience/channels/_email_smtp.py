@@ -187,6 +187,8 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
             hint = "are username and password right? Some servers want a password made for programs"
         elif isinstance(error, smtplib.SMTPSenderRefused):
             hint = "set sender in [channel.email] to an address that this server takes"
+            if code == 530:  # RFC 4954, 6
+                hint = "it wants to know who you are: set username and password_file in [channel.email]"
         permanent = 500 <= code < 600
         return DeliveryError(f"{where} said {said}, while {stage.name}{twice}", hint=hint, transient=not permanent)
     if isinstance(error, ssl.SSLError):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
@@ -75,6 +75,7 @@ def test_what_is_cut_says_so() -> None:
     assert "And 985 more" in many
 
 
+@settings(deadline=None)
 @given(st.text(st.characters() | st.sampled_from("&<>")), st.integers(1, 60))
 def test_an_escape_is_never_cut_apart(text: str, limit: int) -> None:
     shown = escaped(text, limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.model.alert import Alert, Reason
@@ -100,6 +100,7 @@ def test_no_hostile_text_steers_what_shows_it(text: str) -> None:
     assert len(shown) < 50_000
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(0, 200))
 def test_a_cut_is_never_longer_than_asked(text: str, limit: int) -> None:
     assert len(cut(text, limit)) <= max(limit, 1)
@@ -111,6 +112,7 @@ def test_a_cut_says_how_much_is_missing() -> None:
     assert cut("x" * 100, 30) == "x" * 17 + " … (83 more)"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters()), st.integers(1, 100))
 def test_a_clean_line_is_one_line_that_can_be_shown(text: str, limit: int) -> None:
     line = clean_line(text, limit)
@@ -118,6 +120,7 @@ def test_a_clean_line_is_one_line_that_can_be_shown(text: str, limit: int) -> No
     line.encode()
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(), max_size=50))
 def test_evidence_is_bounded(texts: list[str]) -> None:
     lines = clean_lines(tuple(texts))
