@@ -21,7 +21,7 @@ _PLAIN = r"[0-9.]+"
 _OCTETS = r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SiteCommand:
     """How a site tells what is used.
 

@@ -39,7 +39,7 @@ _LINKS_MOST = 40
 _PSEUDO = frozenset({"proc", "sysfs", "devpts", "cgroup", "cgroup2", "mqueue", "debugfs", "tracefs", "securityfs"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Place:
     """One path, and what it is to the training.
 
