@@ -1,4 +1,8 @@
-"""`resil watch log`: what is said of logs, tick by tick, by a clock that is set by hand."""
+"""`resil watch log`: what is said of logs, tick by tick, by a clock that is set by hand.
+
+What the scripts of earlier trainings got wrong stands here as well: a log's mtime is no progress (their own hourly line
+kept it young), neither is any write, nor rank 0's alone; a gap for an evaluation or a save is no hang.
+"""
 
 from __future__ import annotations
 
@@ -307,6 +311,16 @@ def test_an_exception_may_have_been_caught_until_no_step_follows(tmp_path: Path,
     assert told(dog.one()) == ("CRITICAL", "failing")
 
 
+def test_what_slurm_complains_of_at_the_start_of_healthy_jobs_is_a_warning(tmp_path: Path, clock: FakeClock) -> None:
+    log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
+    write(log, "slurmstepd: error: couldn't chdir to `/data': going to /tmp instead\n", at=clock.time)
+    assert told(dog.one()) == ("WARNING", "failing")
+    clock.sleep(5 * MINUTE)
+    assert told(dog.one()) == ("WARNING", "failing")
+    write(log, steps(1, 1), at=clock.time, append=True)
+    assert told(dog.one()) == ("OK", "")
+
+
 def test_a_step_that_goes_back_is_told_with_both_numbers(tmp_path: Path, clock: FakeClock) -> None:
     log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
     write(log, steps(90, 100), at=clock.time)
@@ -365,6 +379,14 @@ def test_an_empty_log_names_the_buffered_output(tmp_path: Path, clock: FakeClock
     assert finding.summary.startswith("empty for 1 h") and "PYTHONUNBUFFERED=1" in finding.advice
     write(tmp_path / "train.log", b"", at=clock.time - 10 * MINUTE)
     assert told(watcher(tmp_path, clock).one()) == ("OK", "")
+
+
+def test_a_log_that_grows_in_blocks_names_the_buffered_output(tmp_path: Path, clock: FakeClock) -> None:
+    whole = steps(1, 1000).encode()
+    write(tmp_path / "train.log", whole[:8192], at=clock.time - HOUR)
+    finding = watcher(tmp_path, clock).one()
+    assert told(finding) == ("CRITICAL", "silent")
+    assert "it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1" in finding.looked
 
 
 def test_a_log_that_is_renamed_and_made_anew_goes_on(tmp_path: Path, clock: FakeClock) -> None:

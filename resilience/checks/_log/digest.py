@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 from resilience.checks._log import lines as lines_of
-from resilience.checks._log.markers import Marker, marker, words_of
+from resilience.checks._log.markers import ORDINARY, Marker, marker, words_of
 from resilience.checks._log.patterns import BAR, EPOCH, RANKS, Found, find, seconds_per_step
 from resilience.checks._log.words import LogState
 
@@ -110,7 +110,7 @@ class _Digest:
             self.phase = "train"
         elif told.kind in ("save", "eval"):
             self.phase = told.kind
-        elif not self.error or (told.kind == "fatal" and self.error_kind == "exception"):
+        elif not self.error or (told.kind == "fatal" and self.error_kind in ORDINARY):
             self.error, self.error_kind, self.errored = lines_of.shown(line), told.word, self.written
 
     def _break(self) -> None:
@@ -191,7 +191,7 @@ class _Digest:
             advanced = self._when_advanced()
         elif self.lives or (self.grows and self._is_weak()):
             advanced = self.written
-            if before.error and before.error_kind == "exception" and self.error == before.error:
+            if before.error and before.error_kind in ORDINARY and self.error == before.error:
                 self.error, self.error_kind, self.errored = "", "", 0.0
         elif is_first:
             advanced = self._silent_since()

@@ -18,15 +18,18 @@ FATAL: dict[str, bytes] = {
     "crash": rb"Segmentation fault|SIGSEGV|\bcore dumped\b|Fatal Python error",
     "killed": rb"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed$|signal 9\b",
     "disk": rb"No space left on device|Disk quota exceeded|Stale file handle",
-    "launch": rb"srun: error:|slurmstepd: error:|ChildFailedError|torch\.distributed\.elastic\.multiprocessing\.errors",
+    "launch": rb"srun: error: \S+ tasks? [^:]{1,200}:|ChildFailedError"
+    rb"|torch\.distributed\.elastic\.multiprocessing\.errors",
 }
 """Nothing good comes after these. What people call it, and how it is told."""
 
 ORDINARY: dict[str, bytes] = {
+    "slurm": rb"srun: error:|slurmstepd: error:",
     "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*)?(?:[A-Za-z_][\w.]{0,80}\.)?"
     rb"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|$)",
 }
-"""May have been caught: told once no step has followed for a while. Last lines of Python tracebacks."""
+"""May mean nothing: told as a WARNING, until no step has followed for a while. slurmstepd complains of cgroups when
+healthy jobs start; the last line of a Python traceback may be that of an exception that was caught."""
 
 _CANCELLED = rb"CANCELLED AT \S+ DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|CANCELLED AT"
 _END = (
@@ -97,11 +100,11 @@ def marker(line: bytes, words: tuple[bytes, ...] = _WORDS) -> Marker | None:
         return None
     if name[0] == "f" and name[1:].isdigit():
         word = _FATAL_NAMES[int(name[1:])]
-        # srun and slurmstepd begin every line so: what follows says more.
-        if word == "launch" and _ENDS.search(line):
-            return Marker("end")
         return Marker("fatal", _cause(line) or word if word == "launch" else word)
     if name[0] == "o" and name[1:].isdigit():
+        # srun and slurmstepd begin every line so, and exceptions have their name first: what follows says more.
+        if _ENDS.search(line):
+            return Marker("end")
         word = _cause(line)
         return Marker("fatal", word) if word else Marker("ordinary", _ORDINARY_NAMES[int(name[1:])])
     return Marker(name)

@@ -137,7 +137,8 @@ def _failing(view: _View) -> Finding | None:
         return None
     quiet_s = view.now - log.errored
     usual_s = view.allowed.usual_s or 0.0
-    is_caught = log.error_kind == "exception" and quiet_s <= max(2 * usual_s, min(30.0, view.allowed.seconds))
+    soon_s = max(2 * usual_s, min(30.0, view.allowed.seconds))
+    is_caught = quiet_s <= {"exception": soon_s, "slurm": view.allowed.seconds}.get(log.error_kind, -1.0)
     verdict = Verdict.WARNING if is_caught else Verdict.CRITICAL
     text = f"{log.error_kind}: {log.error}; no step since{_at_step(view)}"
     return _finding(view, verdict, "failing", text, advice=_look_into(view), first=log.error)
