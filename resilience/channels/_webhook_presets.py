@@ -73,7 +73,10 @@ def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
 def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """Events API v2: https://developer.pagerduty.com/docs/send-alert-event (summary 1,024 characters, key 255)."""
     severity = {"CRITICAL": "critical", "UNKNOWN": "error", "WARNING": "warning", "OK": "info"}[alert.verdict.value]
-    key = cut(f"resil-{clean_line(alert.thread, 300)}", 255)
+    lasting = [notice.episode for notice in alert.notices if notice.verdict is not Verdict.OK]
+    # A digest has a thread of its own, which nothing ends: its page is that of its first incident.
+    thread_of = lasting[0] if alert.is_digest and lasting else alert.thread
+    key = cut(f"resil-{clean_line(thread_of, 300)}", 255)
     action = "trigger"
     if alert.is_resolved and not open_episodes(alert, thread):
         action = "resolve"

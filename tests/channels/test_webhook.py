@@ -90,6 +90,13 @@ def test_a_page_lasts_until_the_last_incident_of_its_thread_is_over() -> None:
     assert json.loads(last_end.payload)["event_action"] == "resolve"
 
 
+def test_the_page_of_a_digest_is_ended_by_the_end_of_its_first_incident() -> None:
+    over = a_notice("000000", reason=Reason.RESOLVED, verdict=Verdict.OK)
+    digest = an_alert(over, a_notice("3f9a1c"), is_digest=True, id="digest-1", thread="digest-1")
+    end = payload(resolved(thread="3f9a1c"), "pagerduty")
+    assert payload(digest, "pagerduty")["dedup_key"] == end["dedup_key"]
+
+
 def test_an_acknowledged_page_pages_nobody_unless_it_got_worse() -> None:
     taken = a_notice(acknowledged_by="ada")
     assert payload(an_alert(taken, reason=Reason.REMINDER), "pagerduty")["event_action"] == "acknowledge"
