@@ -491,9 +491,22 @@ def test_what_was_looked_at_is_said_with_its_age(stage: Stage) -> None:
     assert "by the tokens in its journal" in text
 
 
+class Slow(FakeScheduler):
+    """Answers after a minute."""
+
+    clock: Any = None
+
+    def jobs(self, **wishes: Any) -> tuple[Job, ...]:
+        self.clock.sleep(60)
+        return super().jobs(**wishes)
+
+
 def test_no_time_left_is_unknown(stage: Stage) -> None:
-    stage.run("gpt", 1)
-    finding = stage.finding(deadline_s=10.0)
+    queue = Slow()
+    slow = Stage(stage.folder, queue)
+    queue.clock = slow.clock
+    slow.run("gpt", 1)
+    finding = slow.finding(deadline_s=70.0)
     assert finding.verdict is UNKNOWN and "no time left" in finding.summary
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from resilience.checks._job.pulse import is_due, last_pulse, pulse_line, pulse_words
+from resilience.checks._job.pulse import is_due, last_pulses, pulse_line, pulse_words
 from resilience.checks._job.pulse_file import _claim
 from resilience.checks._job.reading import fold
 from resilience.model.job import Job, JobId
 from resilience.model.job_state import JobState
-from tests.checks.job.stage import HOUR, Stage, running
+from tests.checks.job.stage import HOUR, OK, Stage, running
 from tests.fakes import DOWN, NOW, FakeScheduler, a_job
 
 PENDING = JobState.PENDING
@@ -93,9 +93,14 @@ def test_the_newest_line_about_a_name_is_found_whatever_else_stands_there() -> N
     text = (
         "noise\n[2022-05-01 01:00:00] PULSE: gpt is x\n[2022-05-01 02:00:00] PULSE: gpt2 is x\n[bad] PULSE: gpt is x\n"
     )
-    assert last_pulse(text, "gpt") == START - 2 * HOUR
-    assert last_pulse(text, "gpt2") == START - HOUR
-    assert last_pulse(text, "llama") is None
+    found = last_pulses(text)
+    assert found["gpt"] == START - 2 * HOUR and found["gpt2"] == START - HOUR and "llama" not in found
+
+
+@pytest.mark.parametrize("words", [words for _, words in WORDS])
+def test_a_line_is_found_again_by_its_name_whatever_the_name_holds(words: str) -> None:
+    for name in ("gpt", "what is it", "a was b", "x | y"):
+        assert last_pulses(pulse_line(name, words, START))[name] == START
 
 
 DUE = [(None, True), (0.0, False), (3599.0, False), (3600.0, True), (-60.0, False), (-7200.0, True)]
@@ -231,6 +236,17 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing:
         path = path / "deeper" / "pulse.log"
     faults = pulsing.faults(pulse_file=str(path))
     assert {name: verdict.value for name, verdict in faults.items()} == {"": "OK", "pulse-file": "WARNING"}
+
+
+def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("resilience.checks._job.pulse_file.os.write", full)
+        assert "pulse-file" in pulsing.faults(pulse_file="pulse.log")
+    assert pulsing.faults(pulse_file="pulse.log") == {"": OK}
+    assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 1
 
 
 def test_a_line_that_was_cut_is_ended_first(pulsing: Stage) -> None:
