@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from shlex import quote
-from typing import NamedTuple
 
-from resilience.checks._log.look_runs import beat_of
 from resilience.checks._log.patterns import EPOCH
-from resilience.checks._log.threshold import Allowance, allowance, phase_of
-from resilience.checks._log.words import Beat, LogReading, LogSettings, LogState, unpacked
+from resilience.checks._log.threshold import phase_of
+from resilience.checks._log.view import View, is_rotating, view_of
+from resilience.checks._log.words import LogReading, LogSettings, LogState
 from resilience.model.finding import Figure, Finding
 from resilience.model.verdict import Verdict
 from resilience.quantities import format_bytes, format_duration
@@ -21,27 +20,11 @@ MANY_RESTARTS = 3
 SKEW_TOLD_S = 120.0
 
 
-class _View(NamedTuple):
-    """All that a sentence may need."""
-
-    subject: str
-    reading: LogReading
-    settings: LogSettings
-    now: float
-    path: str
-    log: LogState | None
-    beat: Beat | None
-    beats: bool
-    since: float
-    allowed: Allowance
-    quiet_s: float
-
-
 def findings(subject: str, reading: LogReading, settings: LogSettings, now: float) -> list[Finding]:
     """Given what was read of one subject, say what is wrong with it, or one OK finding."""
     if reading.nothing:
         return [_nothing(subject, reading)]
-    view = _view(subject, reading, settings, now)
+    view = view_of(subject, reading, settings, now)
     if reading.over:
         return [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
     if view.log is None and view.beat is None:
@@ -56,55 +39,15 @@ def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple
     """
     if reading.nothing or reading.over or not reading.logs:
         return None
-    view = _view("", reading, settings, now)
+    view = view_of("", reading, settings, now)
     if view.beats or view.log is None or view.log.trouble or view.log.end or view.quiet_s > view.allowed.seconds:
         return None
     return tuple(path for path, _ in reading.logs), view.since, view.allowed.seconds
 
 
-def _view(subject: str, reading: LogReading, settings: LogSettings, now: float) -> _View:
-    path, log = _main_log(reading, settings, now)
-    beat = beat_of(reading)
-    phase = phase_of(beat.phase) if beat is not None and beat.ranks > beat.left else log.phase if log else "start"
-    intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
-    allowed = allowance(intervals, phase, settings)
-    since = max(log.advanced if log is not None else 0.0, reading.began)
-    beats = beat is not None and _beat_counts(beat, log, allowed, settings, now)
-    if beats and beat is not None:
-        since = max(beat.advanced, reading.began)
-    return _View(subject, reading, settings, now, path, log, beat, beats, since, allowed, max(0.0, now - since))
-
-
-def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
-    """The log that has gone on last, of those that can be read if there are any."""
-    if len(reading.logs) == 1:
-        path, text = reading.logs[0]
-        return path, unpacked(text)
-    logs = [(path, unpacked(text)) for path, text in reading.logs]
-    read = [one for one in logs if not one[1].trouble or _is_rotating(one[1], settings, now)]
-    return max(read or logs, key=lambda one: one[1].advanced, default=("", None))
-
-
-def _is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
-    """Whether a log that was there a moment ago may come back: renamed, and not made again yet."""
-    return (
-        log.trouble_kind == "missing"
-        and log.looked > 0
-        and now - log.troubled <= min(settings.floor_s, settings.timeout_s or 1e9)
-    )
-
-
-def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
-    """Whether the heartbeat beats the log: unless its mirror is dead, and the log has gone on without it."""
-    if beat.ranks == beat.left or len(beat.gone) == beat.ranks:
-        return False
-    is_alive = now - beat.written <= min(settings.floor_s, allowed.seconds)
-    return is_alive or log is None or log.step is None or log.advanced <= beat.written
-
-
-def _wrongs(view: _View) -> Iterator[Finding]:
+def _wrongs(view: View) -> Iterator[Finding]:
     log, beat = view.log, view.beat
-    if log is not None and log.trouble and not _is_rotating(log, view.settings, view.now) and not view.beats:
+    if log is not None and log.trouble and not is_rotating(log, view.settings, view.now) and not view.beats:
         yield _troubled(view, log)
         return
     told = False
@@ -129,7 +72,7 @@ def _wrongs(view: _View) -> Iterator[Finding]:
         yield wrong
 
 
-def _failing(view: _View) -> Finding | None:
+def _failing(view: View) -> Finding | None:
     log = view.log
     if log is None or not log.error:
         return None
@@ -144,7 +87,7 @@ def _failing(view: _View) -> Finding | None:
     return _finding(view, verdict, "failing", text, advice=_look_into(view), first=log.error)
 
 
-def _gone(view: _View) -> Finding | None:
+def _gone(view: View) -> Finding | None:
     beat = view.beat
     if beat is None or not beat.gone or (beat.left + len(beat.gone) == beat.ranks and view.quiet_s <= 60.0):
         return None
@@ -155,7 +98,7 @@ def _gone(view: _View) -> Finding | None:
     )
 
 
-def _hung(view: _View) -> Finding:
+def _hung(view: View) -> Finding:
     log, beat = view.log, view.beat
     quiet = format_duration(view.quiet_s)
     has_step = view.beats or (log is not None and log.step is not None)
@@ -183,7 +126,7 @@ def _hung(view: _View) -> Finding:
     return _finding(view, Verdict.CRITICAL, fault, "; ".join(parts), advice=_look_into(view))
 
 
-def _empty(view: _View) -> Finding:
+def _empty(view: View) -> Finding:
     return _finding(
         view, Verdict.WARNING, "empty",
         f"empty for {format_duration(view.quiet_s)}: it is buffered, or the training has not come as far",
@@ -191,7 +134,7 @@ def _empty(view: _View) -> Finding:
     )  # fmt: skip
 
 
-def _regressing(view: _View, log: LogState) -> Finding | None:
+def _regressing(view: View, log: LogState) -> Finding | None:
     if log.fell_from is not None:
         text = f"the step went back from {log.fell_from:g} to {log.text}, and no new attempt has begun"
         return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
@@ -215,7 +158,7 @@ def _nothing(subject: str, reading: LogReading) -> Finding:
     )  # fmt: skip
 
 
-def _no_log(view: _View) -> Finding:
+def _no_log(view: View) -> Finding:
     reading = view.reading
     if not reading.attempt:
         return _finding(view, Verdict.OK, "", "it has not begun: no log yet", with_lines=False)
@@ -229,7 +172,7 @@ def _no_log(view: _View) -> Finding:
     )  # fmt: skip
 
 
-def _troubled(view: _View, log: LogState) -> Finding:
+def _troubled(view: View, log: LogState) -> Finding:
     if log.trouble_kind == "missing" and log.looked:
         text = f"it was there and is gone for {format_duration(view.now - log.troubled)}{_at_step(view)}"
         advice = "was it renamed and not opened again? see: resil status"
@@ -242,7 +185,7 @@ def _troubled(view: _View, log: LogState) -> Finding:
     return _finding(view, Verdict.UNKNOWN, log.trouble_kind, text, advice=advice)
 
 
-def _ok_summary(view: _View) -> str:
+def _ok_summary(view: View) -> str:
     log = view.log
     if log is not None and log.end and not view.beats:
         return f"it says that it is done: {log.end}"
@@ -268,7 +211,7 @@ def _step(log: LogState) -> str:
     return log.text if log.kind == EPOCH or log.text.startswith("epoch") else f"step {log.text}"
 
 
-def _at_step(view: _View) -> str:
+def _at_step(view: View) -> str:
     """` (42780 at 13:02:11)`."""
     if view.beats and view.beat is not None:
         return f" ({view.beat.step} at {_clock(view.since, view.now)})"
@@ -281,7 +224,7 @@ def _clock(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S" if now - at < 43200 else "%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _look_into(view: _View) -> str:
+def _look_into(view: View) -> str:
     run = view.reading.run
     read = f"resil logs {run}" if run else f"tail -n 50 {quote(view.path)}"
     where = ""
@@ -293,7 +236,7 @@ def _look_into(view: _View) -> str:
 
 
 def _finding(
-    view: _View,
+    view: View,
     verdict: Verdict,
     fault: str,
     summary: str,
@@ -312,13 +255,13 @@ def _finding(
     )  # fmt: skip
 
 
-def _figures(view: _View) -> tuple[Figure, ...]:
+def _figures(view: View) -> tuple[Figure, ...]:
     quiet = Figure(label="quiet", value=round(view.quiet_s, 1), unit="s", crit=round(view.allowed.seconds, 1))
     step = view.beat.step if view.beats and view.beat is not None else view.log.step if view.log is not None else None
     return (quiet,) if step is None else (quiet, Figure(label="step", value=step))
 
 
-def _looked(view: _View) -> tuple[str, ...]:
+def _looked(view: View) -> tuple[str, ...]:
     log, beat, reading = view.log, view.beat, view.reading
     said = []
     if beat is not None:

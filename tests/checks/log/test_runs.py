@@ -105,6 +105,17 @@ def test_a_job_that_just_began_may_take_its_time(tmp_path: Path, clock: FakeCloc
     assert told(dog.one()) == ("OK", "")
 
 
+def test_what_the_job_before_left_in_the_log_does_not_hurry_the_next(
+    tmp_path: Path, clock: FakeClock, run: Run
+) -> None:
+    run.log(101, "iteration 7/ 9 | elapsed time per iteration (s): 1.0 |\n", age_s=HOUR)
+    run.attempt(2, 101)  # requeued, and the log appended to
+    clock.sleep(10 * MINUTE)
+    assert told(watcher(tmp_path, clock).one()) == ("OK", "")
+    clock.sleep(25 * MINUTE)
+    assert told(watcher(tmp_path, clock).one()) == ("CRITICAL", "silent")
+
+
 @pytest.mark.parametrize("word", ["exited", "stopped", "terminated", "lost", "superseded"])
 def test_the_log_of_a_job_that_is_over_does_not_hang(tmp_path: Path, clock: FakeClock, run: Run, word: str) -> None:
     run.log(101, "step 901 loss\nCUDA out of memory\n")
