@@ -101,6 +101,18 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
+    """What else PagerDuty is told: the end of each incident that had a page of its own.
+
+    One message may tell the end of several, whose pages were opened by several messages. Ending a page that is not
+    there changes nothing, and so does ending one twice.
+    """
+    over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
+    keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
+    keys.pop(f"resil-{clean_line(alert.thread, 300)}", None)
+    return tuple({"routing_key": SECRET, "event_action": "resolve", "dedup_key": key} for key in keys)
+
+
 def ntfy(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://docs.ntfy.sh/publish/#publish-as-json: a repeat has the same sequence_id and replaces itself (2.16)."""
     priority = {"CRITICAL": 5, "UNKNOWN": 4, "WARNING": 3, "OK": 3}[state_of(alert)]

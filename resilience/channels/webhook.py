@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from resilience.channels._webhook_presets import PAGERDUTY_URL, PRESETS, SECRET, TOPIC, open_episodes
+from resilience.channels._webhook_presets import PAGERDUTY_URL, PRESETS, SECRET, TOPIC, open_episodes, pagerduty_ends
 from resilience.errors import DeliveryError, SettingsError
 from resilience.model.alert import Alert, Notice, Reason
 from resilience.model.verdict import Verdict
@@ -68,10 +69,12 @@ class WebhookMessage:
     Attributes:
         payload: the JSON, as text, with placeholders for the secret and the topic.
         memory: what the next message of this thread wants to know.
+        more: payloads that are sent after it, to the same address.
     """
 
     payload: str
     memory: Mapping[str, str] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
 
 
 class WebhookChannel:
@@ -108,13 +111,16 @@ class WebhookChannel:
 
     def compose(self, alert: Alert, settings: WebhookSettings, thread: Mapping[str, str]) -> WebhookMessage:
         """The JSON. Raise SettingsError if a payload of one's own makes none of this alert."""
+        more: tuple[str, ...] = ()
         if settings.payload:
             from resilience.channels._webhook_payload import render_payload
 
             payload = render_payload(settings.payload, alert)
         else:
             payload = PRESETS[settings.preset](alert, thread)
-        return WebhookMessage(json.dumps(payload), {"open": ",".join(open_episodes(alert, thread))})
+            if settings.preset == "pagerduty":
+                more = tuple(json.dumps(event) for event in pagerduty_ends(alert))
+        return WebhookMessage(json.dumps(payload), {"open": ",".join(open_episodes(alert, thread))}, more)
 
     def send(self, message: WebhookMessage, settings: WebhookSettings, world: World) -> Mapping[str, str]:
         """Send it. Raise DeliveryError if the server did not take it."""
@@ -127,28 +133,32 @@ class WebhookChannel:
         fillings = {SECRET: secret.reveal() if secret else ""}
         if settings.preset == "ntfy" and not settings.payload:
             url, fillings[TOPIC] = _topic_of(url)
-        payload = _filled(json.loads(message.payload), fillings)
         headers = {"Content-Type": "application/json", "User-Agent": "resil"}
         for name, value in settings.headers.items():
             headers[name] = value.replace("{secret}", fillings[SECRET])
-        answer = request(
-            url,
-            json.dumps(payload).encode(),
-            environ=world.environ,
-            timeout_s=settings.timeout_s,
-            headers=headers,
-            method=settings.method,
-            ca_file=settings.ca_file,
-            secrets=secrets,
-        )
         host = urlsplit(url).hostname or "?"
-        if error := refusal(answer, host, secrets):
-            raise error
-        if settings.preset != "generic" and answer.body.lstrip().startswith("<"):
-            raise DeliveryError(
-                f"{host} answered {answer.status} with a web page: something in between answered in its place",
-                hint="does this node reach the network without logging in?",
+        deadline = time.monotonic() + settings.timeout_s
+        for text in (message.payload, *message.more):
+            left_s = deadline - time.monotonic()
+            if left_s < 0.01:
+                raise DeliveryError(f"{host} did not answer within {settings.timeout_s:g} s")
+            answer = request(
+                url,
+                json.dumps(_filled(json.loads(text), fillings)).encode(),
+                environ=world.environ,
+                timeout_s=left_s,
+                headers=headers,
+                method=settings.method,
+                ca_file=settings.ca_file,
+                secrets=secrets,
             )
+            if error := refusal(answer, host, secrets):
+                raise error
+            if settings.preset != "generic" and answer.body.lstrip().startswith("<"):
+                raise DeliveryError(
+                    f"{host} answered {answer.status} with a web page: something in between answered in its place",
+                    hint="does this node reach the network without logging in?",
+                )
         said = quoted(answer.body, secrets)
         return {"answer": f"{host} answered {answer.status}" + (f": {said}" if said else ""), **message.memory}
 

@@ -97,6 +97,20 @@ def test_the_page_of_a_digest_is_ended_by_the_end_of_its_first_incident() -> Non
     assert payload(digest, "pagerduty")["dedup_key"] == end["dedup_key"]
 
 
+def test_one_message_about_several_ends_closes_the_page_of_each(
+    httpserver: HTTPServer, world: World, canary: str
+) -> None:
+    httpserver.expect_request("/v2").respond_with_json({"status": "success"}, status=202)
+    settings = WebhookSettings(preset="pagerduty", url=httpserver.url_for("/v2"), secret_variable="RESIL_CANARY")
+    ends = [a_notice(episode, reason=Reason.RESOLVED, verdict=Verdict.OK) for episode in ("aaaaaa", "bbbbbb")]
+    send(settings, world, an_alert(*ends, reason=Reason.RESOLVED, thread="the-group"))
+    sent = [asked.get_json() for asked, _ in httpserver.log]
+    assert {event["dedup_key"] for event in sent} == {"resil-the-group", "resil-aaaaaa", "resil-bbbbbb"}
+    assert {event["event_action"] for event in sent} == {"resolve"}
+    assert {event["routing_key"] for event in sent} == {canary}
+    assert CHANNEL.compose(an_alert(), settings, {}).more == ()
+
+
 def test_an_acknowledged_page_pages_nobody_unless_it_got_worse() -> None:
     taken = a_notice(acknowledged_by="ada")
     assert payload(an_alert(taken, reason=Reason.REMINDER), "pagerduty")["event_action"] == "acknowledge"
