@@ -392,6 +392,21 @@ def test_a_site_command_that_is_not_there_gives_way_to_statvfs(tmp_path: Path, d
     assert any("cannot run /nowhere/q" in line for line in found.looked)
 
 
+def test_a_growth_is_remembered_over_a_look_at_which_the_source_was_silent(tmp_path: Path, disk: Path) -> None:
+    clock = FakeClock()
+    project = a_project(tmp_path, clock=clock)
+    counter = tmp_path / "counter"
+    program = a_program(tmp_path, "q", f"[ -e {tmp_path}/silent ] || echo used $(cat {counter}) of 1000")
+    settings = {"command": (str(program),), "used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
+    for tick in range(20):
+        counter.write_text(str(100 + 20 * tick))
+        (tmp_path / "silent").touch() if tick == 12 else (tmp_path / "silent").unlink(missing_ok=True)
+        last = a_tick(project, "fs", paths=(str(disk),), **settings)[f"login1:{disk}"]
+        clock.time += 600
+    assert [(f.fault, f.verdict) for f in last] == [("runway", Verdict.CRITICAL)]
+    assert any("seen for 3 hours" in line for line in last[0].looked)
+
+
 def test_du_counts_when_it_is_asked_for_and_its_total_is_kept(tmp_path: Path, disk: Path) -> None:
     clock = FakeClock()
     project = a_project(tmp_path, clock=clock)
@@ -538,16 +553,18 @@ def test_files_that_will_be_purged_are_told(tmp_path: Path, disk: Path) -> None:
     assert the_finding(project, "fs", disk).verdict is Verdict.OK
 
 
-def test_what_was_remembered_by_a_hand_or_another_version_harms_nothing(tmp_path: Path, disk: Path) -> None:
+@pytest.mark.parametrize("field", ["history", "mounts", "du", "looked"])
+@pytest.mark.parametrize("value", ["7", "[7, null, {}]", '{"a": [1, 2, 3, 4]}', '{"time": "x"}'])
+def test_what_was_remembered_and_then_edited_by_hand_harms_nothing(
+    tmp_path: Path, disk: Path, field: str, value: str
+) -> None:
     project = a_project(tmp_path)
     the_finding(project, "fs", disk)
-    memories = list((tmp_path / "project" / ".resil" / ".watch").glob("*"))
-    assert memories
-    for memory in memories:
-        memory.write_text(memory.read_text().replace("statvfs/file system/bytes", "x").replace("[[", "[["))
-    assert the_finding(project, "fs", disk).verdict is Verdict.OK
-    for memory in memories:
-        memory.write_text(re.sub(r'"history": ?\{[^}]*\}', '"history": [7, null, {}]', memory.read_text()))
+    (memory,) = (tmp_path / "project" / ".resil" / ".watch").glob("*.json")
+    text = memory.read_text()
+    edited = re.sub(rf'"{field}": ?(\{{.*?\}}|\[.*?\]|true|"[^"]*")(?=,"|\}}\])', f'"{field}":{value}', text, count=1)
+    assert edited != text
+    memory.write_text(edited)
     assert the_finding(project, "fs", disk).verdict is Verdict.OK
 
 

@@ -8,11 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from resilience.checks._filesystem.amount import Amount
-from resilience.checks._filesystem.growth import remembered
 from resilience.checks._filesystem.look import Look
 from resilience.checks._filesystem.place_state import PlaceState, look_at
-from resilience.checks._filesystem.reading import FileSystemReading, points_of
+from resilience.checks._filesystem.reading import FileSystemReading, history_after, is_whole
 from resilience.checks._filesystem.sources import Asked, ask_du, ask_quota, of_statvfs
 from resilience.checks._filesystem.subjects import (
     CHECKPOINT_FOLDERS,
@@ -35,8 +33,6 @@ TOOLS_SHARE = 0.7
 ACCEPTED_S = 7 * 86400.0
 """A path that has lain elsewhere for so long was moved."""
 A_FILE = "it is a file, and the file system that it lies on is meant"
-MOST_KEYS = 8
-"""Limits of one subject whose growth is remembered."""
 
 Before = Mapping[str, Timed[FileSystemReading]]
 
@@ -53,6 +49,7 @@ def targets_of(look: Look, scene: Scene) -> tuple[Target, ...]:
 
 def probe_target(target: Target, look: Look, scene: Scene, before: Before) -> dict[str, FileSystemReading]:
     """Look at one target and return a reading for each subject. Raise ProbeError if nothing could be seen at all."""
+    before = {subject: timed for subject, timed in before.items() if is_whole(timed.reading)}
     clock = scene.world.clock
     deadline = clock.monotonic() + TOOLS_SHARE * (target.deadline_s or DEADLINE_S)
     if look.paths:
@@ -224,20 +221,12 @@ def _read(
         read_only=read_only,
         seen_writable=not read_only or (old is not None and old.seen_writable),
         amounts=tuple(item.to_row() for item in amounts),
-        history=_history(old, amounts, now),
+        history=history_after(old, amounts, now),
         checkpoint=_checkpoint(look, scene, mount),
         purge=_purge(group, look, scene, mount),
         du={"time": du[0], "total": du[1]} if du is not None else {},
         looked=tuple(looked),
     )
-
-
-def _history(
-    old: FileSystemReading | None, amounts: Sequence[Amount], now: float
-) -> dict[str, tuple[tuple[float, float], ...]]:
-    """What was used when, of what is known now: another source or limit starts another history."""
-    past = old.history if old is not None else {}
-    return {item.key: remembered(points_of(past, item.key), now, item.used) for item in amounts[:MOST_KEYS]}
 
 
 def _checkpoint(look: Look, scene: Scene, mount: Mount | None) -> dict[str, Any]:

@@ -1,12 +1,19 @@
-"""What was seen of one file system: plain values, to remember and to judge."""
+"""What was seen of one file system: plain values, to remember and to judge. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from resilience.checks._filesystem.amount import Amount
+from resilience.checks._filesystem.growth import remembered
 from resilience.model.trend import Point
+
+SILENT_S = 86400.0
+"""What a source told is kept for so long when it gives no answer."""
+MOST_KEYS = 12
+"""Limits of one subject whose growth is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +65,20 @@ class FileSystemReading:
     looked: tuple[str, ...] = ()
 
 
+def is_whole(reading: FileSystemReading) -> bool:
+    """Whether what was remembered is what was written: somebody may have edited the file by hand."""
+    tables: tuple[Any, ...] = (reading.history, reading.mounts, reading.du)
+    return (
+        all(isinstance(table, dict) for table in tables)
+        and all(
+            isinstance(row, list | tuple) and len(row) == 4 and isinstance(row[3], int | float)
+            for row in reading.mounts.values()
+        )
+        and all(isinstance(value, int | float) for value in reading.du.values())
+        and (not reading.du or set(reading.du) == {"time", "total"})
+    )
+
+
 def points_of(history: Mapping[str, Any], key: str) -> tuple[Point, ...]:
     """The remembered readings of one amount; what is none of them (a file edited by hand) is passed over."""
     rows = history.get(key) if isinstance(history, dict) else None
@@ -68,3 +89,14 @@ def points_of(history: Mapping[str, Any], key: str) -> tuple[Point, ...]:
         for row in rows
         if isinstance(row, list | tuple) and len(row) == 2 and all(isinstance(item, int | float) for item in row)
     )
+
+
+def history_after(
+    old: FileSystemReading | None, amounts: Sequence[Amount], now: float
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    """What was used when. A source that gives no answer today, a quota tool for instance, is not forgotten for that."""
+    past = old.history if old is not None else {}
+    now_known = {item.key: remembered(points_of(past, item.key), now, item.used) for item in amounts}
+    silent = {key: points for key in past if key not in now_known and (points := points_of(past, key))}
+    lasting = {key: points for key, points in silent.items() if 0 <= now - points[-1][0] < SILENT_S}
+    return dict(list({**now_known, **lasting}.items())[:MOST_KEYS])
