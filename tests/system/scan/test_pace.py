@@ -10,8 +10,8 @@ from resilience.system.scan.pace import Pace, decide
 @pytest.mark.parametrize(
     ("look_us", "cores", "processes", "threads"),
     [
-        (1.6, 2, 2, 1),  # ext4, from memory
-        (8, 1, 1, 1),  # ext4, from the disk
+        (1.6, 2, 4, 1),  # ext4, from memory
+        (8, 1, 2, 1),  # ext4, from the disk
         (8, 64, 4, 1),  # a login node belongs to others as well
         (200, 2, 1, 16),  # a server answers
         (5000, 64, 1, 16),
@@ -26,4 +26,4 @@ def test_local_disks_get_processes_and_servers_get_threads(
 
 
 def test_the_reason_is_a_sentence() -> None:
-    assert decide(2e-6, 1) == Pace(1, 1, "2 us for each look: 1 process")
+    assert decide(2e-6, 1) == Pace(2, 1, "2 us for each look: 2 processes")
