@@ -113,7 +113,7 @@ def advance(incident: Incident, verdict: Verdict, now: float, policy: AlertPolic
         seen=now,
         looked=now,
         gone=None,
-        flaps=(*flaps, now) if came_back else flaps,
+        flaps=_of_late((*incident.flaps, now), now, policy) if came_back else flaps,
     )
 
 

@@ -354,6 +354,13 @@ def test_a_fault_that_comes_back_as_a_new_incident_counts_as_coming_back() -> No
     assert begin(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
 
 
+def test_a_fault_that_comes_back_each_second_does_not_grow_its_file() -> None:
+    incident = told_since(HOUR)
+    for second in range(100):
+        incident = advance(incident, OK if second % 2 else WARNING, NOW + second, POLICY)
+    assert len(incident.flaps) == POLICY.flap_count
+
+
 def test_flapping_can_be_switched_off() -> None:
     assert not is_flapping(flapped(50), replace(POLICY, flap_count=0))
 
