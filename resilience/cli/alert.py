@@ -283,6 +283,6 @@ def test(
             if not as_json:
                 print(show_alert.trial_line(name, outcome), flush=True)
     if as_json:
-        print_json("alert test", show_alert.trial_to_json(outcomes))
+        print_json("alert-test", show_alert.trial_to_json(outcomes))
     if any(outcome.error for outcome in outcomes.values()):
         raise typer.Exit(1)

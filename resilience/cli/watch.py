@@ -20,10 +20,7 @@ from resilience.errors import QuantityError, ResilError, SettingsError, UsageErr
 from resilience.quantities import parse_duration_s
 from resilience.system.world import World
 
-EPILOG = (
-    "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help. "
-    "Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."
-)
+EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
 
 _Explain = Annotated[bool, typer.Option("--explain", help="What was looked at, how, and why the verdict.")]
@@ -99,7 +96,10 @@ def watch_group(
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Look for trouble and say what was found; exit as a Nagios plugin does, and alert as [alert] says."""
+    """Look for trouble and say what was found, and tell people as [alert] says.
+
+    Exits as a Nagios plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+    """
     if ctx.invoked_subcommand is not None:
         if everything or wants_list:
             raise UsageError(

@@ -85,7 +85,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """[watch]: what all watchdogs share. Each has a table of its own besides: [watch.fs], [watch.job] ...
+    """[watch]: what all watchdogs share. Each has a table of its own besides, such as [watch.fs].
 
     Attributes:
         checks: what `resil watch --all` runs. Default: every watchdog there is, and every table [watch.NAME].

@@ -150,9 +150,10 @@ def check_command(words: list[str]) -> None:
             context = command.make_context(name, list(words), parent=context)
         except (typer.Exit, SystemExit):  # --version, --help
             return
-        if not hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        if not hasattr(command, "resolve_command") or (command.invoke_without_command and not rest):
             return
-        name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, words = command.resolve_command(context, rest)
 
 
 @every_page
