@@ -13,29 +13,24 @@ import signal
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resilience.actions.demo_night_set import RUN, Disk, own_world, small_disk, write_settings
 from resilience.actions.demo_receivers import Inbox, receivers
 from resilience.errors import ResilError
 from resilience.model import layout
 from resilience.model.verdict import Verdict
-from resilience.quantities import quote_toml
-from resilience.settings.load import FILE_NAME
-from resilience.system.files import make_folder, write_atomic
+from resilience.system.files import make_folder
 from resilience.system.ports import Runner
 from resilience.system.process import Completed
 from resilience.system.world import World
 
-RUN = "night"
-DISK_BYTES = 4 * 2**20
 PATIENCE_S = 30.0
 POLL_S = 0.3
 COMMAND_S = 30.0
 LINE = 110
-TRAINING = Path(__file__).with_name("_demo_training.py")
 
 
 def shorten(text: str) -> str:
@@ -119,9 +114,9 @@ def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tup
     Raise NightFailed if a fault is not noticed, or not told, in time.
     """
     make_folder(folder, mode=0o755)
-    with receivers() as inbox, _disk(world, folder) as disk:
-        _write_settings(folder, inbox, disk)
-        night = _Night(_own_world(world, folder), folder, inbox, say)
+    with receivers() as inbox, small_disk(world, folder) as disk:
+        write_settings(folder, inbox, disk)
+        night = _Night(own_world(world, folder), folder, inbox, say)
         say("the demo's own mail server and Slack listen on this machine; a night begins")
         try:
             full = _full_disk(night, disk)
@@ -137,7 +132,7 @@ def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tup
 # ---- the three faults -----------------------------------------------------------------------------------------
 
 
-def _full_disk(night: _Night, disk: _Disk) -> str:
+def _full_disk(night: _Night, disk: Disk) -> str:
     night.resil("watch", "fs")
     disk.fill()
     night.say(f"the disk fills up ({disk.what})")
@@ -234,112 +229,4 @@ def _told(night: _Night, name: str, episode: str) -> ToldFault:
         posts=sum(episode[:6] in text for text in night.inbox.texts),
         acknowledged_by=str(incident["acknowledged_by"]),
         resolved=incident["resolved"] is not None,
-    )
-
-
-# ---- the set ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Disk:
-    """A small disk: a tmpfs where one may be mounted, else a quota that a command of the site's reports."""
-
-    path: Path
-    quota: Path | None
-
-    @property
-    def what(self) -> str:
-        return "a tmpfs of 4 MiB" if self.quota is None else "as the quota command of this site says"
-
-    def fill(self) -> None:
-        """All but a little."""
-        if self.quota is None:
-            (self.path / "checkpoint.pt").write_bytes(bytes(DISK_BYTES - 2**16))
-        else:
-            self.quota.write_text(f"used {DISK_BYTES - 2**16} of {DISK_BYTES}\n", encoding="utf-8")
-
-    def free(self) -> None:
-        """Everything."""
-        if self.quota is None:
-            (self.path / "checkpoint.pt").unlink()
-        else:
-            self.quota.write_text(f"used 0 of {DISK_BYTES}\n", encoding="utf-8")
-
-    def settings(self) -> str:
-        """[watch.fs] for it."""
-        lines = ["[watch.fs]", f"paths = [{quote_toml(str(self.path))}]", "crit_runway_s = 0", "warn_runway_s = 0"]
-        if self.quota is not None:
-            lines += [f'command = ["cat", {quote_toml(str(self.quota))}]']
-            lines += ['used_regex = "used (\\\\d+)"', 'limit_regex = "of (\\\\d+)"']
-        return "\n".join(lines)
-
-
-@contextmanager
-def _disk(world: World, folder: Path) -> Iterator[_Disk]:
-    path = folder / "disk"
-    make_folder(path, mode=0o755)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "resil-demo", str(path)]
-    try:
-        is_mounted = world.runner.run(mount, timeout_s=5).returncode == 0
-    except ResilError:
-        is_mounted = False
-    disk = _Disk(path, None if is_mounted else folder / "quota.txt")
-    disk_is_ours = disk.quota is None
-    try:
-        if not disk_is_ours:
-            disk.free()
-        yield disk
-    finally:
-        if disk_is_ours:
-            world.runner.run(["umount", "-l", str(path)], timeout_s=5)
-
-
-def _own_world(world: World, folder: Path) -> World:
-    """This machine without the person's own settings, and with a queue of its own."""
-    environ = {k: v for k, v in world.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
-    environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
-    environ["RESIL_LOCAL_IDLE_S"] = "2"
-    environ["RESIL_CONFIG"] = str(folder / FILE_NAME)
-    return replace(world, cwd=folder, environ=environ)
-
-
-def _write_settings(folder: Path, inbox: Inbox, disk: _Disk) -> None:
-    training = [sys.executable, "-u", str(TRAINING), str(folder / "checkpoints"), "--steps", "150"]
-    command = shlex.join(
-        [*training, "--save-every", "40", "--pace", "0.03", "--faults", json.dumps({"1": ["hang", 30]})]
-    )
-    secret = folder / "slack-webhook"
-    write_atomic(secret, inbox.slack_url + "\n", mode=0o600)
-    write_atomic(
-        folder / FILE_NAME,
-        f"""\
-[run]
-name = "{RUN}"
-command = {quote_toml(command)}
-[submit]
-signal_lead_s = 60
-[scheduler]
-name = "local"
-[attempt]
-beat_s = 1
-[guard]
-beat_s = 0.2
-[sbatch]
-time = "5"
-{disk.settings()}
-[watch.log]
-timeout_s = 4
-[watch.job]
-min_queued = 0
-[alert]
-channels = ["email", "slack"]
-group_s = 0
-[channel.email]
-to = ["you@example.org"]
-host = "127.0.0.1"
-port = {inbox.smtp_port}
-[channel.slack]
-webhook_file = {quote_toml(str(secret))}
-""",
-        mode=0o644,
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.demo_night import NightFailed, _disk, play_night, shorten
+from resilience.actions.demo_night import NightFailed, play_night, shorten
+from resilience.actions.demo_night_set import small_disk
 from resilience.system.clock import SystemClock
 from resilience.system.mounts import current_mounts
 from resilience.system.process import Completed, ProcessRunner
@@ -51,7 +52,7 @@ def test_a_disk_a_training_and_a_queue_are_told_once_acknowledged_and_resolved(t
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs; the quota command is tested above")
 def test_root_fills_a_real_disk_and_leaves_none_mounted(tmp_path: Path) -> None:
     world = a_world(tmp_path, ProcessRunner())
-    with _disk(world, tmp_path) as disk:
+    with small_disk(world, tmp_path) as disk:
         if disk.quota is not None:
             pytest.skip("this machine lets not even root mount a tmpfs")
         disk.fill()
