@@ -66,6 +66,7 @@ def scene_of(project: Project) -> Scene:
         run=project.default_run(),
         group=loaded.settings.run.group,
         scheduler=project.scheduler,
+        scheduler_deadline_s=loaded.settings.scheduler.deadline_s,
         has_settings=loaded.path is not None,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience.checks._job.judging import judge
-from resilience.checks._job.look import look, place_of, queue_subject
+from resilience.checks._job.look import deadline_of, look, place_of, queue_subject
 from resilience.checks._job.reading import JobReading
 from resilience.checks._job.settings import JobSettings, check_settings
 from resilience.checks._job.wanted import parse_wanted
@@ -33,9 +33,8 @@ class JobCheck:
         check_settings(settings)
         for name in settings.names:
             parse_wanted(name)
-        return tuple(
-            Target(_target(scene, cluster), deadline_s=settings.deadline_s) for cluster in settings.clusters or ("",)
-        )
+        deadline_s = deadline_of(settings, scene)
+        return tuple(Target(_target(scene, cluster), deadline_s=deadline_s) for cluster in settings.clusters or ("",))
 
     def probe(
         self, target: Target, settings: JobSettings, scene: Scene, before: Mapping[str, Timed[JobReading]]

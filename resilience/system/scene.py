@@ -26,6 +26,7 @@ class Scene:
         scheduler: makes the client when it is first needed; a name asks for that scheduler's instead of the one that
             new jobs go to, `cluster=` one of SLURM's where there are several. Raises UsageError if there is no such
             scheduler.
+        scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
         has_settings: whether a resil.toml was found.
     """
 
@@ -35,6 +36,7 @@ class Scene:
     run: str
     group: str
     scheduler: Callable[..., Scheduler]
+    scheduler_deadline_s: float = 60.0
     has_settings: bool = False
 
     def runs(self) -> tuple[RunDirectory, ...]:

@@ -25,8 +25,7 @@ from resilience.system.scene import Scene
 NO_RUN = "runs"
 """The subject when there is no run at all."""
 LAST_S = 15.0
-"""What is left of the deadline when second sources are asked no more: one query may be under way then. Of a short
-deadline a third."""
+"""What is left of the deadline when second sources are asked no more: one query may be under way then."""
 SIGN_OF_LIFE_S = 30.0
 """A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
 
@@ -43,13 +42,19 @@ def place_of(scheduler: str, cluster: str) -> str:
     return f"{scheduler} {cluster}" if cluster else scheduler
 
 
+def deadline_of(settings: JobSettings, scene: Scene) -> float:
+    """How long a look may take. Never less than one call to the scheduler may: who is ended while he waits for squeue
+    cannot tell that it is silent, nor since when, and the silence would never become CRITICAL."""
+    return max(settings.deadline_s, scene.scheduler_deadline_s + LAST_S)
+
+
 def look(settings: JobSettings, scene: Scene, before: Before, cluster: str = "") -> dict[str, JobReading]:
     """Look once at everybody, at one cluster where several are named.
 
     What one scheduler or one run does not answer hides none of the others.
     """
     clock = scene.world.clock
-    until = clock.monotonic() + settings.deadline_s - min(LAST_S, settings.deadline_s / 3)
+    until = clock.monotonic() + deadline_of(settings, scene) - LAST_S
     readings: dict[str, JobReading] = {}
     for name, watched in _watched(settings, scene, cluster):
         try:

@@ -45,7 +45,7 @@ class JobSettings:
         forget_s: how long a run is still told of that is finished, or was killed on purpose.
         pulse_file: a log of its own that gets a line each hour: what runs since when and where. Never the training's.
         pulse_s: the least time between two lines about the same job.
-        deadline_s: how long the whole look may take; more than [scheduler] deadline_s.
+        deadline_s: how long the whole look may take; at least 15 s more than [scheduler] deadline_s in any case.
     """
 
     names: tuple[str, ...] = ()

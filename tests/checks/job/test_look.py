@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from resilience.actions.watchdogs import scene_of
+from resilience.checks._job.settings import JobSettings
+from resilience.checks.job import CHECK
 from resilience.errors import NotSupported, SettingsError
 from resilience.model.cluster_config import ClusterConfig
 from resilience.model.job import ExitCode, Job, JobId
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import make_comment
+from resilience.settings.sections import SchedulerSettings
 from resilience.system.submissions import Intent, Outcome, record_intent, record_result
 from tests.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WARNING, Stage, running
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job
@@ -508,6 +512,22 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
     slow.run("gpt", 1)
     finding = slow.finding(deadline_s=70.0)
     assert finding.verdict is UNKNOWN and "no time left" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("own_s", "schedulers_s", "seconds"), [(75, 60, 75), (75, 240, 255), (5, 60, 75), (90, 60, 90)]
+)
+def test_a_look_is_given_longer_than_the_scheduler_is(
+    stage: Stage, own_s: float, schedulers_s: float, seconds: float
+) -> None:
+    scene = replace(scene_of(stage.project), scheduler_deadline_s=schedulers_s)
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), scene)] == [seconds]
+
+
+def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage) -> None:
+    settings = replace(stage.project.loaded.settings, scheduler=SchedulerSettings(deadline_s=600.0))
+    project = replace(stage.project, loaded=replace(stage.project.loaded, settings=settings))
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(), scene_of(project))] == [615.0]
 
 
 def test_a_job_that_was_given_another_name_is_not_found_under_the_old_one(stage: Stage) -> None:
