@@ -76,7 +76,10 @@ class Outbox:
         return True
 
     def _is_known(self, name: str, waiting: Sequence[str]) -> bool:
-        if name in waiting or self._has(self._sent, name) or self._has(self._dead, name):
+        # A damaged message that waits is set aside by the look, and then it is not there.
+        if name in waiting and self._read(self._waiting, name) is not None:
+            return True
+        if self._has(self._sent, name) or self._has(self._dead, name):
             return True
         return any(
             name in self._covered(folder, digest)
@@ -102,7 +105,7 @@ class Outbox:
         try:
             return folder.read(name) is not None
         except StateDirectoryError:
-            return True  # something lies there that we may not read
+            return False  # who cannot know whether it was told tells it: once too often is better than never
 
     def fold(self, channel: str, now: float, *, host: str, project: str) -> Entry | None:
         """Make one digest of all that waits for a channel, and return it; None when nothing waits.

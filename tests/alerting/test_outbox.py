@@ -59,6 +59,35 @@ def test_news_that_was_dealt_with_is_not_taken_again(tmp_path: Path, end: str) -
     assert box.names() == ()
 
 
+@pytest.mark.parametrize("folder", ["sent", "dead"])
+def test_who_cannot_know_whether_it_was_told_tells_it(tmp_path: Path, folder: str) -> None:
+    """The folder of another user: nothing in it can be read, which is no proof that the message was delivered."""
+    lies = tmp_path / "alerts" / folder / "a1.email"
+    lies.mkdir(parents=True)  # cannot be read as a file, whoever asks: root may read everything else
+    box = an_outbox(tmp_path)
+    assert box.put(an_alert(), "email", NOW)
+    assert names(box) == ["a1.email"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "folder", "fifo", "link"])
+def test_what_lies_in_the_place_of_a_message_does_not_swallow_it(tmp_path: Path, damage: str) -> None:
+    an_outbox(tmp_path).put(an_alert(), "email", NOW)
+    place = tmp_path / "alerts" / "outbox" / "a1.email"
+    half = place.read_bytes()[:100]
+    place.unlink()
+    if damage in ("empty", "half"):
+        place.write_bytes(half if damage == "half" else b"")
+    elif damage == "folder":
+        place.mkdir()
+    elif damage == "fifo":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/null")
+    box = an_outbox(tmp_path, tmp_path / "spare")  # what cannot be put aside lets the spare folder take it
+    assert box.put(an_alert(), "email", NOW)
+    assert names(an_outbox(tmp_path, tmp_path / "spare")) == ["a1.email"]
+
+
 @pytest.mark.parametrize("id", ["../../etc/passwd", "a/b", "", "a\nb", "x" * 300, "\x00"])
 def test_an_id_cannot_leave_the_folder(tmp_path: Path, id: str) -> None:
     with pytest.raises(ValueError, match="cannot be the name"):
