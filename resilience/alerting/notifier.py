@@ -38,10 +38,11 @@ from resilience.model.silence import Silence
 from resilience.model.verdict import Verdict
 
 REFRESH_S = 600.0
-"""An incident about which nothing is new is written again only after so long: a tick over a thousand writes nothing."""
+"""Of very many incidents, one about which nothing is new is written again only after so long: a tick over a thousand
+writes nothing. Of few, what people are shown is as fresh as the last tick."""
 
 MANY = 50
-"""More news than this in one tick are remembered with one write each."""
+"""More than this are very many. Of so much news in one tick, each is remembered with one write."""
 
 ENGINE_FAULTS = frozenset({"settings"})
 """Faults of a watchdog itself: its subject is only named while they are there, so any other word of it ends them."""
@@ -112,8 +113,11 @@ class Notifier:
             self._news(cases, known, now), self._channels_of, now=now, host=self.host, project=self.project
         )
         told, sent = self._send(letters, now)
+        refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
         for case in cases:
-            self._keep(told.get(case.incident.fingerprint) or self._unsaid(case, now), case.before)
+            incident = told.get(case.incident.fingerprint) or self._unsaid(case, now)
+            if case.before is None or _is_news(case.before, incident, refresh_s):
+                self._try(partial(self.ledger.keep, incident))
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > FORGOTTEN_AFTER_S:
                 self._try(partial(self.ledger.forget, incident))
@@ -265,10 +269,6 @@ class Notifier:
             and decide(case.incident, case.verdict, now, by_day, zone=self.zone) is Reason.FIRST
         )
 
-    def _keep(self, incident: Incident, before: Incident | None) -> None:
-        if before is None or _is_news(before, incident):
-            self._try(partial(self.ledger.keep, incident))
-
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
@@ -290,9 +290,9 @@ def _worst_of_each(report: Report) -> Iterable[Finding]:
     return worst.values()
 
 
-def _is_news(before: Incident, incident: Incident) -> bool:
-    """Whether there is more to remember than that it was seen once more."""
-    if incident.seen - before.seen > REFRESH_S or incident.looked - before.looked > REFRESH_S:
+def _is_news(before: Incident, incident: Incident, refresh_s: float) -> bool:
+    """Whether there is more to remember than that it was seen once more, a moment ago."""
+    if incident.seen - before.seen > refresh_s or incident.looked - before.looked > refresh_s:
         return True
     same = {name: getattr(before, name) for name in ("summary", "advice", "evidence", "host", "seen", "looked")}
     return replace(incident, **same) != before

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resilience.alerting.ledger import Ledger
-from resilience.alerting.notifier import REFRESH_S, Notifier, Told
+from resilience.alerting.notifier import MANY, REFRESH_S, Notifier, Told
 from resilience.alerting.outbox import Outbox
 from resilience.alerting.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S
 from resilience.alerting.silences import Silences
@@ -347,17 +347,28 @@ def test_of_very_many_each_end_is_told_once_though_the_teller_was_killed(story: 
     assert [(alert.reason, alert.total) for _, alert in post.order] == [(Reason.FIRST, 60), (Reason.RESOLVED, 60)]
 
 
-def test_a_tick_in_which_nothing_changes_writes_nothing(story: Story) -> None:
+def test_a_tick_over_very_many_in_which_nothing_changes_writes_nothing(story: Story) -> None:
     def written() -> set[tuple[str, int]]:
         return {(path.name, path.stat().st_mtime_ns) for path in (story.folder / "incidents").iterdir()}
 
-    story.tick(finding(WARNING, summary="91.1% used"))
+    def found(summary: str) -> list[Finding]:
+        return [finding(WARNING, f"job {n}", summary=summary) for n in range(MANY + 1)]
+
+    story.tick(*found("91.1% used"))
     before = written()
-    story.tick(finding(WARNING, summary="91.2% used"), after_s=MINUTE)
+    story.tick(*found("91.2% used"), after_s=MINUTE)
     assert written() == before
-    story.tick(finding(WARNING, summary="91.3% used"), after_s=REFRESH_S)
-    assert written() != before
-    assert story.only().summary == "91.3% used"
+    story.tick(*found("91.3% used"), after_s=REFRESH_S)
+    assert not written() & before
+    assert {incident.summary for incident in story.ledger.incidents()} == {"91.3% used"}
+
+
+def test_what_people_are_shown_of_a_few_is_as_fresh_as_the_last_tick(story: Story) -> None:
+    story.tick(finding(WARNING, summary="91.1% used"))
+    assert story.tick(finding(WARNING, summary="94.9% used"), after_s=MINUTE) == []
+    assert (story.only().summary, story.only().seen) == ("94.9% used", story.now)
+    story.tick(finding(UNKNOWN, fault="hung"), after_s=MINUTE)  # nobody could look
+    assert {incident.fault: story.now - incident.seen for incident in story.ledger.incidents()}["space"] == MINUTE
 
 
 def test_a_group_speaks_once_in_its_time_and_says_everything_then(story: Story) -> None:
