@@ -71,6 +71,13 @@ class Ledger:
                 f"several incidents begin with {text!r}",
                 hint="which one: " + ", ".join(f"{i.episode} ({i.check} {i.subject})" for i in fits[:8]),
             )
+        for incident in incidents:
+            if not fits and any(wanted and episode.startswith(wanted) for episode in incident.earlier):
+                state = "came back as" if incident.is_open else "came back, and ended, as"
+                raise UsageError(
+                    f"{text!r} is over, and {state} {incident.episode}: {incident.check} {incident.subject}",
+                    hint=f"its id is {incident.episode} now",
+                )
         if not fits:
             from difflib import get_close_matches
 

@@ -23,6 +23,9 @@ EXPIRES_AFTER_S = 14 * 86400.0
 FORGOTTEN_AFTER_S = 30 * 86400.0
 """An incident that ended so long ago is forgotten."""
 
+EARLIER_MOST = 20
+"""So many ids of earlier episodes are kept."""
+
 _TIMES = ("opened", "changed", "seen", "looked", "gone", "told", "first_told", "flapping", "held", "silenced")
 
 
@@ -88,6 +91,7 @@ def begin(
         seen=now,
         looked=now,
         flaps=_of_late(flaps, now, policy),
+        earlier=(*previous.earlier, previous.episode)[-EARLIER_MOST:] if previous is not None else (),
     )
 
 

@@ -66,6 +66,7 @@ class Incident:
         intended: when telling was begun and not seen to end: people may have been told, or not.
         held: since when quiet hours keep it from being told.
         silenced: since when a silence keeps it from being told.
+        earlier: the ids of this fault's last episodes before this one: people type what stands in an old mail.
     """
 
     episode: str
@@ -101,6 +102,7 @@ class Incident:
     intended: float | None = None
     held: float | None = None
     silenced: float | None = None
+    earlier: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -120,6 +122,7 @@ def incident_to_json(incident: Incident) -> dict[str, Any]:
     record["told_verdict"] = incident.told_verdict.value if incident.told_verdict is not None else None
     record["evidence"] = list(incident.evidence)
     record["flaps"] = list(incident.flaps)
+    record["earlier"] = list(incident.earlier)
     return record
 
 
@@ -150,4 +153,5 @@ def incident_from_json(record: Mapping[str, Any]) -> Incident:
     given["worst"] = max(given["verdict"], Verdict(given.get("worst", given["verdict"].value)))
     given["told_verdict"] = None if told_verdict is None else Verdict(told_verdict)
     given["evidence"] = tuple(str(line) for line in given.get("evidence", ()))
+    given["earlier"] = tuple(str(episode) for episode in given.get("earlier", ()))
     return Incident(**given)

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from resilience.alerting.ledger import Ledger
+from resilience.alerting.policy import begin
 from resilience.errors import StateDirectoryError, UsageError
+from resilience.model.alert_policy import AlertPolicy
+from resilience.model.finding import Finding
 from resilience.model.incident import Incident, episode_of, fingerprint_of
 from resilience.model.verdict import Verdict
 from resilience.system.spare_folder import SpareFolder
@@ -141,6 +144,17 @@ def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
     assert acknowledged.acknowledged_by == "ada"
     assert ledger.unacknowledge(incident().episode).acknowledged_by == ""
     assert again(ledger).incidents()[0].acknowledged_by == ""
+
+
+def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(ledger: Ledger) -> None:
+    first = incident()
+    ended = replace(first, resolved=NOW + 10)
+    finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
+    again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
+    ledger.keep(again)
+    with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
+        Ledger(ledger.folder).find(first.episode[:6])
+    assert again.episode != first.episode and ledger.find(again.episode) == again
 
 
 def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
