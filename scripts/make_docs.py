@@ -24,6 +24,7 @@ import typer
 
 from resilience.cli.commands import COMMANDS
 from resilience.cli.main import app
+from resilience.guard.settings import GuardSettings
 from resilience.plugins import Family
 from resilience.settings.sections import Settings
 
@@ -132,9 +133,9 @@ class _Key:
 def settings_page() -> str:
     """The reference of resil.toml, from the settings' dataclasses."""
     parts = [_SETTINGS_HEAD]
-    free = attributes(Settings)
+    free, hints = attributes(Settings), get_type_hints(Settings, localns={"GuardSettings": GuardSettings})
     for section in fields(Settings):
-        owner = get_type_hints(Settings)[section.name]
+        owner = GuardSettings if section.name == "guard" else hints[section.name]
         if is_dataclass(owner) and isinstance(owner, type):
             table, summary = _split(cleandoc(owner.__doc__ or "").split("\n")[0])
             parts += [f"## [{table}]", _sentence(summary), _keys_table(table, list(_keys(owner)))]

@@ -74,7 +74,7 @@ def guard_variables(loaded: Loaded) -> dict[str, str]:
     What is not set is not exported: a newer guard may have better defaults.
     """
     guard, told = loaded.settings.guard, dict[str, str]()
-    for field in fields(guard):
+    for field in fields(guard) if guard is not None else ():
         if f"guard.{field.name}" in loaded.origins:
             told[PREFIX + field.name.upper()] = _as_variable(getattr(guard, field.name))
     return told | {f"{PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from resilience.errors import SettingsError, StateDirectoryError
-from resilience.guard.settings import GuardSettings
 from resilience.model.alert_policy import AlertPolicy
 from resilience.settings.convert import convert_table, unknown_key
-from resilience.settings.guard_table import convert_guard_table
 from resilience.settings.plugin_table import read_table
 from resilience.settings.sections import (
     AttemptSettings,
@@ -38,11 +36,12 @@ _OWNERS: dict[str, type] = {
     "run": RunSettings,
     "submit": SubmitSettings,
     "attempt": AttemptSettings,
-    "guard": GuardSettings,
     "scheduler": SchedulerSettings,
     "watch": WatchSettings,
     "alert": AlertPolicy,
 }
+_GUARD = "guard"
+"""The guard reads its table itself (settings/guard_table.py), and is loaded only where there is one."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
 """Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
@@ -206,7 +205,9 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
             table = {key: value for key, value in table.items() if key not in inner}
         if name in _FREE_TABLES:
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
-        elif name == "guard":
+        elif name == _GUARD:
+            from resilience.settings.guard_table import convert_guard_table
+
             arguments[name] = convert_guard_table(table, where)
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
@@ -218,7 +219,9 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
                 )
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
-            raise unknown_key(name, sorted({*_OWNERS, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}")
+            raise unknown_key(
+                name, sorted({*_OWNERS, _GUARD, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}"
+            )
     settings = _one_owner_policy(Settings(**arguments))
     state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
     return replace(settings, run=replace(settings.run, state_dir=state_dir))
@@ -226,13 +229,14 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
 
 def _one_owner_policy(settings: Settings) -> Settings:
     """The batch shell and the guard obey the same people's switches, wherever that is written."""
-    run, guard = settings.run, settings.guard
-    if guard.switch_owners and run.switch_owners and guard.switch_owners != run.switch_owners:
+    run = settings.run
+    of_guard = settings.guard.switch_owners if settings.guard is not None else ""
+    if of_guard and run.switch_owners and of_guard != run.switch_owners:
         raise SettingsError(
-            f"switch_owners is {run.switch_owners!r} in [run] and {guard.switch_owners!r} in [guard]",
+            f"switch_owners is {run.switch_owners!r} in [run] and {of_guard!r} in [guard]",
             hint="write it in [run] alone: the batch shell obeys it as well as the guard",
         )
-    return replace(settings, run=replace(run, switch_owners=run.switch_owners or guard.switch_owners))
+    return replace(settings, run=replace(run, switch_owners=run.switch_owners or of_guard))
 
 
 def _inner_table(table: dict[str, Any], section: str, name: str, variable: str) -> dict[str, Any]:
@@ -248,7 +252,7 @@ def _written(section: str, key: str) -> str:
     """How a key is written: ours with `_`, sbatch's options with `-`, other people's as they are."""
     if section == "sbatch":
         return key.replace("_", "-")
-    return key.replace("-", "_") if section in _OWNERS else key
+    return key.replace("-", "_") if section in _OWNERS or section == _GUARD else key
 
 
 def _plain(text: str) -> str | bool:
@@ -271,9 +275,12 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
 
 
 def _stray(name: str, path: Path | None) -> SettingsError:
-    if name in _OWNERS or name in _FREE_TABLES or name in _PLUGIN_TABLES:
+    if name in {*_OWNERS, _GUARD, *_FREE_TABLES, *_PLUGIN_TABLES}:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
-    home = next((table for table, owner in _OWNERS.items() if name in {f.name for f in fields(owner)}), "sbatch")
+    from resilience.guard.settings import GuardSettings
+
+    owners: dict[str, type] = {**_OWNERS, _GUARD: GuardSettings}
+    home = next((table for table, owner in owners.items() if name in {f.name for f in fields(owner)}), "sbatch")
     return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from resilience.guard.settings import GuardSettings
 from resilience.model.alert_policy import AlertPolicy
+
+if TYPE_CHECKING:  # a watchdog needs nothing of it, and it takes as long to make as all the tables below
+    from resilience.guard.settings import GuardSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ class Settings:
     """Everything resil.toml may say.
 
     Attributes:
+        guard: [guard]: what the guard is told; None: nothing, so that all its defaults hold.
         watches: [watch.NAME]: one watchdog's own keys. `kind = "fs"` makes a second one of a kind.
         channels: [channel.NAME]: one way to tell people.
         sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
@@ -128,7 +132,7 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
-    guard: GuardSettings = field(default_factory=GuardSettings)
+    guard: GuardSettings | None = None
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     alert: AlertPolicy = field(default_factory=AlertPolicy)

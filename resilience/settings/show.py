@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
+from resilience.guard.settings import GuardSettings
 from resilience.quantities import quote_toml
 from resilience.settings.load import Loaded
 from resilience.settings.sections import PluginTable
@@ -31,6 +32,8 @@ def rows(loaded: Loaded) -> Iterator[SettingRow]:
     """Yield every setting, tables in their order."""
     for section in fields(loaded.settings):
         owner = getattr(loaded.settings, section.name)
+        if section.name == "guard" and owner is None:
+            owner = GuardSettings()
         name = _WRITTEN.get(section.name, section.name)
         if name in ("watch", "channel") and not is_dataclass(owner):
             yield from _plugin_rows(name, owner, loaded)

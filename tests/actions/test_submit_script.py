@@ -128,7 +128,9 @@ def test_the_guard_in_the_job_reads_back_exactly_what_the_settings_say(tmp_path:
     environ = dict(entry.split("=", 1) for entry in told.split("\0") if entry)
     settings = read_settings(environ)
     assert {name: getattr(settings, name) for name in ODD} == ODD
-    assert settings == replace(project.loaded.settings.guard, switch_owners="owner"), "and nothing of another job"
+    told_it = project.loaded.settings.guard
+    assert told_it is not None
+    assert settings == replace(told_it, switch_owners="owner"), "and nothing of another job"
 
 
 def test_what_is_not_set_is_left_to_the_guard(tmp_path: Path) -> None:

@@ -80,9 +80,10 @@ def test_variables_win_over_the_file_unless_they_are_those_of_the_job_one_is_in(
     (folder / FILE_NAME).write_text("[guard]\npoll_s = 3\n")
     variables = {"RESIL_GUARD__POLL_S": "7"}
     loaded = load(make_world(folder, variables))
-    assert (loaded.settings.guard.poll_s, loaded.origins["guard.poll_s"]) == (7.0, "$RESIL_GUARD__POLL_S")
+    assert loaded.settings.guard == GuardSettings(poll_s=7.0)
+    assert loaded.origins["guard.poll_s"] == "$RESIL_GUARD__POLL_S"
     in_a_job = load(make_world(folder, {**variables, "RESIL_GUARD__NO_SUCH": "1", "RESIL_ATTEMPT": "2"}))
-    assert in_a_job.settings.guard.poll_s == 3.0
+    assert in_a_job.settings.guard == GuardSettings(poll_s=3.0)
 
 
 def test_two_owner_policies_are_refused(tmp_path: Path) -> None:
