@@ -8,6 +8,7 @@ import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, open_project
 from resilience.cli.output import print_json, table
+from resilience.settings.hide import hidden
 from resilience.settings.show import rows
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -35,8 +36,8 @@ def show(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show every setting that counts."""
-    found = list(rows(open_project(config).loaded))
+    """Show every setting that counts. What looks like a secret is hidden."""
+    found = [hidden(row) for row in rows(open_project(config).loaded)]
     if as_json:
         print_json("config", {"settings": [{"key": r.key, "value": r.value, "origin": r.origin} for r in found]})
         return

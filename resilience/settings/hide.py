@@ -13,13 +13,12 @@ from resilience.system.redaction import REDACTED
 _PLACE = re.compile(r"(?i).*[_-](file|variable)")
 """Keys that say where a secret lies."""
 
-_SECRET_KEY = re.compile(
-    r"(?i).*(webhook|pass?w|passphrase|pwd|token|secret|api.?key|auth|credential|cookie|signature).*"
-)
-_TOKEN = re.compile(
-    r"(?i)(xox[a-z]|xapp|gh[opsu]|github_pat|glpat|sk|pk)[-_]\w{6,}.*|eyJ[\w-]{8,}.*|(bearer|basic|token)\s+\S+.*"
-)
+_SECRET_KEY = re.compile(r"(?i).*(webhook|pass?w|passphrase|pwd|token|secret|auth|credential|cookie|signature|key$).*")
+_TOKEN = re.compile(r"(?i)(xox[a-z]|xapp|gh[opsu]|github_pat|glpat|sk|pk)[-_][\w-]{6,}.*|eyJ[\w-]{8,}.*")
 """How tokens begin."""
+
+_HEADER = re.compile(r"(?i)((?:[\w-]+:\s*)?(?:bearer|basic)\s+|[\w-]*(?:auth|token|key|cookie|secret)[\w-]*:\s*)\S.*")
+"""`Authorization: Bearer ...`, as programs take it."""
 
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=-]{16,}")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
@@ -56,6 +55,8 @@ def _text(key: str, text: str) -> str:
         return f"{option}={_text(option.lstrip('-'), behind)}"
     if "{secret}" in text or not text:
         return text
+    if header := _HEADER.fullmatch(text):
+        return header[1] + REDACTED
     if _ADDRESS.search(text):
         return _ADDRESS.sub(lambda found: _address(found[0]), text)
     if _SECRET_KEY.fullmatch(key) or _TOKEN.fullmatch(text) or (_RANDOM.fullmatch(text) and not text.startswith("/")):
