@@ -75,7 +75,8 @@ def _of(flushed: Flushed) -> list[str]:
         hint = f"; {delivery.outcome.hint}" if delivery.outcome.hint else ""
         lines.append(f"{delivery.channel} did not take a message: {delivery.outcome.error}{hint}")
     if flushed.waiting:
-        lines.append(f"{flushed.waiting} messages wait to be delivered: see resil alert list")
+        waits = "1 message waits" if flushed.waiting == 1 else f"{flushed.waiting} messages wait"
+        lines.append(f"{waits} to be delivered: see resil alert list")
     return lines
 
 

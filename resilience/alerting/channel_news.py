@@ -6,10 +6,11 @@ import hashlib
 
 from resilience.alerting.backoff import TOLD_EVERY_S, Health
 from resilience.model.alert import Alert, Notice, Reason
+from resilience.model.message import OURS
 from resilience.model.verdict import Verdict
 from resilience.quantities import format_duration
 
-CHECK = "alert"
+CHECK = OURS
 FAULT = "delivery"
 
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from resilience.model.alert import Alert, Reason
-from resilience.model.message import clean_line, footer, headline, left_out, plain_text, runbook
+from resilience.model.message import clean_line, footer, headline, is_command, left_out, plain_text, runbook
 
 if TYPE_CHECKING:  # 20 ms
     from email.message import EmailMessage
@@ -180,4 +180,4 @@ def _html(alert: Alert) -> str:
 
 def _value(label: str, value: str) -> str:
     shown = escape(value)
-    return f'<code style="{_CODE}">{shown}</code>' if label in ("Do", "Acknowledge", "Project") else shown
+    return f'<code style="{_CODE}">{shown}</code>' if is_command(label, value) else shown

@@ -13,7 +13,7 @@ from typing import Any
 
 from resilience.errors import SettingsError
 from resilience.model.alert import Alert, Reason
-from resilience.model.message import Story, footer, headline, left_out, runbook
+from resilience.model.message import Story, footer, headline, is_command, left_out, runbook
 from resilience.model.verdict import Verdict
 
 HEADER_LIMIT = 150
@@ -119,9 +119,9 @@ def _story(story: Story, *, is_only: bool) -> list[dict[str, Any]]:
     lines = [] if is_only else [f"*{_unmarked(escaped(story.title, 300))}*"]
     for label, value in story.rows:
         # Commands are quoted, so that they can be copied; a back-quote inside would end the quote.
-        is_command = label in ("Do", "Acknowledge", "Project")
-        shown = escaped(value.replace("`", "'") if is_command else value, 700)
-        lines.append(f"*{label}:* `{shown}`" if is_command else f"*{label}:* {_unmarked(shown)}")
+        is_code = is_command(label, value)
+        shown = escaped(value.replace("`", "'") if is_code else value, 700)
+        lines.append(f"*{label}:* `{shown}`" if is_code else f"*{label}:* {_unmarked(shown)}")
     blocks = [_section(_joined(lines, SECTION_LIMIT))]
     if story.evidence:
         evidence = escaped("\n".join(story.evidence).replace("```", "'''"), SECTION_LIMIT - 8)

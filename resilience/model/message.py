@@ -28,6 +28,12 @@ _UNPRINTABLE = re.compile(
 """Controls, bidirectional controls, lone surrogates and noncharacters."""
 
 _BLANKS = re.compile(r"\s+")
+_COMMAND = re.compile(r"(resil|cd) [^;?]*")
+_JUST_S = 60.0
+
+OURS = "alert"
+"""The check of what alerting says of itself, a channel that does not deliver: no incident of a watchdog."""
+
 _ASIDES = {
     Reason.WORSE: " (worse)",
     Reason.BETTER: " (better)",
@@ -42,7 +48,7 @@ class Story:
 
     Attributes:
         title: `CRITICAL: /scratch: 98% used (3f9a1c)`.
-        rows: label and value: What, Where, Since, Do, Acknowledge.
+        rows: label and value: What, Where, Since, Do, Look, Acknowledge.
         evidence: lines as they were seen, cut where they are long.
     """
 
@@ -155,24 +161,33 @@ def moment(seconds: float) -> str:
         return "an unknown time"
 
 
+def is_command(label: str, value: str) -> bool:
+    """Whether a row of a story holds what can be pasted into a shell: most advice is a sentence."""
+    return label in ("Look", "Acknowledge", "Project") or (label == "Do" and _COMMAND.fullmatch(value) is not None)
+
+
 def _story(alert: Alert, notice: Notice) -> Story:
     episode = clean_line(notice.episode, 24)
     over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
     word = "TEST" if alert.is_test else "RESOLVED" if over else notice.verdict.value
     subject, summary = clean_line(notice.subject, 300), clean_line(notice.summary, 1000)
     where = f"{subject} (check {clean_line(notice.check, 60)}, seen on {clean_line(alert.host, 100)})"
-    age = format_duration(max(0.0, alert.time - notice.since))
+    age_s = max(0.0, alert.time - notice.since)
+    ago = f"{'lasted' if over else 'for'} {format_duration(age_s)}" if over or age_s >= _JUST_S else "just noticed"
     rows = [("What", summary), ("Where", where)]
     if notice.run:
         rows.append(("Run", clean_line(notice.run, 200)))
-    rows.append(("Since", f"{moment(notice.since)} ({'lasted' if over else 'for'} {age})"))
+    rows.append(("Since", f"{moment(notice.since)} ({ago})"))
     if notice.count > 1:
         rows.append(("Told", f"{notice.count} times"))
     if notice.advice:
         rows.append(("Do", clean_line(notice.advice, 1000)))
+    is_incident = not alert.is_test and notice.check != OURS
+    if is_incident and not over:
+        rows.append(("Look", in_project(alert, f"resil alert show {shlex.quote(episode)}")))
     if notice.acknowledged_by:
         rows.append(("Acknowledged", f"by {clean_line(notice.acknowledged_by, 60)}"))
-    elif not over and not alert.is_test:
+    elif is_incident and not over:
         rows.append(("Acknowledge", in_project(alert, f"resil alert ack {shlex.quote(episode)}")))
     if alert.project:
         rows.append(("Project", clean_line(alert.project, 400)))

@@ -57,20 +57,22 @@ def _text(key: str, text: str) -> str:
         return text
     if header := _HEADER.fullmatch(text):
         return header[1] + REDACTED
+    is_secret = _SECRET_KEY.fullmatch(key) is not None
     if _ADDRESS.search(text):
-        return _ADDRESS.sub(lambda found: _address(found[0]), text)
-    if _SECRET_KEY.fullmatch(key) or _TOKEN.fullmatch(text) or (_RANDOM.fullmatch(text) and not text.startswith("/")):
+        return _ADDRESS.sub(lambda found: _address(found[0], is_secret=is_secret), text)
+    if is_secret or _TOKEN.fullmatch(text) or (_RANDOM.fullmatch(text) and not text.startswith("/")):
         return REDACTED
     return text
 
 
-def _address(text: str) -> str:
-    """An address with its host, and with its path where that is made of words: `https://ntfy.sh/my-topic`."""
+def _address(text: str, *, is_secret: bool) -> str:
+    """An address with its host, and with its path where that is no secret and made of words: `https://ntfy.sh/my-topic`."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
     except ValueError:
         return REDACTED
-    if parts.username is None and not parts.query and all(map(_SPEAKING.fullmatch, parts.path.split("/"))):
+    is_plain = parts.username is None and not parts.query and all(map(_SPEAKING.fullmatch, parts.path.split("/")))
+    if is_plain and not is_secret:
         return text
     return f"{parts.scheme}://{host}{port}/{REDACTED}"

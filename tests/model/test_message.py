@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.alerting import channel_news
+from resilience.alerting.backoff import Health
 from resilience.model.alert import Alert, Reason
 from resilience.model.message import (
     clean_line,
@@ -15,6 +17,7 @@ from resilience.model.message import (
     cut,
     footer,
     headline,
+    is_command,
     left_out,
     moment,
     plain_text,
@@ -22,7 +25,7 @@ from resilience.model.message import (
     state_word,
 )
 from resilience.model.verdict import Verdict
-from tests.channels.alerts import HOSTILE, a_notice, a_thousand, an_alert, hostile, resolved
+from tests.channels.alerts import HOSTILE, NOW, a_notice, a_thousand, an_alert, hostile, resolved
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,34 @@ def test_the_runbook_says_what_where_since_when_what_to_do_and_how_to_acknowledg
     assert rows["What"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
     assert "(for 2 h 5 min)" in rows["Since"] and rows["Do"] == "resil watch fs --top"
     assert rows["Acknowledge"] == "cd '/home/ada/my gpt' && resil alert ack 3f9a1c"
+
+
+def test_a_message_about_a_fault_without_advice_has_a_command_to_run_too() -> None:
+    rows = dict(runbook(an_alert(a_notice(advice="")))[0].rows)
+    assert "Do" not in rows and rows["Look"] == "cd '/home/ada/my gpt' && resil alert show 3f9a1c"
+
+
+def test_what_began_a_moment_ago_was_just_noticed() -> None:
+    assert "(just noticed)" in dict(runbook(an_alert(a_notice(since=NOW - 2)))[0].rows)["Since"]
+
+
+def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
+    broken = channel_news.broken(
+        "slack", Health(failures=3, error="revoked"), episode="1a2b3c", now=NOW, host="n1", project="/p", waiting=2
+    )
+    assert not {"Acknowledge", "Look"} & set(dict(runbook(broken)[0].rows))
+
+
+@pytest.mark.parametrize(
+    ("advice", "is_one"),
+    [
+        ("resil watch fs --top", True),
+        ("is its file system mounted on this node?", False),
+        ("resil is not there; ask the administrators", False),
+    ],
+)
+def test_only_what_can_be_pasted_is_shown_as_a_command(advice: str, is_one: bool) -> None:
+    assert is_command("Do", advice) is is_one
 
 
 def test_what_is_over_or_taken_is_not_to_be_acknowledged() -> None:

@@ -19,6 +19,7 @@ SLACK = "https://hooks.slack.com/services/T0AAAA/B0BBBB/canary123"
     ("key", "value"),
     [
         ("channel.slack.webhook", SLACK),
+        ("channel.slack.webhook", "https://hooks.slack.com/services/canary"),
         ("channel.slack.url", SLACK),
         ("channel.slack.webhook_file", SLACK),
         ("channel.slack.tokn", "xoxb-12345-canary"),
