@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from resilience.checks._log import lines as lines_of
 from resilience.checks._log.markers import ORDINARY, Marker, marker, words_of
-from resilience.checks._log.patterns import BAR, EPOCH, RANKS, Found, find, seconds_per_step
+from resilience.checks._log.patterns import BAR, EPOCH, EPOCH_STEP, RANKS, Found, find, seconds_per_step
+from resilience.checks._log.threshold import median
 from resilience.checks._log.words import LogState
 
 MOST_LINES = 5000
@@ -16,6 +17,15 @@ MOST_SAID = 64
 MOST_BARS = 8
 INTERVALS = 12
 """Steps are judged by so many of the last intervals."""
+PAUSES = 3
+"""So many older ones are kept as well that were pauses, as every 500 steps for an evaluation or a save."""
+PAUSE_TIMES = 2.0, 20.0
+"""A pause is so many times the usual interval; what was still longer was a fault, and is not to be waited for again."""
+RARE_S = 1200.0
+"""A log without steps that grows only so seldom is waited for longer; of others that say more, growth is no measure."""
+BY_ITS_WORD_S = 360.0
+"""How long one step takes may stand in its line, but not that only each hundredth is told. Until the second line shows
+that, such a figure counts if it is longer than this, and else the time for the start."""
 _COMPLAINT = re.compile(
     rb"retry|attempt|wait|time[- ]?out|timed out|fail|warn|keep-alive|rendezvous|heartbeat|unreachable|refused",
     re.IGNORECASE,
@@ -50,6 +60,7 @@ class _Digest:
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
+        self.bar, self.epoch = state.bar, state.epoch
         self.error, self.error_kind, self.errored = state.error, state.error_kind, state.errored
         self.bars = dict(state.bars)
         self.said = dict.fromkeys(state.said)
@@ -98,6 +109,8 @@ class _Digest:
             else:
                 self.grows = True
                 self.said[identity] = None
+                # Who begins an evaluation, or is through with a save, goes on; who says so again does not.
+                self.lives = self.lives or (told is not None and told.kind in ("saved", "save", "eval"))
 
     def _marker(self, told: Marker, line: bytes) -> None:
         if told.kind == "end":
@@ -121,7 +134,9 @@ class _Digest:
     def _found(self, found: Found, line: bytes) -> bool:
         """Take in a place in the training; say whether it is further than before."""
         rank, known = RANKS[found.kind], RANKS[self.kind]
-        if found.kind == BAR and (found.evaluates or (rank > known and self.phase == "eval")):
+        if found.epoch is not None and found.kind != EPOCH_STEP:
+            self._epoch(found.epoch)
+        if found.kind == BAR and self._evaluates(found, rank > known):
             if self._bar_moves(found):
                 self.lives, self.phase = True, "eval"
             return True
@@ -133,6 +148,18 @@ class _Digest:
         if further:
             self._advanced(found, line)
         return further
+
+    def _epoch(self, epoch: float) -> None:
+        """Of those who count their steps anew in each epoch a smaller step in the next one is no step back."""
+        if self.epoch is not None and int(epoch) > int(self.epoch):
+            self.best = None
+        self.epoch = epoch
+
+    def _evaluates(self, found: Found, is_weaker: bool) -> bool:
+        """Whether a bar is of an evaluation: by its label, or while one is under way and it is not the training's."""
+        if found.evaluates:
+            return True
+        return self.phase == "eval" and (is_weaker or self.bar not in (0, found.key))
 
     def _goes_on(self, found: Found) -> bool:
         value, step = found.value, self.step
@@ -176,6 +203,8 @@ class _Digest:
     def _advanced(self, found: Found, line: bytes) -> None:
         self.steps += 1
         self.text, self.step_line = found.text, line
+        if found.kind == BAR:
+            self.bar = found.key
         when = lines_of.stamp(line)
         if when is not None:
             self.step_stamps.append(when)
@@ -201,14 +230,13 @@ class _Digest:
             error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
             said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
             talked=self.written if self.talks or is_first else before.talked,
-            advanced=advanced, intervals=self._intervals(advanced),
+            advanced=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch,
         )  # fmt: skip
 
     def _is_weak(self) -> bool:
-        """Whether nothing better than growth is known: no step, whole epochs, bars that are complete."""
-        if self.kind == EPOCH:
-            return self.step is None or self.step == int(self.step)
-        return self.kind == "" or (self.kind == BAR and all(position == -1 for position in self.bars.values()))
+        """Whether nothing better than growth is known: no step, bars that are complete, and epochs, which may be whole
+        ones or rounded: the Trainer of Hugging Face has two decimals, and writes the same one for hours."""
+        return self.kind in ("", EPOCH) or (self.kind == BAR and all(position == -1 for position in self.bars.values()))
 
     def _when_advanced(self) -> float:
         """The last write, less what the lines' own clock says was between the step and it."""
@@ -225,10 +253,12 @@ class _Digest:
     def _intervals(self, advanced: float) -> tuple[float, ...]:
         before = self.before
         if not self.steps:
-            return before.intervals
+            gap_s = advanced - before.advanced
+            is_rare = before.looked > 0 and gap_s > RARE_S and self.grows and self._is_weak()
+            return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
         goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
         if goes_on and advanced > before.advanced:
-            return (*before.intervals, (advanced - before.advanced) / self.steps)[-INTERVALS:]
+            return trimmed((*before.intervals, (advanced - before.advanced) / self.steps))
         stamps = self.step_stamps
         gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]
         if gaps:
@@ -236,4 +266,16 @@ class _Digest:
         told = seconds_per_step(self.step_line)
         if told is None or not 0 < told < 1e6:
             return before.intervals
-        return (told * (self.stride or 1 if self.kind != BAR else 1),)
+        if self.kind in (BAR, EPOCH_STEP):
+            return (told,)
+        return (told * self.stride,) if self.stride else (told,) if told >= BY_ITS_WORD_S else before.intervals
+
+
+def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
+    """Given all intervals, return the last ones, and before them the last of the older ones that were pauses."""
+    old, last = intervals[:-INTERVALS], intervals[-INTERVALS:]
+    if not old:
+        return last
+    usual = median(last)
+    shortest, longest = (times * usual for times in PAUSE_TIMES)
+    return (*[one for one in old if shortest < one <= longest][-PAUSES:], *last)

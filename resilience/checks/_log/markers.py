@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 FATAL: dict[str, bytes] = {
     "killed for memory": rb"Detected \d+ oom[-_]kill|oom[-_]kill event|Out Of Memory|Out of memory: Killed process",
-    "out of GPU memory": rb"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
+    "out of GPU memory": rb"CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
     "GPU": rb"CUDA error:|uncorrectable ECC|NVRM: Xid|Xid \(PCI|device-side assert triggered",
     "collective": rb"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError"
     rb"|Watchdog caught collective operation timeout|DistBackendError|Gloo connectFullMesh failed",
     "bus error": rb"\bBus error\b|SIGBUS",
     "crash": rb"Segmentation fault|SIGSEGV|\bcore dumped\b|Fatal Python error",
-    "killed": rb"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed$|signal 9\b",
+    "killed": rb"\bSIGKILL\b|is killed by signal: |exitcode\s*:\s*-9\b|^Killed$|signal 9\b",
     "disk": rb"No space left on device|Disk quota exceeded|Stale file handle",
     "launch": rb"srun: error: \S+ tasks? [^:]{1,200}:|ChildFailedError"
     rb"|torch\.distributed\.elastic\.multiprocessing\.errors",
@@ -25,7 +25,7 @@ FATAL: dict[str, bytes] = {
 
 ORDINARY: dict[str, bytes] = {
     "slurm": rb"srun: error:|slurmstepd: error:",
-    "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*)?(?:[A-Za-z_][\w.]{0,80}\.)?"
+    "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*|\s{0,6}\d{1,6}: )?(?:[A-Za-z_][\w.]{0,80}\.)?"
     rb"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|$)",
 }
 """May mean nothing: told as a WARNING, until no step has followed for a while. slurmstepd complains of cgroups when

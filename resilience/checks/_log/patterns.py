@@ -8,6 +8,8 @@ Recorded lines of each stand in tests/recorded/logs. Where they come from:
 - torchtitan, `MetricsProcessor.log`: `step: 10  loss:  8.1000  grad_norm: ...`, with colours in between
 - nanoGPT: `iter 10: loss 3.1234, time 105.16ms, mfu 12.3%`
 - Lightning, tqdm: `Epoch 3:  45%|####5     | 12/100 [00:10<01:12,  1.21it/s, v_num=0]`
+- the ImageNet example of PyTorch, and those after it: `Epoch: [3][ 120/5005]  Time ...`, `Test: [ 10/196]`;
+  DINO: `Epoch: [0/100]  [  10/1251]  eta: ...`; timm: `Train: 3 [ 120/1251 (10%)]`
 - Hugging Face Trainer: a tqdm bar, and `{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.53}`, which has no step
 """
 
@@ -21,9 +23,9 @@ RANKS = {OWN: 0, STEP: 1, EPOCH_STEP: 2, BAR: 3, EPOCH: 4, "": 5}
 """Which of two kinds a log is judged by: the one that tells more exactly where the training is."""
 
 _STEP = re.compile(
-    rb"(?:\b(?:global[_ ]?step|train(?:ing)?[_ ]?step|step|iteration|iter|num_updates)\b['\"]?[ \t:=#\[(]*['\"]?"
+    rb"(?:\b(?:global[_ ]?step|train(?:ing)?[_ ]?step|step|iteration|iters?|num_updates)\b['\"]?[ \t:=#\[(]*['\"]?"
     rb"|\bsteps: (?=\d+ loss))"
-    rb"([0-9]{1,15})(?:\.0+)?(?![0-9]|\.[0-9]|m?s\b)(?=[^0-9])",
+    rb"([0-9]{1,3}(?:,[0-9]{3}){1,4}(?![0-9,])|[0-9]{1,15})(?:\.0+)?(?![0-9]|\.[0-9]|e[+0-9]|(?:[km]s?|s)\b)(?=[^0-9])",
     re.IGNORECASE,
 )
 _NOT_TRAINING = re.compile(rb"\b(?:eval|evaluation|evaluating|valid|validation|validating|val|test|testing)[ _-]?"
@@ -32,6 +34,11 @@ _BAR = re.compile(rb"([^|\r\n]{0,200}?)(?:\s*\d{1,3}%\s*\|[^|]{0,400}\||)\s*\b(\
 _OPEN_BAR = re.compile(rb"([^|\r\n]{0,200}?)\b(\d{1,15})it \[\d[\d:.]*,")
 _EPOCH_LABEL = re.compile(rb"\bepoch\s*\[?(\d{1,9})", re.IGNORECASE)
 _EPOCH = re.compile(rb"\bepoch\b['\"]?[ \t:=#\[(]*['\"]?(\d{1,9}(?:\.\d{1,12})?)(?=[^0-9.])", re.IGNORECASE)
+_COUNTED = re.compile(
+    rb"\b(?:(test|val|valid|validation|eval)|(?:epoch|train):?[ ]{0,3}\[?(\d{1,9})(?:/\d{1,9})?\]?)"
+    rb":?[ ]{0,3}\[[ ]{0,9}(\d{1,9})/[ ]{0,9}(\d{1,9})",
+    re.IGNORECASE,
+)
 _EVALUATES = re.compile(rb"\b(?:eval|valid|sanity check|test|predict)", re.IGNORECASE)
 
 _SECONDS = re.compile(
@@ -52,6 +59,7 @@ class Found(NamedTuple):
         key: of a bar: which one.
         is_complete: of a bar: nothing more comes of it.
         evaluates: of a bar: it is not of the training itself.
+        epoch: the epoch that the line tells of besides.
     """
 
     kind: str
@@ -60,6 +68,7 @@ class Found(NamedTuple):
     key: int = 0
     is_complete: bool = False
     evaluates: bool = False
+    epoch: float | None = None
 
 
 def find(line: bytes, own: re.Pattern[bytes] | None = None) -> Found | None:
@@ -71,15 +80,32 @@ def find(line: bytes, own: re.Pattern[bytes] | None = None) -> Found | None:
         return _find_own(line, own)
     match = _STEP.search(line)
     if match is not None and not _NOT_TRAINING.search(line):
-        return Found(STEP, int(match[1]), match[1].lstrip(b"0").decode() or "0")
+        step = match[1].replace(b",", b"")
+        epoch = _EPOCH.search(line) if b"poch" in line else None
+        of_epoch = None if epoch is None else float(epoch[1])
+        return Found(STEP, int(step), step.lstrip(b"0").decode() or "0", epoch=of_epoch)
     if b" [" in line or b"it [" in line:
         bar = _find_bar(line)
         if bar is not None:
             return bar
+    if b"[" in line:
+        counted = _COUNTED.search(line)
+        if counted is not None:
+            return _of_counted(counted)
     match = _EPOCH.search(line)
     if match is not None:
-        return Found(EPOCH, float(match[1]), f"epoch {match[1].decode()}")
+        return Found(EPOCH, float(match[1]), f"epoch {match[1].decode()}", epoch=float(match[1]))
     return None
+
+
+def _of_counted(match: re.Match[bytes]) -> Found:
+    position, total = int(match[3]), int(match[4])
+    if match[2] is not None:
+        epoch = int(match[2])
+        return Found(EPOCH_STEP, epoch * (total or 10**9) + position, f"epoch {epoch}, {position}/{total}")
+    from binascii import crc32
+
+    return Found(BAR, position, f"{position}/{total}", crc32(match[1] + b"%d" % total), position >= total - 1, True)
 
 
 def _find_own(line: bytes, own: re.Pattern[bytes]) -> Found | None:

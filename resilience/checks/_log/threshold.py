@@ -15,6 +15,9 @@ from resilience.checks._log.words import LogSettings
 LONGEST_TIMES = 1.5
 """The longest of the last intervals is no hang either: an evaluation, a save, a slow disk."""
 
+LEAST_TIMES = 1.2
+"""No ceiling is so low that the usual interval itself is too long."""
+
 
 class Allowance(NamedTuple):
     """How long nothing may come, and why so long."""
@@ -33,9 +36,12 @@ def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> 
         seconds, why = settings.startup_s, "startup_s: no step interval is measured yet"
     else:
         wanted = max(settings.factor * usual, LONGEST_TIMES * max(intervals))
-        seconds = min(max(wanted, settings.floor_s), settings.ceiling_s)
+        # Steps that are further apart than the ceiling would else be an alarm each.
+        ceiling_s = max(settings.ceiling_s, LEAST_TIMES * usual)
+        seconds = min(max(wanted, settings.floor_s), ceiling_s)
         why = (
-            "ceiling_s" if seconds < wanted else "floor_s" if seconds > wanted
+            f"{LEAST_TIMES:g} times the usual interval" if seconds == ceiling_s > settings.ceiling_s
+            else "ceiling_s" if seconds < wanted else "floor_s" if seconds > wanted
             else f"{settings.factor:g} times the usual interval" if wanted > LONGEST_TIMES * max(intervals)
             else f"{LONGEST_TIMES:g} times the longest interval of late"
         )  # fmt: skip

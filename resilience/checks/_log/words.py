@@ -85,6 +85,8 @@ class LogState(NamedTuple):
         trouble: why it could not be read, empty when it could.
         trouble_kind: `missing` or `not-read`.
         troubled: since when.
+        bar: the key of the bar that is the training's own, 0 when none is.
+        epoch: the newest one that a line told of besides the step.
     """
 
     inode: int = 0
@@ -119,6 +121,8 @@ class LogState(NamedTuple):
     trouble: str = ""
     trouble_kind: str = ""
     troubled: float = 0.0
+    bar: int = 0
+    epoch: float | None = None
 
 
 _DEFAULTS = tuple(LogState())

@@ -46,6 +46,9 @@ def test_the_step_of_each_trainer_is_found_with_what_it_takes(
         (b"epoch 001:   100 / 1234 loss=3.1, num_updates=250, lr=0.1", 250),
         (b"train_step=40 loss=1", 40),
         (b"Training step [400/1000]", 400),
+        (b"step=1,234,500 loss=2.1", 1234500),
+        (b"step=10,skipped=0", 10),
+        (b"iters: 1200, loss 2", 1200),
     ],
 )
 def test_common_ways_to_write_a_step_are_understood(line: bytes, step: int) -> None:
@@ -60,6 +63,8 @@ def test_common_ways_to_write_a_step_are_understood(line: bytes, step: int) -> N
         b"step time: 12.5 s",
         b"iter 12.5 ms",
         b"max_steps=1000",
+        b"step 12k loss 2",
+        b"step 3e3 loss 2",
         b"num_steps: 1000",
         b"eval step 12/40",
         b"validation iter 12",
@@ -79,6 +84,21 @@ def test_a_number_that_may_still_be_growing_is_not_believed() -> None:
 def test_an_epoch_is_the_last_resort_and_may_be_a_fraction() -> None:
     found = find(b"{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.53}\n")
     assert found is not None and (found.kind, found.value) == ("epoch", 0.53)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "evaluates"),
+    [
+        (b"Epoch: [3][ 120/5005]\tTime  0.2 ( 0.3)\tLoss 6.9", "epoch 3, 120/5005", False),
+        (b"Epoch: [0/100]  [  10/1251]  eta: 0:10:00  lr: 0.1", "epoch 0, 10/1251", False),
+        (b"Train: 3 [ 120/1251 ( 10%)]  Loss: 6.9", "epoch 3, 120/1251", False),
+        (b"Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3", "epoch 1, 640/60000", False),
+        (b"Test: [ 10/196]\tTime 0.1", "10/196", True),
+    ],
+)
+def test_places_in_an_epoch_are_told_from_those_in_an_evaluation(line: bytes, text: str, evaluates: bool) -> None:
+    found = find(line + b"\n")
+    assert found is not None and (found.text, found.evaluates) == (text, evaluates)
 
 
 def test_a_pattern_of_ones_own_replaces_the_others() -> None:
