@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 FATAL: dict[str, bytes] = {
     "killed for memory": rb"Detected \d+ oom[-_]kill|oom[-_]kill event|Out Of Memory|Out of memory: Killed process",
-    "out of GPU memory": rb"CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
+    "out of GPU memory": rb"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|HIP out of memory"
+    rb"|RESOURCE_EXHAUSTED: Out of memory",
     "GPU": rb"CUDA error:|uncorrectable ECC|NVRM: Xid|Xid \(PCI|device-side assert triggered",
     "collective": rb"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError"
     rb"|Watchdog caught collective operation timeout|DistBackendError|Gloo connectFullMesh failed",
