@@ -7,7 +7,6 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ PLUGIN_PATH = "RESIL_PLUGINS"
 """Environment variable: folders (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
 
 
-@dataclass(frozen=True)
 class Family:
     """One kind of plugin.
 
@@ -33,13 +31,13 @@ class Family:
     Attributes:
         name: plural of the word, also the folder's name: `schedulers`.
         constant: what each file exports: `SCHEDULER`.
+        folders: those of $RESIL_PLUGINS, unless others are given.
     """
 
-    name: str
-    constant: str
-    folders: tuple[Path, ...] = field(
-        default_factory=lambda: tuple(Path(p) for p in os.environ.get(PLUGIN_PATH, "").split(":") if p)
-    )
+    def __init__(self, name: str, constant: str, folders: tuple[Path, ...] | None = None) -> None:
+        self.name, self.constant = name, constant
+        told = os.environ.get(PLUGIN_PATH, "").split(":")
+        self.folders = tuple(Path(folder) for folder in told if folder) if folders is None else folders
 
     @property
     def package(self) -> str:

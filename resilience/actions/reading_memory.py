@@ -11,9 +11,8 @@ import os
 from binascii import crc32
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.model.reading import Memory, Timed
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 FOLDER = ".watch"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingMemory:
+class ReadingMemory(NamedTuple):
     """The memory of one project's watchdogs.
 
     Attributes:

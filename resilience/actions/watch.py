@@ -7,7 +7,7 @@ fail, hang or lie, is told as a finding of that one, and keeps nobody else from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from resilience.actions.look import bug, findings_of, look_of, newest, unknown
@@ -26,16 +26,16 @@ ALERTING_S = 60.0
 """How long it may take to decide who is told and to send it. What is not sent by then lies in the outbox."""
 
 
-@dataclass(slots=True)
 class _Round:
     """What one watchdog does in this tick, and what it has found so far."""
 
-    dog: Watchdog
-    targets: tuple[Target, ...]
-    findings: list[Finding]
-    new: dict[str, tuple[Timed[Any], ...]]
-    remembered: Remembered
-    took_s: float = 0.0
+    def __init__(self, dog: Watchdog) -> None:
+        self.dog = dog
+        self.targets: tuple[Target, ...] = ()
+        self.findings: list[Finding] = []
+        self.new: dict[str, tuple[Timed[Any], ...]] = {}
+        self.remembered = Remembered({})
+        self.took_s = 0.0
 
 
 Saw = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
@@ -67,7 +67,7 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
         before = newest(one.dog, one.remembered.series)
         for index, wanted in enumerate(one.targets):
             # A probe that asks several programs shares its time out among them.
-            target = replace(wanted, deadline_s=wanted.deadline_s or shared.deadline_s)
+            target = wanted._replace(deadline_s=wanted.deadline_s or shared.deadline_s)
             work = look_of(one.dog, target, scene, before, one.remembered.series)
             place = _place(one.dog, target, scene)
             looks[number, index] = Look(place, work, wanted.deadline_s or shared.deadline_s)
@@ -125,7 +125,7 @@ def with_itself(report: Report) -> Report:
 
 
 def _begin(dog: Watchdog, scene: Scene) -> _Round:
-    one = _Round(dog, (), [], {}, Remembered({}))
+    one = _Round(dog)
     try:
         one.targets = tuple(dog.check.targets(dog.settings, scene))
     except ResilError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from resilience.actions.project import Project
 from resilience.errors import UsageError
@@ -21,8 +20,7 @@ def checks() -> Family:
     return Family("checks", "CHECK")
 
 
-@dataclass(frozen=True, slots=True)
-class Watchdog:
+class Watchdog(NamedTuple):
     """One check with its settings.
 
     Attributes:
@@ -39,8 +37,7 @@ class Watchdog:
     is_wanted: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """One row of `resil watch --list`.
 
     Attributes:

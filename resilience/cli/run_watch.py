@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.actions.watch import Saw, tell, watch, watchdogs_of
 from resilience.actions.watch_settings import open_apart, read_source
@@ -33,8 +33,7 @@ class Ended(BaseException):
     """Somebody wants this process to end. No Exception: nobody on the way may take it for a fault of his own."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRequest:
+class WatchRequest(NamedTuple):
     """What was asked for.
 
     Attributes:
@@ -45,18 +44,18 @@ class WatchRequest:
         explain, as_json: how to print.
         alerts: whether to tell people.
         every_s: look again so often, until told to end; None looks once.
-        count: look so many times only; 0 for ever.
+        times: look so many times only; 0 for ever.
     """
 
     name: str | None = None
-    overrides: Mapping[str, object] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, object] = MappingProxyType({})
+    settings: Mapping[str, str] = MappingProxyType({})
     config: Path | None = None
     explain: bool = False
     as_json: bool = False
     alerts: bool = True
     every_s: float | None = None
-    count: int = 0
+    times: int = 0
 
 
 def run_watch(request: WatchRequest) -> int:
@@ -102,7 +101,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
     project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
     code, awaited, follower = 0, Awaited(world.clock), LogFollower()
     try:
-        for overdue in followed_ticks(world.clock, every_s, request.count, awaited.logs, follower):
+        for overdue in followed_ticks(world.clock, every_s, request.times, awaited.logs, follower):
             try:
                 now_there = read_source(world, request.config)
                 if now_there != source:

@@ -242,7 +242,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         as_json=shared["as_json"],
         alerts=not shared["no_alert"],
         every_s=every_s,
-        count=shared["count"],
+        times=shared["count"],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.errors import QuantityError, SettingsError
 from resilience.quantities import parse_duration_s
@@ -43,8 +44,7 @@ class AlertPolicy:
     resolve_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class EscalationStep:
+class EscalationStep(NamedTuple):
     """Who is told as well, when nobody has acknowledged for so long after the first were told."""
 
     after_s: float
@@ -76,8 +76,7 @@ def _step(text: str) -> EscalationStep:
     return EscalationStep(after_s, channels)
 
 
-@dataclass(frozen=True, slots=True)
-class QuietHours:
+class QuietHours(NamedTuple):
     """A time of the day, in minutes since midnight; it may go over midnight. The end does not belong to it."""
 
     start_minute: int

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 ReadingT = TypeVar("ReadingT")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One place that is looked at by itself, in a child process with a deadline of its own.
 
     Attributes:
@@ -25,8 +24,7 @@ class Target:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timed(Generic[ReadingT]):
+class Timed(NamedTuple, Generic[ReadingT]):
     """A reading and when it was taken, in seconds since the epoch."""
 
     time: float

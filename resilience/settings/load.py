@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resilience.errors import SettingsError, StateDirectoryError
 from resilience.model.alert_policy import AlertPolicy
@@ -88,8 +88,7 @@ def find_file(world: World, wanted: Path | None = None) -> Path | None:
     return own if _is_there(own) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The settings file as it was found: where, and what was in it. No path: there is none."""
 
     path: Path | None = None

@@ -24,8 +24,7 @@ import time
 from binascii import crc32
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, SettingsError, UsageError
 from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, switches
@@ -57,8 +56,7 @@ _leaving: set[int] = set()
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What became of one child.
 
     Attributes:
@@ -78,18 +76,16 @@ class Answer:
     said: str = ""
 
 
-@dataclass(slots=True)
 class _Child:
-    key: Any
-    pid: int
-    pipe: int
-    started: float
-    deadline_s: float
-    ends: float
-    received: bytearray = field(default_factory=bytearray)
-    waits: int | None = None  # how often it had been switched out, when it was seen to wait in the kernel
-    killed: tuple[int, ...] = ()  # itself and what it had started
-    is_closed: bool = False
+    """A child that is under way."""
+
+    def __init__(self, key: Any, pid: int, pipe: int, started: float, deadline_s: float) -> None:
+        self.key, self.pid, self.pipe = key, pid, pipe
+        self.started, self.deadline_s, self.ends = started, deadline_s, started + deadline_s
+        self.received = bytearray()
+        self.waits: int | None = None  # how often it had been switched out, when it was seen to wait in the kernel
+        self.killed: tuple[int, ...] = ()  # itself and what it had started
+        self.is_closed = False
 
 
 def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generator[tuple[KeyT, Answer], None, None]:
@@ -194,7 +190,7 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writing)
-    return _Child(key, pid, reading, now, deadline_s, now + deadline_s)
+    return _Child(key, pid, reading, now, deadline_s)
 
 
 def _fork() -> int:

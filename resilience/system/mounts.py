@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -19,8 +19,7 @@ MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 """File systems that a reboot empties."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """One mounted file system.
 
     Attributes:

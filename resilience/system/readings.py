@@ -11,9 +11,9 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from resilience.errors import StateDirectoryError
 from resilience.model.reading import Memory, Timed, remember
@@ -74,8 +74,7 @@ def _tupled(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(NamedTuple):
     """What a file of readings says.
 
     Attributes:
@@ -87,8 +86,7 @@ class Remembered:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingFile:
+class ReadingFile(NamedTuple):
     """The file that remembers one watchdog's readings.
 
     Attributes:

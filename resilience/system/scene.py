@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.system.ports import Scheduler
@@ -13,8 +12,7 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.system.world import World
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """Where a check stands.
 
     Attributes:

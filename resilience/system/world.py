@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.errors import UsageError
 from resilience.system.clock import SystemClock
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from resilience.system.process import Completed, ProcessRunner
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """This machine and the person on it."""
 
     name: str

@@ -183,7 +183,7 @@ def test_a_state_directory_whose_runs_cannot_be_listed_is_unknown(tmp_path: Path
 
 def test_a_person_without_a_home_can_be_examined(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    host = replace(project.world.host, home=Path("/proc/nonexistent"))
+    host = project.world.host._replace(home=Path("/proc/nonexistent"))
     assert examine(Project(replace(project.world, host=host), project.loaded, project._clients)).diagnoses
 
 

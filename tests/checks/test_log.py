@@ -688,7 +688,7 @@ def test_a_path_of_the_settings_is_relative_to_the_project_and_a_typed_one_perha
 ) -> None:
     dog = watcher(tmp_path, clock, "train.log")
     (tmp_path / "sub").mkdir()
-    dog.scene = replace(dog.scene, project=tmp_path / "sub")
+    dog.scene = dog.scene._replace(project=tmp_path / "sub")
     write(tmp_path / "train.log", steps(1, 2), at=clock.time)
     assert dog.one().summary.startswith("step 2")
     write(tmp_path / "sub" / "train.log", steps(1, 5), at=clock.time)

@@ -520,7 +520,7 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
 def test_a_look_is_given_longer_than_the_scheduler_is(
     stage: Stage, own_s: float, schedulers_s: float, seconds: float
 ) -> None:
-    scene = replace(scene_of(stage.project), scheduler_deadline_s=schedulers_s)
+    scene = scene_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
     assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), scene)] == [seconds]
 
 
