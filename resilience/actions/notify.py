@@ -50,8 +50,9 @@ def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DE
     flushed = flush(state.outbox, routes, world=world, project=str(project.loaded.project), deadline_s=deliver_s)
     lines = [*(_line(letter) for letter in told.letters), *_of(flushed)]
     if moved:
-        lines.append(f"{moved} alert files moved home from the spare folder of this node")
-    return (*lines, *_trouble(state, (*wrong, *told.trouble)))
+        files = "1 alert file" if moved == 1 else f"{moved} alert files"
+        lines.append(f"{files} moved home from the spare folder of this node")
+    return (*lines, *_trouble(state, (*wrong, *told.trouble, *filter(None, [flushed.trouble]))))
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:

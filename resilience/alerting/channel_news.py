@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from resilience.alerting.backoff import TOLD_EVERY_S, Health
 from resilience.model.alert import Alert, Notice, Reason
@@ -37,6 +38,25 @@ def broken(channel: str, health: Health, *, episode: str, now: float, host: str,
     )
 
 
+def damaged(channel: str, names: Sequence[str], *, now: float, host: str, project: str) -> Alert:
+    """Say that messages were lost on the disk where they waited. `names`: of their files."""
+    episode = hashlib.sha256("\n".join(sorted(names)).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    what = "a message that waited for it was" if len(names) == 1 else f"{len(names)} messages that waited for it were"
+    return _alert(
+        channel,
+        Reason.FIRST,
+        Verdict.WARNING,
+        episode=episode,
+        now=now,
+        host=host,
+        project=project,
+        since=now,
+        summary=f"{what} damaged on the disk: somebody was not told of something; the incidents are known",
+        advice="resil alert list --all",
+        fault="damaged",
+    )
+
+
 def mended(channel: str, *, episode: str, since: float, now: float, host: str, project: str) -> Alert:
     """Say that it works again."""
     return _alert(
@@ -65,14 +85,15 @@ def _alert(
     since: float,
     summary: str,
     advice: str,
+    fault: str = FAULT,
 ) -> Alert:
     notice = Notice(
         episode=episode,
-        fingerprint=f"{CHECK} {channel} {FAULT}",
+        fingerprint=f"{CHECK} {channel} {fault}",
         reason=reason,
         check=CHECK,
         subject=f"channel {channel}",
-        fault=FAULT,
+        fault=fault,
         verdict=verdict,
         summary=summary,
         since=since,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from resilience.alerting import backoff
+from resilience.alerting import backoff, channel_news
 from resilience.alerting.backoff import Health
 from resilience.alerting.claims import claim
 from resilience.alerting.digest import is_due
@@ -160,6 +160,12 @@ class _Flush:
         lane = Lane(self._outbox.memory, channel, held, self._host)
         now = self._now()
         entries = self._outbox.pending(channel)
+        if lost := [name for name in self._outbox.damaged if channel_of(name) == channel]:
+            with suppress(StateDirectoryError):
+                alert = channel_news.damaged(channel, lost, now=now, host=self._host, project=self._project)
+                self._outbox.put(alert, channel, now)
+                self._outbox.damaged.difference_update(lost)
+                entries = self._outbox.pending(channel)
         # A CRITICAL that is new since the last try is worth another one.
         urgent = any(e.alert.verdict is Verdict.CRITICAL and e.queued > lane.health.last for e in entries)
         if backoff.is_paused(lane.health, lane.standing, now, patient=self._patient and not urgent):

@@ -14,7 +14,7 @@ from typing import Any
 from resilience.alerting.ledger_copy import LedgerCopy
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model.incident import Incident, incident_from_json, incident_to_json
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.spare_folder import OddFile, SpareFolder
 
 _INCIDENT = ".json"
 _ACKNOWLEDGED = ".ack"
@@ -166,12 +166,12 @@ class Ledger:
             incident = incident_from_json(json.loads(content))
             if incident.fingerprint + _INCIDENT != name:
                 raise ValueError("it is about another incident")
-        except StateDirectoryError as error:
-            self._say(f"an incident cannot be read: {error.message}")
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             aside = self.folder.set_aside(name)
             self._say(f"the incident file {name} makes no sense ({_reason(error)}); it was set aside as {aside}")
+            return None
+        except StateDirectoryError as error:
+            self._say(f"an incident cannot be read: {error.message}")
             return None
         self._written[name] = content
         self._note_open(name, incident, content)
@@ -191,11 +191,11 @@ class Ledger:
                 acknowledged_at=float(record["acknowledged_at"]),
                 acknowledged_note=str(record.get("acknowledged_note", "")),
             )
-        except StateDirectoryError as error:
-            self._say(f"an acknowledgement cannot be read: {error.message}")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             aside = self.folder.set_aside(name)
             self._say(f"the acknowledgement {name} makes no sense ({_reason(error)}); it was set aside as {aside}")
+        except StateDirectoryError as error:
+            self._say(f"an acknowledgement cannot be read: {error.message}")
         return incident
 
     def _say(self, sentence: str) -> None:
@@ -220,4 +220,6 @@ def _text(record: dict[str, Any]) -> bytes:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OddFile):
+        return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -23,7 +23,7 @@ from resilience.alerting.digest import FOLD_AT, bounded, compose_digest, digest_
 from resilience.alerting.entry import Entry, channel_of, decode, encode, entry_name, trimmed
 from resilience.errors import StateDirectoryError
 from resilience.model.alert import Alert
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.spare_folder import OddFile, SpareFolder
 
 SENT_KEPT_S = 7 * 86400.0
 SENT_MOST = 2000
@@ -37,13 +37,14 @@ class Outbox:
     def __init__(self, folder: SpareFolder) -> None:
         """`folder`: where what waits lies; the other folders lie beside it.
 
-        `memory` is what is remembered of the channels.
+        `memory` is what is remembered of the channels, `damaged` the names of what waited and could not be read.
         """
         self._waiting = folder
         self._sent = folder.beside("sent")
         self._dead = folder.beside("dead")
         self.memory = ChannelMemory(folder)
         self._covers: dict[str, frozenset[str]] = {}
+        self.damaged: set[str] = set()
 
     @property
     def trouble(self) -> str:
@@ -73,6 +74,7 @@ class Outbox:
         if len(waiting) >= FOLD_AT:
             self.fold(channel, now, host=alert.host, project=alert.project)
         self._waiting.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
+        self.damaged.discard(name)
         return True
 
     def _is_known(self, name: str, waiting: Sequence[str]) -> bool:
@@ -195,18 +197,19 @@ class Outbox:
     def _read(self, folder: SpareFolder, name: str) -> Entry | None:
         try:
             raw = folder.read(name)
-        except StateDirectoryError as error:
-            folder.trouble = error.message
-            return None
-        if raw is None:
-            return None
-        try:
+            if raw is None:
+                return None
             entry = decode(raw)
             if entry.name != name:
                 raise ValueError("its content is another's")
-        except ValueError as error:
+        except (OddFile, ValueError) as error:
             aside = folder.set_aside(name)
+            if folder is self._waiting:
+                self.damaged.add(name)
             folder.trouble = f"a damaged message was set aside ({error}): {aside}"
+            return None
+        except StateDirectoryError as error:
+            folder.trouble = error.message
             return None
         return entry
 

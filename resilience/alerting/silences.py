@@ -8,7 +8,7 @@ import json
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.model.incident import Incident
 from resilience.model.silence import Silence, silence_from_json, silence_to_json
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.spare_folder import OddFile, SpareFolder
 
 _SILENCE = ".json"
 
@@ -69,11 +69,11 @@ class Silences:
                 content = self.folder.read(name)
                 if content is not None:
                     found.append(silence_from_json(json.loads(content)))
-            except StateDirectoryError as error:
-                self._say(f"a silence cannot be read: {error.message}")
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
                 aside = self.folder.set_aside(name)
                 self._say(f"the silence {name} makes no sense ({error}); it was set aside as {aside}")
+            except StateDirectoryError as error:
+                self._say(f"a silence cannot be read: {error.message}")
         return found
 
     def _say(self, sentence: str) -> None:

@@ -219,10 +219,14 @@ def flush(
         _show_drafts(project)
         return
     if discard_dead:
-        print(f"{len(alert_delivery.discard(project))} dead letters forgotten")
+        print(f"{_letters(len(alert_delivery.discard(project)))} forgotten")
     if retry_dead:
-        print(f"{len(alert_delivery.revive(project))} dead letters put back")
+        print(f"{_letters(len(alert_delivery.revive(project)))} put back")
     raise typer.Exit(_flush(project, patient=due))
+
+
+def _letters(count: int) -> str:
+    return "1 dead letter" if count == 1 else f"{count} dead letters"
 
 
 def _flush(project: Project, *, patient: bool) -> int:

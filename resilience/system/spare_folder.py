@@ -7,7 +7,6 @@ union of both, the spare's files first. When the disk is well again, the files m
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import time
@@ -34,8 +33,14 @@ def spare_place(world: World, folder: Path) -> Path:
     """
     base = world.environ.get("XDG_STATE_HOME")
     # $XDG_STATE_HOME must be absolute, or it is passed over: https://specifications.freedesktop.org/basedir-spec.
+    import hashlib  # mostly nothing was ever put aside, and nobody needs a name
+
     root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{world.host.uid}")
     return root / f"{folder.name.lstrip('.')}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+
+
+class OddFile(StateDirectoryError):
+    """What lies there is no regular file: nothing of ours, and nothing that reading again could mend."""
 
 
 class SpareFolder:
@@ -91,7 +96,10 @@ class SpareFolder:
         return tuple(sorted(name for name in (own - gone) | set(spare) if not name.startswith(".")))
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, or None when it is not there. Raise StateDirectoryError if it cannot be read."""
+        """A file's content, or None when it is not there.
+
+        Raise StateDirectoryError if it cannot be read: OddFile where it is a folder, a FIFO, a link.
+        """
         if self.spare is not None:
             with suppress(StateDirectoryError):
                 found = read_regular(self.spare / name, LIMIT_BYTES)
@@ -106,6 +114,8 @@ class SpareFolder:
         except StateDirectoryError as error:
             if isinstance(error.__cause__, NotADirectoryError):
                 return None
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno in (errno.ELOOP, errno.ENXIO):
+                raise OddFile(error.message) from error
             raise
         return found[0] if found is not None else None
 

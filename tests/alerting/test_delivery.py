@@ -274,6 +274,18 @@ def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) ->
         assert again.sent == () and channel.ids == ["a1"]
 
 
+def test_a_message_that_was_damaged_while_it_waited_is_told_of_in_its_place(desk: Desk) -> None:
+    desk.put("a1")
+    desk.put("a2", channel="slack")
+    (desk.folder / "alerts" / "outbox" / "a1.email").write_bytes(b"")  # a power cut, as some file servers take it
+    done = desk.flush()
+    assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
+    (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
+    assert "a message that waited for it was damaged" in notice.summary and notice.subject == "channel email"
+    assert "set aside" in done.trouble and done.waiting == 0
+    assert desk.flush().sent == (), "and once"
+
+
 def test_little_time_begins_no_message_that_would_be_cut_short(desk: Desk) -> None:
     desk.put()
     assert desk.flush(deadline_s=1.0).sent == () and desk.box.names() == ("a1.email",)

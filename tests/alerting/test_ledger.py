@@ -258,13 +258,14 @@ def test_a_damaged_acknowledgement_costs_the_acknowledgement_alone(
     assert not (folder / f"{WHOLE.episode}.ack").exists()
 
 
-def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_passed_over(ledger: Ledger, folder: Path) -> None:
+def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, folder: Path) -> None:
     ledger.keep(WHOLE)
     (folder / "aa.json").mkdir()
     (folder / "bb.json").symlink_to("/etc/passwd")
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
-    assert len(fresh.trouble) == 2
+    assert len(fresh.trouble) == 2 and all("set aside" in said for said in fresh.trouble)
+    assert again(ledger).incidents() == (WHOLE,) and not again(ledger).trouble
 
 
 # ---- disks

@@ -294,6 +294,8 @@ def test_a_fifo_a_link_and_a_folder_in_its_place_block_nobody(tmp_path: Path) ->
     (folder / "c.email").mkdir()
     (folder / "stray").write_text("no channel")
     assert names(box) == ["good.email"]
+    assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
+    assert "set aside" in box.trouble
 
 
 # ---- disks in trouble

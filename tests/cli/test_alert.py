@@ -292,7 +292,7 @@ def test_a_dead_letter_is_told_by_the_next_command_and_can_be_tried_again(office
     assert "there is no such recipient" in listed.out and "--retry-dead" in listed.out
     assert "list refused" in listed.out
     said = office.resil("flush", "--retry-dead")
-    assert said.code == 1 and "1 dead letters put back" in said.out and "will never take" in said.out
+    assert said.code == 1 and "1 dead letter put back" in said.out and "will never take" in said.out
     office.order("list")
     assert office.resil("flush", "--retry-dead").code == 0
     assert len(office.taken("list")) >= 1 and office.shell.resil("status").err == ""
