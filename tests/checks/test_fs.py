@@ -376,20 +376,22 @@ def test_the_age_of_a_sites_figures_is_said(tmp_path: Path, disk: Path) -> None:
         ("yes x | head -c 20000000; exit 1", "it ended with 1"),
     ],
 )
-def test_a_site_command_that_fails_gives_way_to_statvfs_and_is_told(
+def test_a_site_command_that_fails_is_unknown_and_the_disk_is_judged_without_it(
     tmp_path: Path, disk: Path, body: str, words: str
 ) -> None:
     program = a_program(tmp_path, "q", body)
     settings = {"command": (str(program),), "used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
     found = the_finding(a_project(tmp_path, "[watch]\ndeadline_s = 1.5\n"), "fs", disk, **settings)
-    assert found.verdict is Verdict.OK and "(statvfs, just now)" in found.summary
-    assert any(words in line for line in found.looked), found.looked
+    assert (found.verdict, found.fault) == (Verdict.UNKNOWN, "silent") and words in found.summary
+    assert any("(statvfs, just now)" in line for line in found.looked)
 
 
-def test_a_site_command_that_is_not_there_gives_way_to_statvfs(tmp_path: Path, disk: Path) -> None:
-    found = the_finding(a_project(tmp_path), "fs", disk, command=("/nowhere/q",), percent_regex="(.)")
-    assert found.verdict is Verdict.OK
-    assert any("cannot run /nowhere/q" in line for line in found.looked)
+def test_a_site_command_that_is_not_there_is_unknown_and_hides_no_full_disk(tmp_path: Path, disk: Path) -> None:
+    settings = {"paths": (str(disk),), "command": ("/nowhere/q",), "percent_regex": "(.)"}
+    (disk / "ballast").write_bytes(bytes(int(3.9 * MIB)))
+    full, unknown = a_tick(a_project(tmp_path), "fs", **settings)[f"login1:{disk}"]
+    assert (full.fault, full.verdict) == ("space", Verdict.CRITICAL)
+    assert unknown.verdict is Verdict.UNKNOWN and "cannot run /nowhere/q" in unknown.summary
 
 
 def test_a_growth_is_remembered_over_a_look_at_which_the_source_was_silent(tmp_path: Path, disk: Path) -> None:
@@ -403,6 +405,7 @@ def test_a_growth_is_remembered_over_a_look_at_which_the_source_was_silent(tmp_p
         (tmp_path / "silent").touch() if tick == 12 else (tmp_path / "silent").unlink(missing_ok=True)
         last = a_tick(project, "fs", paths=(str(disk),), **settings)[f"login1:{disk}"]
         clock.time += 600
+        assert any(finding.fault == "silent" for finding in last) is (tick == 12)
     assert [(f.fault, f.verdict) for f in last] == [("runway", Verdict.CRITICAL)]
     assert any("seen for 3 hours" in line for line in last[0].looked)
 

@@ -32,6 +32,7 @@ def judge_reading(
     findings: list[Finding] = []
     if look.kind == BYTES:
         findings += _read_only(subject, reading, look)
+    findings += _silent(subject, reading)
     limited = [item for item in amounts if item.limit is not None]
     judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
     if not judged:
@@ -100,6 +101,19 @@ def _read_only(subject: str, reading: FileSystemReading, look: Look) -> list[Fin
             summary=f"is mounted read-only: {was} ({reading.device} at {reading.mount}, {reading.type})",
             advice="the kernel does this after errors of the disk: see `dmesg`, tell the administrators; "
             "if it is meant, set read_only = true",
+        )
+    ]  # fmt: skip
+
+
+def _silent(subject: str, reading: FileSystemReading) -> list[Finding]:
+    """A limit that was to be told and was not: what the file system says of itself is no answer to that."""
+    if not reading.silent:
+        return []
+    return [
+        Finding(
+            subject=subject, verdict=Verdict.UNKNOWN, fault="silent",
+            summary=f"not told how much is left of a limit: {'; '.join(reading.silent)}",
+            advice="run it by hand, as the user and in the environment that runs the watchdog",
         )
     ]  # fmt: skip
 

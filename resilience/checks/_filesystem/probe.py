@@ -10,7 +10,7 @@ from typing import Any
 
 from resilience.checks._filesystem.look import Look
 from resilience.checks._filesystem.place_state import PlaceState, look_at
-from resilience.checks._filesystem.reading import FileSystemReading, history_after, is_whole
+from resilience.checks._filesystem.reading import FileSystemReading, history_after, is_whole, unanswered
 from resilience.checks._filesystem.sources import Asked, ask_du, ask_quota, of_statvfs
 from resilience.checks._filesystem.subjects import (
     CHECKPOINT_FOLDERS,
@@ -213,6 +213,9 @@ def _read(
     looked += asked.looked
     looked.append(f"statvfs({place.path}): just now; it reports what its server last told, and touches no disk")
     amounts = [item for item in asked.amounts if item.kind == look.kind or item.kind == "percent"]
+    # What a site's command says of the /dev/shm of a node, nobody asks.
+    counts = base["is_needed"] or base["is_named"] or not base["is_local"]
+    wanted = [name for name in asked.failed if name.startswith("`") or name == "du"] if counts else []
     for item, seen in group:
         if seen.mount is not None and not seen.trouble:
             base.setdefault("mounts", {})[item.path] = (seen.mount.point, seen.mount.type, seen.mount.source, now)
@@ -225,6 +228,7 @@ def _read(
         checkpoint=_checkpoint(look, scene, mount),
         purge=_purge(group, look, scene, mount),
         du={"time": du[0], "total": du[1]} if du is not None else {},
+        silent=unanswered(old, amounts, asked.failed, wanted),
         looked=tuple(looked),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.checks._filesystem.amount import Amount
+from resilience.checks._filesystem.amount import FILE_SYSTEM, Amount
 from resilience.checks._filesystem.growth import remembered
 from resilience.model.trend import Point
 
@@ -40,6 +40,7 @@ class FileSystemReading:
         checkpoint: what one checkpoint takes, and how often one is written; see checkpoints.Learned.
         purge: which files will be deleted for their age; see purge.Doomed.
         du: when du last counted, and its total.
+        silent: what was to be told, and was not, and why: a limit that may be passed meanwhile.
         looked: what was done, for `--explain`.
     """
 
@@ -62,6 +63,7 @@ class FileSystemReading:
     checkpoint: dict[str, Any] = field(default_factory=dict)
     purge: dict[str, Any] = field(default_factory=dict)
     du: dict[str, float] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
     looked: tuple[str, ...] = ()
 
 
@@ -100,3 +102,21 @@ def history_after(
     silent = {key: points for key in past if key not in now_known and (points := points_of(past, key))}
     lasting = {key: points for key, points in silent.items() if 0 <= now - points[-1][0] < SILENT_S}
     return dict(list({**now_known, **lasting}.items())[:MOST_KEYS])
+
+
+def unanswered(
+    old: FileSystemReading | None, amounts: Sequence[Amount], failed: Mapping[str, str], wanted: Sequence[str]
+) -> tuple[str, ...]:
+    """Given who gave no answer and why, return what should have been told: who of `wanted`, and limits known before.
+
+    A quota tool that never told anything is not missed: at many sites one is installed, and no server answers it.
+    """
+    said = [f"{name}: {failed[name]}" for name in wanted if name in failed]
+    if said or not failed or old is None:
+        return tuple(said)
+    why = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+    known = {item.key for item in amounts}
+    keys = [key.split("/") for key in old.history if key not in known and points_of(old.history, key)]
+    scopes = [f"{scope} ({source})" for source, scope, _ in (key for key in keys if len(key) == 3)
+              if scope not in (FILE_SYSTEM, "folder", "quota")]  # fmt: skip
+    return (f"the limit of {', '.join(scopes)}: {why}",) if scopes else ()

@@ -35,12 +35,19 @@ class Asked:
         amounts: what is known, each scope once.
         looked: what was asked, and what it said, for `--explain`.
         deadline: on the monotonic clock: nothing is asked beyond it.
+        failed: who was asked and gave no answer, and why.
     """
 
     world: World
     deadline: float
     amounts: list[Amount] = field(default_factory=list)
     looked: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, name: str, why: str) -> None:
+        """Note that somebody gave no answer."""
+        self.looked.append(f"{name}: {why}")
+        self.failed[name] = why
 
     def run(self, argv: Sequence[str], *, most_s: float = TOOL_S, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
         """What a tool wrote. Raise ProbeError if it is missing, failed, or did not end in its part of the time."""
@@ -59,7 +66,7 @@ class Asked:
         try:
             found = ask()
         except ProbeError as error:
-            self.looked.append(f"{name}: {error.message}")
+            self.fail(name, error.message)
             return False
         known = {amount.key: amount for amount in (*reversed(found), *reversed(self.amounts))}  # the first one counts
         self.amounts = list(reversed(known.values()))
@@ -104,7 +111,7 @@ def ask_quota(asked: Asked, look: Look, paths: Sequence[str], mount: Mount | Non
 
     for program, name, ask in tools_for(mount):
         if not _is_on_path(program, asked.world.environ.get("PATH", os.defpath)):
-            asked.looked.append(f"{name}: {program} is not on PATH")
+            asked.fail(name, f"{program} is not on PATH")
         elif asked.try_one(name, partial(ask, asked, folders_apart(paths), mount)):
             return
 
@@ -130,7 +137,7 @@ def ask_du(asked: Asked, look: Look, path: str, before: Mapping[str, float] | No
             asked.looked.append(f"du: counted just now{'; ' + amount.note if amount.note else ''}")
             return now, amount.used
         except ProbeError as error:
-            asked.looked.append(f"du: {error.message}")
+            asked.fail(du.SOURCE, error.message)
     if old is not None:
         asked.amounts.append(Amount(kind=look.kind, source=du.SOURCE, scope="folder", used=old[1],
                                     limit=look.du_limit, age_s=now - old[0]))  # fmt: skip

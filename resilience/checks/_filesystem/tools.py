@@ -58,7 +58,7 @@ def _ask_lustre(asked: Asked, paths: Sequence[str], mount: Mount) -> Sequence[Am
         try:
             projects.append(lustre.parse_project(asked.run(lustre.project_command(path))[0]))
         except ProbeError as error:
-            asked.looked.append(f"lfs project: {error.message}")
+            asked.fail("lfs project", error.message)
 
     def one(kind: str, name: str) -> Sequence[Amount]:
         return lustre.parse_quota(asked.run(lustre.quota_command(kind, name, paths[0]))[0])
@@ -74,7 +74,7 @@ def _ask_gpfs(asked: Asked, paths: Sequence[str], mount: Mount) -> Sequence[Amou
         try:
             filesets.append(gpfs.parse_fileset(asked.run(gpfs.attributes_command(path))[0]))
         except ProbeError as error:
-            asked.looked.append(f"mmlsattr: {error.message}")
+            asked.fail("mmlsattr", error.message)
 
     def one(kind: str, name: str) -> Sequence[Amount]:
         if kind == "fileset":
@@ -125,7 +125,7 @@ def _each(
             answered = True
         except ProbeError as error:
             first = first or error
-            asked.looked.append(f"the quota of {kind} {name}: {error.message}")
+            asked.fail(f"the quota of {kind} {name}", error.message)
     if first is not None and not answered:
         raise first
     return found
