@@ -42,21 +42,30 @@ def begun_again(state: LogState) -> LogState:
     )  # fmt: skip
 
 
-def digest(state: LogState, chunk: bytes, *, written: float, own: re.Pattern[bytes] | None = None) -> LogState:
+def digest(
+    state: LogState,
+    chunk: bytes,
+    *,
+    written: float,
+    own: re.Pattern[bytes] | None = None,
+    in_blocks: bool = False,
+) -> LogState:
     """Given what is known of a log and what is new in it, return what is known now.
 
-    `written` is when the last of it was written, by the watcher's clock, as well as that is known.
+    `written` is when the last of it was written, by the watcher's clock, as well as that is known. A log that is
+    written `in_blocks` is silent for many steps, whatever its lines say that one takes.
     """
-    return _Digest(state, written, own).take(chunk)
+    return _Digest(state, written, own, in_blocks).take(chunk)
 
 
 class _Digest:
     """One chunk being taken in."""
 
-    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None) -> None:
+    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, in_blocks: bool) -> None:
         self.before = state
         self.written = written
         self.own = own
+        self.in_blocks = in_blocks
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
@@ -258,7 +267,11 @@ class _Digest:
             return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
         goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
         if goes_on and advanced > before.advanced:
-            return trimmed((*before.intervals, (advanced - before.advanced) / self.steps))
+            # What comes in blocks was seen to be silent between them, for longer than its steps take.
+            silent_s = before.looked - before.advanced
+            return trimmed((*before.intervals, max((advanced - before.advanced) / self.steps, silent_s)))
+        if self.in_blocks:
+            return before.intervals
         stamps = self.step_stamps
         gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]
         if gaps:

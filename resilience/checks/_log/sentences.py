@@ -9,13 +9,11 @@ from shlex import quote
 from resilience.checks._log.patterns import EPOCH
 from resilience.checks._log.threshold import phase_of
 from resilience.checks._log.view import View, is_rotating, view_of
-from resilience.checks._log.words import LogReading, LogSettings, LogState
+from resilience.checks._log.words import LogReading, LogSettings, LogState, in_blocks
 from resilience.model.finding import Figure, Finding
 from resilience.model.verdict import Verdict
 from resilience.quantities import format_bytes, format_duration
 
-BLOCK_BYTES = 4096
-"""Buffered output comes in blocks of this or a multiple (stdio's and Python's are 4096 and 8192 bytes)."""
 MANY_RESTARTS = 3
 SKEW_TOLD_S = 120.0
 
@@ -120,6 +118,8 @@ def _hung(view: View) -> Finding:
     if talks and log is not None:
         many = f", {log.repeats} times what it had said before" if log.repeats else ""
         parts.append(f"it still writes{many}")
+    if log is not None and not view.beats and in_blocks(log.size, log.unfinished):
+        parts.append("or its output is buffered, it comes in blocks: set PYTHONUNBUFFERED=1")
     if view.reading.lines:
         parts.append(f"last line: {view.reading.lines[-1]}")
     fault = "no-progress" if talks or (view.beats and log is not None and log.advanced > view.since + 60) else "silent"
@@ -278,7 +278,7 @@ def _looked(view: View) -> tuple[str, ...]:
         if abs(log.skew_s) >= SKEW_TOLD_S:
             way = "ahead of" if log.skew_s > 0 else "behind"
             said.append(f"the file server's clock is at least {format_duration(abs(log.skew_s))} {way} ours")
-        if log.unfinished and log.size and log.size % BLOCK_BYTES == 0:
+        if in_blocks(log.size, log.unfinished):
             said.append("it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")
         if log.trouble and view.beats:
             said.append(f"the log cannot be read: {log.trouble}")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from resilience.checks._log import lines
 from resilience.checks._log.digest import begun_again, digest
 from resilience.checks._log.threshold import allowance
-from resilience.checks._log.words import LogReading, LogSettings, LogState, Moment, packed, unpacked
+from resilience.checks._log.words import LogReading, LogSettings, LogState, Moment, in_blocks, packed, unpacked
 
 FIRST_BYTES = 65536
 """Read of the end of a log that was never looked at; more if there is no step in it."""
@@ -152,10 +152,11 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
         written, skew_s = _written(info.st_mtime, state, now)
         if is_new:
             state = state._replace(first_seen=now, advanced=written, talked=written)
-        after = digest(state, window.lines, written=written, own=own)
+        blocks = in_blocks(size, not window.chunk.endswith((b"\n", b"\r")))
+        after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
         if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:
             window = _window(descriptor, 0, size, limit_bytes)
-            after = digest(state, window.lines, written=written, own=own)
+            after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
         offset = window.start + _consumed(window.chunk)
         mark = crc32((window.mark + window.chunk[: offset - window.start])[-MARK_BYTES:])
     finally:

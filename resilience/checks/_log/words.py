@@ -125,6 +125,15 @@ class LogState(NamedTuple):
     epoch: float | None = None
 
 
+BLOCK_BYTES = 4096
+"""Buffered output comes in blocks of this or a multiple (stdio's and Python's are 4096 and 8192 bytes)."""
+
+
+def in_blocks(size: int, unfinished: bool) -> bool:
+    """Whether a log of this size, that ends within a line or not, looks like one whose writer buffers its output."""
+    return unfinished and size > 0 and size % BLOCK_BYTES == 0
+
+
 _DEFAULTS = tuple(LogState())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 

@@ -93,6 +93,17 @@ TRAINERS = [
 ]  # fmt: skip
 
 
+def buffered(written: Written) -> Written:
+    """The same as stdio writes it into a file: whole blocks, when they are full."""
+    held, waited_s = "", 0.0
+    for wait_s, text in written:
+        held, waited_s = held + text, waited_s + wait_s
+        full = len(held) // 4096 * 4096
+        if full:
+            yield waited_s, held[:full]
+            held, waited_s = held[full:], 0.0
+
+
 def night(folder: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
     """What a person would be told, with the seconds since the evening."""
     clock, log = FakeClock(), folder / "train.log"
@@ -118,6 +129,13 @@ def test_a_night_of_a_training_that_is_well_wakes_nobody(
     tmp_path: Path, trainer: Callable[[float], Written], step_s: float
 ) -> None:
     assert night(tmp_path, trainer(step_s), hours=0.5 if step_s < 10 else 3) == []
+
+
+@pytest.mark.parametrize("trainer", [megatron, transformers_with_bars, nanogpt, epochs_that_count_anew])
+def test_output_that_is_buffered_is_judged_by_its_blocks(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
+    assert night(tmp_path, buffered(trainer(10.0)), hours=3) == []
+    (_, summary), *_ = night(tmp_path, buffered(trainer(10.0)), hours=5, hangs_at=3 * 3600)
+    assert "set PYTHONUNBUFFERED=1" in summary
 
 
 def test_steps_that_are_hours_apart_are_got_used_to(tmp_path: Path) -> None:
