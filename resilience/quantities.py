@@ -8,18 +8,18 @@ from resilience.errors import QuantityError
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+# Texts: each is compiled when it is first needed, and most commands need none.
 # ASCII digits, at most 18: int() would take Arabic ones too, and refuses very long ones with an error of its own.
-_SIZE = re.compile(
-    r"(?P<whole>[0-9]{1,18})(?:\.(?P<part>[0-9]{1,18}))?\s*(?:(?P<prefix>[KMGTPE])(?P<binary>i?))?(?P<byte>B?)",
-    re.IGNORECASE | re.ASCII,
+_SIZE = (
+    r"(?ai)(?P<whole>[0-9]{1,18})(?:\.(?P<part>[0-9]{1,18}))?\s*"
+    r"(?:(?P<prefix>[KMGTPE])(?P<binary>i?))?(?P<byte>B?)"
 )
-_PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%?)")
+_PERCENT = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%?)"
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION_PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|min|[smhdw])", re.IGNORECASE | re.ASCII)
-_SLURM_TIME = re.compile(
-    r"(?:(?P<days>\d{1,9})-(?P<dhours>\d{1,9})(?::(?P<dminutes>\d{1,9})(?::(?P<dseconds>\d{1,9}))?)?"
-    r"|(?P<first>\d{1,9})(?::(?P<second>\d{1,9})(?::(?P<third>\d{1,9}))?)?)",
-    re.ASCII,
+_DURATION_PART = r"(?ai)([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|min|[smhdw])"
+_SLURM_TIME = (
+    r"(?a)(?:(?P<days>\d{1,9})-(?P<dhours>\d{1,9})(?::(?P<dminutes>\d{1,9})(?::(?P<dseconds>\d{1,9}))?)?"
+    r"|(?P<first>\d{1,9})(?::(?P<second>\d{1,9})(?::(?P<third>\d{1,9}))?)?)"
 )
 _SLURM_TIME_MAX_S = 2**31 - 61
 """sbatch counts seconds in 31 bits: 35791394 minutes arrive as 2957761 days (seen with 22.05)."""
@@ -32,7 +32,7 @@ def parse_bytes(text: str) -> int:
     `40TiB` and `40T` are binary (as `df -h`, `du -h` and SLURM's `--mem` count), `40TB` is decimal, `512` is bytes.
     Raise QuantityError if the text is not a size.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None:
         raise QuantityError(f"{text!r} is not a size", hint="write for instance 40TiB, 500G, 1.5TB or 4096")
     prefix = (match["prefix"] or "").upper()
@@ -61,7 +61,7 @@ def parse_percent(text: str) -> float:
     compares percents with fractions fires at every step.
     Raise QuantityError if the text is not a percentage from 0 to 100.
     """
-    match = _PERCENT.fullmatch(text.strip())
+    match = re.fullmatch(_PERCENT, text.strip())
     if match is None:
         raise QuantityError(f"{text!r} is not a percentage", hint="write for instance 85%")
     value = float(match[1])
@@ -79,8 +79,8 @@ def parse_duration_s(text: str) -> float:
     Raise QuantityError if the text is not such a duration.
     """
     stripped = text.strip()
-    parts = _DURATION_PART.findall(stripped)
-    if not parts or _DURATION_PART.sub("", stripped).strip():
+    parts = re.findall(_DURATION_PART, stripped)
+    if not parts or re.sub(_DURATION_PART, "", stripped).strip():
         raise QuantityError(f"{text!r} is not a duration", hint="write for instance 90s, 10m, 1h30m or 2d")
     return float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
 
@@ -110,7 +110,7 @@ def parse_slurm_time_s(text: str) -> int | None:
     stripped = text.strip()
     if stripped.lower() in _UNLIMITED:
         return None
-    match = _SLURM_TIME.fullmatch(stripped)
+    match = re.fullmatch(_SLURM_TIME, stripped)
     if match is None:
         raise QuantityError(
             f"{text!r} is not a SLURM time",

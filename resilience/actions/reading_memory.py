@@ -104,7 +104,7 @@ class ReadingMemory(NamedTuple):
         places = [f"/tmp/resil-{self.scene.world.host.uid}"]
         if base := self.scene.world.environ.get("XDG_STATE_HOME"):
             places.append(f"{base}/resil")
-        return any(map(os.path.exists, places))  # which, unlike Path.exists, does not raise for a closed folder
+        return any(name.startswith(FOLDER.strip(".")) for place in places for name in _names(place))
 
     def _load(self, folders: Iterable[Path], wanted: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -157,6 +157,13 @@ class ReadingMemory(NamedTuple):
         except KeyError:
             return ReadingFile(path)  # submitting says that there is no such group
         return ReadingFile(path, 0o2770, 0o660, gid)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names only
+    except OSError:
+        return []
 
 
 def _plain(series: Series) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
 from resilience.cli.output import clean
 from resilience.cli.show_watch import show_reports
 from resilience.errors import ResilError
+from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
                     raise
                 _say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")
                 code = EXIT_UNKNOWN
+            reap(GRACE_S)
     finally:
         follower.stop()
     return code

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from resilience.errors import QuantityError, SettingsError
 from resilience.quantities import parse_duration_s
 
-_RANGE = re.compile(r"([0-9]{1,2})(?::([0-9]{2}))?\s*[-–]\s*([0-9]{1,2})(?::([0-9]{2}))?", re.ASCII)
+_RANGE = r"(?a)([0-9]{1,2})(?::([0-9]{2}))?\s*[-–]\s*([0-9]{1,2})(?::([0-9]{2}))?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def parse_quiet_hours(text: str) -> QuietHours | None:
     """Given `22:00-07:00`, return it; None for an empty text. Raise SettingsError if it is none, or a whole day."""
     if not text.strip():
         return None
-    match = _RANGE.fullmatch(text.strip())
+    match = re.fullmatch(_RANGE, text.strip())
     minutes = [60 * int(match[i]) + int(match[i + 1] or 0) for i in (1, 3)] if match is not None else []
     # 24:00 is midnight, as people write the end of a day (ISO 8601).
     if match is None or max(minutes) > 24 * 60 or int(match[2] or 0) > 59 or int(match[4] or 0) > 59:

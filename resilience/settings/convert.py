@@ -12,7 +12,7 @@ from typing import Any
 from resilience.errors import QuantityError, SettingsError
 from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
 
-_WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
+_WHOLE = r"\s*-?[0-9]{1,18}\s*"
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _UNITS: dict[str, tuple[Callable[[str], float], str]] = {
@@ -64,7 +64,7 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
     if int in options:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        if isinstance(value, str) and _WHOLE.fullmatch(value):
+        if isinstance(value, str) and re.fullmatch(_WHOLE, value):
             return int(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
     if float in options:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from resilience.errors import SettingsError, StateDirectoryError
@@ -31,7 +32,7 @@ LIMIT_BYTES = 2**20
 """A settings file is never larger."""
 _FREE_TABLES = {"sbatch": "sbatch", "environment": "environment", "template": "launcher"}
 """Tables whose keys belong to somebody else: sbatch, the training's environment, the template."""
-_VARIABLE = re.compile(r"\$(\w|\{)")
+_VARIABLE = r"\$(\w|\{)"
 _OWNERS: dict[str, type] = {
     "run": RunSettings,
     "submit": SubmitSettings,
@@ -46,8 +47,7 @@ _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
 """Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """Settings, and where each came from.
 
     Attributes:
@@ -60,7 +60,7 @@ class Loaded:
     settings: Settings
     path: Path | None
     project: Path
-    origins: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = MappingProxyType({})
 
     @property
     def state_dir(self) -> Path:
@@ -285,7 +285,7 @@ def _stray(name: str, path: Path | None) -> SettingsError:
 
 def _state_dir(text: str, home: Path, source: str) -> str:
     """The state directory with `~` filled in. A `$` is refused: a folder of that very name would be made instead."""
-    if _VARIABLE.search(text):
+    if "$" in text and re.search(_VARIABLE, text):
         raise SettingsError(
             f"state_dir = {text!r} in [run] ({source}): variables are not filled in",
             hint='write the path out, or export RESIL_RUN__STATE_DIR="$SCRATCH/resil"',

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.model.alert_policy import AlertPolicy
 
@@ -101,8 +102,7 @@ class WatchSettings:
     state_deadline_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class PluginTable:
+class PluginTable(NamedTuple):
     """A table that belongs to a plugin, as it was written: [watch.NAME] or [channel.NAME].
 
     Its plugin's dataclass reads it when it is needed (settings/plugin_table.py): `resil status` loads no watchdog.
@@ -113,7 +113,7 @@ class PluginTable:
     """
 
     kind: str
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,13 +96,14 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
     not answer in time gives a ProbeError; so does one that dies, or cannot be started. Standard input and output of the
     child lead nowhere, and it inherits no descriptor: an abandoned child must not keep a pipe or a lock of ours open.
 
-    Whoever stops asking (an exception, a closed generator) ends all children.
+    Whoever stops asking (an exception, a closed generator) ends all children. A process that lives on calls `reap`.
     """
     waiting = deque((key, work, deadline_s) for key, (work, deadline_s) in works.items())
     longest_s = max((deadline_s for _, _, deadline_s in waiting), default=0.0)
     children: dict[int, _Child] = {}
     crowded: float | None = None
-    _reap()
+    grace_s = 0.0  # who has answered ends at once; whoever looks next, or `reap`, takes note
+    reap()
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or children:
@@ -134,6 +135,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                 for child in [child for child in children.values() if child.ends <= now or child.is_closed]:
                     answer = _overdue(child, now)
                     if answer is not None:
+                        grace_s = GRACE_S
                         if not child.is_closed:
                             selector.unregister(child.pipe)
                             os.close(child.pipe)
@@ -147,7 +149,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                         yield waiting.popleft()[0], Answer(error=error)
         finally:
             _end_all(children.values())
-    _reap(GRACE_S)
+    reap(grace_s)
 
 
 def _has_room(children: dict[int, _Child]) -> bool:
@@ -175,7 +177,7 @@ def _pause(children: dict[int, _Child], more: bool) -> float:
 
 def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
     if len(_leaving) >= AT_ONCE:
-        _reap()
+        reap()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     # No handler of ours may run in the child before it has its own: it would believe itself the parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -381,11 +383,11 @@ def _end_all(children: Collection[_Child]) -> None:
         if not child.is_closed:
             os.close(child.pipe)
     if children:
-        _reap(GRACE_S)
+        reap(GRACE_S)
 
 
-def _reap(grace_s: float = 0.0) -> None:
-    """Take note of the ends of children, so that none stays as a zombie."""
+def reap(grace_s: float = 0.0) -> None:
+    """Take note of the ends of children, so that none stays as a zombie: for a process that lives on."""
     end, pause = time.monotonic() + grace_s, 0.0001
     while True:
         for pid in list(_leaving):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = r"\\([0-7]{3})"
 
 NODE_LOCAL_TYPES = frozenset(
     {"tmpfs", "ramfs", "devtmpfs", "overlay", "aufs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"}
@@ -73,4 +73,4 @@ def current_mounts() -> tuple[Mount, ...]:
 
 
 def _unescape(text: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+    return re.sub(_OCTAL, lambda match: chr(int(match[1], 8)), text) if "\\" in text else text

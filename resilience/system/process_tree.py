@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-_SWITCHES = re.compile(rb"ctxt_switches:\s*(\d+)")
+_SWITCHES = rb"ctxt_switches:\s*(\d+)"
 
 
 def is_alive(pid: int) -> bool:
@@ -33,7 +33,7 @@ def start_ticks(pid: int) -> int | None:
 def switches(pid: int) -> int | None:
     """How often it was switched out: unchanged for as long as it is in one and the same wait. None: not told."""
     raw = _read(f"/proc/{pid}/status")
-    return sum(map(int, _SWITCHES.findall(raw))) if raw else None
+    return sum(map(int, re.findall(_SWITCHES, raw))) if raw else None
 
 
 def descendants(pid: int) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def test_without_channels_nobody_is_told_and_nothing_is_written(tmp_path: Path) 
     desk = Desk(tmp_path)
     settings = desk.project.loaded.settings
     silent = replace(settings, alert=replace(settings.alert, channels=()))
-    project = replace(desk.project, loaded=replace(desk.project.loaded, settings=silent))
+    project = replace(desk.project, loaded=desk.project.loaded._replace(settings=silent))
     found = Finding(subject="/scratch", verdict=CRITICAL, fault="space", summary="full")
     assert notify(project, [Report(check="fs", findings=(found,), time=NOW)]) == ()
     assert not project.loaded.state_dir.exists()

@@ -41,9 +41,15 @@ def children() -> list[str]:
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
 
 
+def children_at_rest() -> list[str]:
+    """The same, once all that have answered have ended."""
+    child.reap(child.GRACE_S)
+    return children()
+
+
 def until_children_are(wanted: list[str]) -> None:
     def are_they() -> bool:
-        child._reap()
+        child.reap()
         return children() == wanted
 
     until(are_they)
@@ -217,14 +223,14 @@ def test_a_refused_process_is_tried_again_when_another_has_ended(monkeypatch: py
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return fork()
 
-    running[0] = len(children())
+    running[0] = len(children_at_rest())
     monkeypatch.setattr(child, "_fork", one_at_a_time)
     answers = dict(run_apart({n: (value_of(n), 20.0) for n in range(4)}))
     assert answers[0].value == 0 and len(answers) == 4
 
 
 def test_no_descriptor_and_no_child_is_left() -> None:
-    before, ours = descriptors(), children()
+    before, ours = descriptors(), children_at_rest()
     for _ in range(20):
         list(run_apart({1: (lambda: 1, 5.0), 2: (lambda: 1 / 0, 5.0), 3: (lambda: os._exit(1), 5.0)}))
     list(run_apart({1: (lambda: time.sleep(1000), 0.1)}))
@@ -269,7 +275,7 @@ def test_what_a_child_prints_is_caught_and_what_we_had_not_yet_printed_is_printe
 
 
 def test_whoever_stops_asking_ends_all_children() -> None:
-    before = children()
+    before = children_at_rest()
     works: dict[int, tuple[Callable[[], Any], float]] = {n: (lambda: time.sleep(1000), 1000.0) for n in range(4)}
     asking = run_apart({**works, 9: (lambda: 1, 1000.0)})
     next(asking)

@@ -12,8 +12,8 @@ The longest stretch that passes counts: the whole of what is remembered, else it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from resilience.model.trend import Point, median, slope_per_s
 
@@ -36,8 +36,7 @@ MOST_FITTED = 64
 """Readings in one fit: 2,016 pairs, about 0.5 ms."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Growth:
+class Growth(NamedTuple):
     """A growth that can be trusted.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.checks._filesystem.amount import BYTES
 from resilience.checks._filesystem.site import SiteCommand
@@ -15,9 +15,7 @@ LEAST_BYTES = 2**16
 """A threshold or a size below it is one whose unit was forgotten: `100` for 100 GiB."""
 
 
-# Nobody compares or prints these; without the methods for it, each is made in half the time at every start.
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Thresholds:
+class Thresholds(NamedTuple):
     """When it is too much. Any of them that is crossed counts; at a threshold exactly it is still well.
 
     Attributes:
@@ -42,8 +40,7 @@ class Thresholds:
     percent_was_set: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Look:
+class Look(NamedTuple):
     """One watchdog's task.
 
     Attributes:

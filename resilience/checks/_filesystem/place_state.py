@@ -9,8 +9,8 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience.errors import ProbeError
 from resilience.system.mounts import Mount, current_mounts, mount_of
@@ -27,8 +27,7 @@ _GONE = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class PlaceState:
+class PlaceState(NamedTuple):
     """What became of looking at one path.
 
     Attributes:

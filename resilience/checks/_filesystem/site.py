@@ -7,7 +7,7 @@ is the figure, its second, where there is one, the unit.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.checks._filesystem.amount import INODES, PERCENT, Amount
 from resilience.errors import ProbeError, QuantityError, SettingsError
@@ -21,8 +21,7 @@ _PLAIN = r"[0-9.]+"
 _OCTETS = r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SiteCommand:
+class SiteCommand(NamedTuple):
     """How a site tells what is used.
 
     Attributes:

@@ -10,8 +10,8 @@ import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience.errors import UsageError
 from resilience.system.mounts import MEMORY_TYPES, Mount, mount_of
@@ -33,14 +33,13 @@ STORAGE_VARIABLES = (
 CHECKPOINT_FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 """Folders of a project that hold checkpoints, when nothing else is said."""
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_VARIABLE = r"\$(?:(\w+)|\{(\w+)\})"
 _LINKS_MOST = 40
 """As many as the kernel follows (path_resolution(7))."""
 _PSEUDO = frozenset({"proc", "sysfs", "devpts", "cgroup", "cgroup2", "mqueue", "debugfs", "tracefs", "securityfs"})
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Place:
+class Place(NamedTuple):
     """One path, and what it is to the training.
 
     Attributes:
@@ -153,7 +152,7 @@ def _absolute(text: str, base: Path, home: Path, environ: Mapping[str, str]) -> 
             raise UsageError(f"{text!r}: ${name} is not set here", hint="cron sets few variables: write the path out")
         return environ[name]
 
-    expanded = _VARIABLE.sub(value, text)
+    expanded = re.sub(_VARIABLE, value, text)
     if expanded.startswith("~"):
         user, slash, rest = expanded[1:].partition("/")
         try:

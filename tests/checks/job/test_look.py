@@ -526,7 +526,7 @@ def test_a_look_is_given_longer_than_the_scheduler_is(
 
 def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage) -> None:
     settings = replace(stage.project.loaded.settings, scheduler=SchedulerSettings(deadline_s=600.0))
-    project = replace(stage.project, loaded=replace(stage.project.loaded, settings=settings))
+    project = replace(stage.project, loaded=stage.project.loaded._replace(settings=settings))
     assert [target.deadline_s for target in CHECK.targets(JobSettings(), scene_of(project))] == [615.0]
 
 
