@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from resilience.errors import UsageError
 
 if TYPE_CHECKING:  # `resil watch fs` needs none of them
+    from resilience.errors import ResilError
     from resilience.model.switch import OwnerPolicy
     from resilience.plugins import Family
     from resilience.settings.load import Loaded
@@ -33,11 +34,16 @@ def schedulers() -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One project folder with its settings, as one command sees it."""
+    """One project folder with its settings, as one command sees it.
+
+    Attributes:
+        unread: why the user's own settings were done without; None when they were read, or there are none.
+    """
 
     world: World
     loaded: Loaded
     _clients: dict[str, Scheduler] = field(default_factory=dict, compare=False, repr=False)
+    unread: ResilError | None = None
 
     def scheduler_name(self) -> str:
         """The scheduler that new jobs go to: the one set, or SLURM where sbatch is installed, else the embedded one."""

@@ -78,6 +78,8 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
         if answer.error is None:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
     saved = memory.save({r.dog.name: (r.new, r.dog.check.memory) for r in rounds if _remembers(r.dog)})
+    if project.unread is not None:
+        yield Report(check="settings", findings=(unknown("settings", project.unread),), time=began)
     for one in rounds:
         if saw is not None:
             saw(one.dog, newest(one.dog, one.new))
