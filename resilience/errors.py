@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 EX_TEMPFAIL = 75
 """Exit code "temporary failure, try again" (sysexits.h)."""
 
@@ -65,13 +67,21 @@ class DeliveryError(ResilError):
 
     Attributes:
         retry_after_s: how long the other side asked us to wait, or None.
+        memory: what the channel wants to know when it is tried again: who has got it already.
     """
 
     def __init__(
-        self, message: str, *, hint: str = "", transient: bool = True, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        transient: bool = True,
+        retry_after_s: float | None = None,
+        memory: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, hint=hint, transient=transient)
         self.retry_after_s = retry_after_s
+        self.memory = dict(memory or {})
 
 
 class SchedulerError(ResilError):

@@ -253,6 +253,9 @@ class _Flush:
             lane.keep(Health(), replace(lane.standing, last_ok=now), now)
             self._done[Ending.SENT].append(Delivery(entry=entry, outcome=outcome))
             return
+        if outcome.memory:  # some have got it
+            known = self._outbox.memory.thread(entry.alert.thread, entry.channel)
+            self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, {**known, **outcome.memory}, now)
         refused = outcome.ending is Ending.REFUSED
         is_fault = refused or outcome.ending is Ending.FAULT
         chance = random.random()

@@ -60,7 +60,7 @@ class Outcome:
 
     Attributes:
         answer: what the channel said when it took it, for people.
-        memory: what it wants to know when the next message of this thread goes out.
+        memory: what it wants to know when the next message of this thread goes out, or this one is tried again.
         error, hint: why it was not taken.
         retry_after_s: how long the other side asked us to stay away, or None.
         took_s: how long it took.
@@ -162,7 +162,7 @@ def _trouble(error: BaseException) -> dict[str, Any]:
     """What was raised, as plain data. The text of an exception that is not ours may hold a secret, and is not told."""
     if isinstance(error, DeliveryError):
         ending = "failed" if error.transient else "refused"
-        return _told(ending, error) | {"retry_after_s": error.retry_after_s}
+        return _told(ending, error) | {"retry_after_s": error.retry_after_s, "memory": error.memory}
     if isinstance(error, UsageError):
         return _told("fault", error)
     if isinstance(error, ResilError):

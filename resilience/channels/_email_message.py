@@ -35,6 +35,8 @@ class Mail:
         recipients: as in To.
         headers: all others, by name.
         time: for Date: when the alert was decided, also on a resend.
+        served: addresses that need not get it any more: they have it, or will never take it.
+        tries: how often it was delivered to some of its recipients only.
     """
 
     sender: str
@@ -44,6 +46,8 @@ class Mail:
     html: str
     time: float
     headers: dict[str, str]
+    served: tuple[str, ...] = ()
+    tries: int = 0
 
     def as_string(self) -> str:
         """The mail as people read it: its headers and its plain text."""
@@ -103,7 +107,11 @@ def compose_mail(
     if alert.notices:
         episodes = dict.fromkeys(clean_line(notice.episode, 24) for notice in alert.notices[:10])
         headers["X-Resil-Episode"] = ", ".join(episodes)
+    served = thread.get("served", "").split()
+    tries, addresses = (served[1], served[2:]) if len(served) > 2 and served[0] == own else ("0", [])
     return Mail(
+        served=tuple(addresses),
+        tries=int(tries) if tries.isdecimal() else 0,
         sender=sender,
         recipients=recipients,
         subject=clean_line(f"{prefix} {headline(alert, SUBJECT_LIMIT)}", SUBJECT_LIMIT + 60),

@@ -6,7 +6,8 @@ import base64
 import smtplib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,10 @@ from resilience.system.http import quoted
 from resilience.system.redaction import redact
 from resilience.system.secrets import Secret
 from resilience.system.time_limit import TimeLimit
+
+PARTIAL_TRIES = 5
+"""So often it is tried again for those who were refused for now, by greylisting for instance, when others have it. One
+full mailbox must not hold up everybody's mail for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,11 @@ class Relay:
 class _Refusal(Exception):
     """Internal: what went wrong, in our own words."""
 
-    def __init__(self, message: str, *, hint: str = "", transient: bool) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", transient: bool, memory: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
-        self.error = DeliveryError(message, hint=hint, transient=transient)
+        self.error = DeliveryError(message, hint=hint, transient=transient, memory=memory)
 
 
 class _Connection(smtplib.SMTP):
@@ -122,20 +129,27 @@ def _converse(
         )
     options = ["SMTPUTF8", "BODY=8BITMIME"] if needs_utf8 else []
     content = mail.content(sender, utf8=needs_utf8)
-    refused = _transaction(connection, sender, recipients, content, options, stage)
-    stage.name = "done"
-    taken = [address for address in recipients if address not in refused]
-    answer = f"{relay.host} took it for {', '.join(taken)}"
-    if refused:
-        said = "; ".join(
-            f"{address} ({_reply(code, text, _secrets(relay))})" for address, (code, text) in refused.items()
-        )
-        answer += f"; refused: {said}"
     try:
-        connection.quit()
-    except Exception:
-        stage.name = "done"  # it has the mail; how it says good-bye is its own affair
-    return answer
+        refused = _transaction(connection, sender, recipients, content, options, stage)
+    except smtplib.SMTPRecipientsRefused as error:
+        if not mail.served:
+            raise
+        refused = error.recipients  # the others have it since an earlier try
+    stage.name = "done"
+    with suppress(Exception):
+        connection.quit()  # it has the mail; how it says good-bye is its own affair
+    taken = [address for address in recipients if address not in refused]
+    answer = f"{relay.host} took it for {', '.join(taken or mail.served)}"
+    if not refused:
+        return answer
+    said = "; ".join(f"{address} ({_reply(code, text, _secrets(relay))})" for address, (code, text) in refused.items())
+    later = [address for address, (code, _) in refused.items() if not 500 <= code < 600]
+    if not later or mail.tries >= PARTIAL_TRIES:
+        return f"{answer}; refused: {said}"
+    served = [*mail.served, *(address for address in recipients if address not in later)]
+    own = mail.headers["Message-ID"]
+    memory = {"message_id": own, "served": " ".join((own, str(mail.tries + 1), *served))}
+    raise _Refusal(f"{answer}, and not for {said}", transient=True, memory=memory)
 
 
 def _transaction(
@@ -161,7 +175,7 @@ def _transaction(
                 raise smtplib.SMTPRecipientsRefused(refused)
     if len(refused) == len(set(recipients)):
         raise smtplib.SMTPRecipientsRefused(refused)
-    stage.name = "after the mail was sent"
+    stage.name = "handing over the mail"
     code, reply = connection.data(content)
     if code != 250:
         raise smtplib.SMTPDataError(code, reply)
@@ -170,7 +184,7 @@ def _transaction(
 
 def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secrets: list[str]) -> DeliveryError:
     """What smtplib raised, as a sentence without anything secret."""
-    twice = " (it may have taken the mail: it may come twice)" if stage.name == "after the mail was sent" else ""
+    twice = " (it may have taken the mail: it may come twice)" if stage.name == "handing over the mail" else ""
     if limit.is_over:
         return DeliveryError(f"{where} did not answer within {round(limit.seconds, 1):g} s, while {stage.name}{twice}")
     if isinstance(error, smtplib.SMTPRecipientsRefused):
@@ -190,13 +204,15 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
             if code == 530:  # RFC 4954, 6
                 hint = "it wants to know who you are: set username and password_file in [channel.email]"
         permanent = 500 <= code < 600
-        return DeliveryError(f"{where} said {said}, while {stage.name}{twice}", hint=hint, transient=not permanent)
+        return DeliveryError(f"{where} said {said}, while {stage.name}", hint=hint, transient=not permanent)
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "verify_message", "") or error.reason or "TLS failed"
         hint = "ca_file names the authorities to trust; checking cannot be switched off, and nothing was sent"
         return DeliveryError(f"the certificate or TLS of {where} was not accepted: {why}", hint=hint)
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        return DeliveryError(f"{where} cannot do what is wanted: {redact(str(error), secrets)[:200]}", transient=False)
+        hint = "" if stage.name != "logging in" else "it wants no log-in here: leave username out, or use port 587"
+        said = redact(str(error), secrets)[:200]
+        return DeliveryError(f"{where} cannot do what is wanted: {said}", hint=hint, transient=False)
     if isinstance(error, smtplib.SMTPServerDisconnected | ConnectionError) and stage.name != "connecting":
         return DeliveryError(f"{where} closed the connection, while {stage.name}{twice}")
     if isinstance(error, socket.gaierror):

@@ -79,7 +79,21 @@ def post_to_webhook(
             f"{where} answered {answer.status} with a web page: something in between answered in its place",
             hint="does this node reach the network without logging in?",
         )
+    if code := _refused_in_words(answer.body):
+        code = quoted(code, [url])
+        raise DeliveryError(f"{where} refused it: {code}", hint=_HINTS.get(code, ""), transient=code in _TRANSIENT)
     return {"answer": f"{where} answered {answer.status}: {quoted(answer.body, [url])}"}
+
+
+def _refused_in_words(body: str) -> str:
+    """The error in a body that says `{"ok": false, "error": ...}`, which comes with 200; empty for any other."""
+    import json
+
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(said.get("error") or "no reason") if isinstance(said, dict) and said.get("ok") is False else ""
 
 
 def post_as_bot(

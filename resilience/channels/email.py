@@ -101,7 +101,8 @@ class EmailChannel:
         """Deliver. Raise DeliveryError if not one recipient's server took it."""
         own_address = f"{world.host.user}@{world.host.name}"
         sender = envelope_address(message.sender or own_address)
-        recipients = [envelope_address(address) for address in message.recipients]
+        everybody = [envelope_address(address) for address in message.recipients]
+        recipients = [address for address in everybody if address not in message.served] or everybody
         if settings.host:
             from resilience.channels._email_smtp import Relay, deliver
 

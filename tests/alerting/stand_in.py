@@ -75,6 +75,8 @@ class StandIn:
         what, _, more = self._order().partition(" ")
         if what == "down":
             raise DeliveryError("the server does not answer", hint="wait")
+        if what == "partly":
+            raise DeliveryError("it was taken for ada, and not for bob", memory={"served": "ada"})
         if what == "refuse":
             raise DeliveryError("there is no such recipient", hint="write another", transient=False)
         if what == "busy":

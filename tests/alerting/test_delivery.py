@@ -193,6 +193,15 @@ def test_another_projects_channel_is_left_to_that_project(desk: Desk) -> None:
     assert len(desk.flush(project="/project").dead) == 1, "but not for ever"
 
 
+def test_what_a_channel_wants_to_know_at_the_next_try_is_kept(desk: Desk) -> None:
+    desk.put()
+    desk.email.order("partly")
+    assert desk.flush().waiting == 1
+    desk.email.order()
+    assert desk.flush(patient=False).waiting == 0
+    assert desk.email.taken[0]["thread"] == {"served": "ada"}
+
+
 def test_a_failed_channel_is_left_alone_for_a_while_and_a_person_need_not_wait(desk: Desk) -> None:
     desk.email.order("down")
     desk.put()

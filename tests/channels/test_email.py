@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.message
+from collections.abc import Mapping
 from dataclasses import replace
 from email import message_from_bytes, message_from_string, policy
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.channels._email_smtp import PARTIAL_TRIES
 from resilience.channels.email import CHANNEL, EmailSettings, envelope_address, port_of, tls_of
 from resilience.errors import DeliveryError, SettingsError
 from resilience.model.alert import Reason
@@ -32,16 +34,16 @@ from tests.channels.servers import (
 TO = EmailSettings(to=("ada@example.org", "Bob <bob@example.org>"), sender="resil@example.org", timeout_s=5)
 
 
-def send(settings: EmailSettings, world: World, **fields: object) -> str:
+def send(settings: EmailSettings, world: World, *, thread: Mapping[str, str] | None = None, **fields: object) -> str:
     """Deliver an alert and return the answer."""
     CHANNEL.check(settings)
     alert = replace(an_alert(), **fields)  # type: ignore[arg-type]
-    return CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)["answer"]
+    return CHANNEL.send(CHANNEL.compose(alert, settings, thread or {}), settings, world)["answer"]
 
 
-def refused(settings: EmailSettings, world: World) -> DeliveryError:
+def refused(settings: EmailSettings, world: World, thread: Mapping[str, str] | None = None) -> DeliveryError:
     with pytest.raises(DeliveryError) as caught:
-        send(settings, world)
+        send(settings, world, thread=thread)
     return caught.value
 
 
@@ -239,6 +241,30 @@ def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(worl
         answer = send(replace(TO, host="127.0.0.1", port=port), world)
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
     assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
+
+
+def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(world: World) -> None:
+    mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        error = refused(settings, world)
+        assert error.transient and "took it for ada@example.org, and not for bob" in error.message
+        again = refused(settings, world, error.memory)
+        mailbox.refuse.clear()
+        answer = send(settings, world, thread=again.memory)
+    assert [envelope.rcpt_tos for envelope in mailbox.envelopes] == [["ada@example.org"], ["bob@example.org"]]
+    assert "took it for bob@example.org" in answer
+
+
+def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(world: World) -> None:
+    mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
+    memory: dict[str, str] = {}
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        for _ in range(PARTIAL_TRIES):
+            memory = refused(settings, world, memory).memory
+        answer = send(settings, world, thread=memory)
+    assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
 
 
 @pytest.mark.parametrize(("reply", "transient"), [("452 full", True), ("554 spam", False)])

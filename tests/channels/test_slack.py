@@ -183,6 +183,15 @@ def test_a_webhooks_refusal_says_whether_and_when_to_try_again(
     assert len(httpserver.log) == 1  # slack_sdk tries nothing again by itself: the outbox does
 
 
+@pytest.mark.parametrize(("code", "transient"), [("channel_not_found", False), ("internal_error", True)])
+def test_a_webhooks_200_that_says_no_is_no_delivery(
+    httpserver: HTTPServer, world: World, canary: str, code: str, transient: bool
+) -> None:
+    httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_json({"ok": False, "error": code})
+    error = refused(*webhook(httpserver, world, canary))
+    assert code in error.message and error.transient is transient
+
+
 def test_a_redirect_is_not_followed(httpserver: HTTPServer, world: World, canary: str) -> None:
     moved = Response(status=302, headers={"Location": httpserver.url_for("/elsewhere")})
     httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_response(moved)
