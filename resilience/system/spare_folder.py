@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.errors import StateDirectoryError
-from resilience.system.files import explain_os_error, make_folder, own_folder, read_regular, write_atomic
+from resilience.system.files import explain_os_error, make_folder, own_folder, read_regular, short_digest, write_atomic
 from resilience.system.world import World
 
 LIMIT_BYTES = 4 * 2**20
@@ -33,10 +33,8 @@ def spare_place(world: World, folder: Path) -> Path:
     """
     base = world.environ.get("XDG_STATE_HOME")
     # $XDG_STATE_HOME must be absolute, or it is passed over: https://specifications.freedesktop.org/basedir-spec.
-    import hashlib  # mostly nothing was ever put aside, and nobody needs a name
-
     root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{world.host.uid}")
-    return root / f"{folder.name.lstrip('.')}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    return root / f"{folder.name.lstrip('.')}-{short_digest(os.fsencode(folder))}"
 
 
 class OddFile(StateDirectoryError):

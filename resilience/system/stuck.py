@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import time
-from binascii import crc32
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.system.child import Answer, KeyT, run_apart
-from resilience.system.files import own_folder, read_regular, write_atomic
+from resilience.system.files import own_folder, read_regular, short_digest, write_atomic
 from resilience.system.process_tree import is_alive, start_ticks
 
 if TYPE_CHECKING:
@@ -179,9 +178,8 @@ def _since(moment: float, now: float) -> str:
 
 
 def _name(place: str) -> str:
-    """The name of its record. Two places of one name are told apart by what stands in it; hashlib costs 3 ms."""
-    raw = place.encode("utf-8", "surrogateescape")
-    return f"{crc32(raw):08x}{crc32(raw[::-1]):08x}"
+    """The name of its record. Two places of one name are told apart by what stands in it."""
+    return short_digest(place.encode("utf-8", "surrogateescape"))
 
 
 def _numbers() -> dict[str, str]:
