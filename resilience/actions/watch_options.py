@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from resilience.errors import UsageError
@@ -108,6 +109,23 @@ def parse_pairs(option: Option, texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{option.flag} {text!r} is no KEY=VALUE", hint=f"{option.flag} {option.field}=...")
         pairs[key] = value
     return pairs
+
+
+def from_here(overrides: Mapping[str, object], fields: Sequence[str], here: Path) -> dict[str, object]:
+    """Given what was typed, return it with relative paths in `fields` as from the current folder, where shells count.
+
+    `~`, `$VARIABLE` and what is empty are left as they are: the plugin knows.
+    """
+
+    def whole(text: str) -> str:
+        is_left = not text.strip() or text.startswith(("/", "~", "$")) or "$" in str(here)
+        return text if is_left else str(here / text)
+
+    found = dict(overrides)
+    for name in set(fields) & overrides.keys():
+        value = overrides[name]
+        found[name] = [whole(str(text)) for text in value] if isinstance(value, list | tuple) else whole(str(value))
+    return found
 
 
 def _kind(wanted: Any) -> str:

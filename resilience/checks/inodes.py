@@ -22,8 +22,9 @@ class InodesSettings:
     """[watch.inodes]: the number of files on file systems.
 
     Attributes:
-        paths: what to look at; relative to the project, `~` and `$SCRATCH` are filled in. Default: the file systems of
-            the project, the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp.
+        paths: what to look at; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed to
+            the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK and
+            the like, /dev/shm and /tmp.
         warn_percent: warn when more than this is used. Default: 85%, where no free number is asked for. Percents and
             free numbers may both be set: any that is crossed counts.
         crit_percent: critical when more than this is used. Default: 95%, as above.
@@ -106,6 +107,7 @@ class InodesCheck:
     memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
     argument = "paths"
     example = "resil watch inodes /scratch --warn-free 100000"
+    path_fields = ("paths", "checkpoints")  # typed ones count from the current folder
     offers_top = True  # --top: who filled it
 
     def targets(self, settings: InodesSettings, scene: Scene) -> Sequence[Target]:

@@ -31,7 +31,9 @@ def complete_templates(incomplete: str) -> list[str]:
 
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings file instead of the resil.toml found.")
+    Path | None,
+    # A parser of its own: Typer's looks at the file, which may lie on a disk that hangs.
+    typer.Option("--config", "-c", metavar="FILE", parser=Path, help="Settings file instead of the resil.toml found."),
 ]
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", metavar="NAME", help="slurm, local (the embedded one) or auto.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.actions.watch_options import Option, flag_of, options_of, parse_pairs, shorter
+from resilience.actions.watch_options import Option, flag_of, from_here, options_of, parse_pairs, shorter
 from resilience.actions.watch_settings import open_apart
 from resilience.actions.watchdogs import checks, every_name, kind_of, listed
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
@@ -170,7 +170,9 @@ def _command_of(name: str, check: Any) -> Any:
             key: given.get(key, default) or (context.parent.params.get(key) or default)
             for key, (_, default) in _SHARED.items()
         }
-        overrides = _overrides(options, check.argument, given)
+        overrides = from_here(
+            _overrides(options, check.argument, given), getattr(check, "path_fields", ()), World().cwd
+        )
         if given.get("top"):
             raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
         raise typer.Exit(run_watch(_request(name, overrides, shared)))

@@ -13,14 +13,23 @@ from resilience.settings.sections import PluginTable
 def read_table(section: str, name: str, table: Mapping[str, Any], where: str) -> PluginTable:
     """Given a table as it was written, return it with its kind. Its keys are looked at when its plugin reads it.
 
-    Raise SettingsError if the name cannot be typed on a command line, or the kind is no text.
+    Raise SettingsError if the name cannot be typed on a command line, a key is written twice, or the kind is no text.
     """
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise SettingsError(f"[{section}.{name}] in {where}: a name has letters, digits, - and _ only")
     kind = table.get("kind", name)
     if not isinstance(kind, str) or not kind:
         raise SettingsError(f"kind = {kind!r} in [{section}.{name}] ({where}) must be a text")
-    return PluginTable(kind, {key.replace("-", "_"): value for key, value in table.items() if key != "kind"})
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        written = key.replace("-", "_")
+        if written in values:
+            raise SettingsError(
+                f"{written!r} in [{section}.{name}] ({where}) is written twice", hint="with - and with _"
+            )
+        values[written] = value
+    values.pop("kind", None)
+    return PluginTable(kind, values)
 
 
 def plugin_settings(

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from resilience.actions.watch_options import Option, flag_of, options_of, parse_attributes, parse_pairs, shorter
+from resilience.actions.watch_options import (
+    Option,
+    flag_of,
+    from_here,
+    options_of,
+    parse_attributes,
+    parse_pairs,
+    shorter,
+)
 from resilience.errors import UsageError
 
 
@@ -90,3 +99,12 @@ def test_settings_that_need_something_are_refused() -> None:
         options_of(Needs)
     with pytest.raises(UsageError, match="no dataclass"):
         options_of(int)
+
+
+def test_paths_that_are_typed_count_from_the_current_folder() -> None:
+    typed = {"paths": ["a", ".", "/b", "~/c", "$D/e", ""], "checkpoints": "../ckpt", "word": "as it is"}
+    assert from_here(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
+        "paths": ["/here/a", "/here", "/b", "~/c", "$D/e", ""],
+        "checkpoints": "/here/../ckpt",
+        "word": "as it is",
+    }

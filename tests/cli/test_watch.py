@@ -44,6 +44,13 @@ def test_the_list_says_what_all_leaves_out(watching: Shell) -> None:
     assert "not in [watch] checks" in rows["fs"] and "not in" not in rows["licence"]
 
 
+def test_a_path_that_is_typed_counts_from_the_current_folder(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching.settings(SETTINGS)
+    (watching.folder / "sub" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(watching.folder / "sub")
+    assert f"{watching.folder}/sub/deep:" in watching.resil("watch", "fs", "deep", "--no-alert").out
+
+
 @pytest.mark.parametrize("words", [("--json", "licence", "many"), ("licence", "many", "--json")])
 def test_a_common_option_may_stand_before_the_name_and_behind_it(watching: Shell, words: tuple[str, ...]) -> None:
     said = watching.resil("watch", *words)

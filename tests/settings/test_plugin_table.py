@@ -135,3 +135,8 @@ def test_config_show_tells_plugins_tables_and_their_origin(tmp_path: Path) -> No
 def test_the_run_keeps_no_watchdogs_and_no_channels(tmp_path: Path) -> None:
     text = to_toml(loaded(tmp_path, '[watch.fs]\nlimit = 1\n[channel.email]\nto = "me"\n[alert]\ngroup_s = 3\n'), "r")
     assert "watch" not in text and "channel" not in text and "alert" not in text
+
+
+def test_a_key_that_is_written_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'warn_percent' in \[watch.fs\] .* is written twice"):
+        loaded(tmp_path, "[watch.fs]\nwarn_percent = 80\nwarn-percent = 90\n")
