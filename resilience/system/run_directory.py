@@ -47,7 +47,7 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """Whether the run was ever submitted from here."""
-        return self._has(layout.RUN_FILE)
+        return self._has(layout.RUN_FILE) or self._has(layout.SUBMISSIONS)
 
     def create(self, run_file: str) -> None:
         """Make the folders where they are missing and write `run.toml`.

@@ -153,10 +153,15 @@ class Confirmer:
 
 
 def by_rows(one: Missing) -> Certainty | None:
-    """What the answer's own rows prove: that what was known last is over. None when they do not. Pure."""
+    """What the answer's own rows prove: that what was known last is over. None when they do not. Pure.
+
+    A job that lost its node, or gave way, may be back in the queue in a moment.
+    """
     newest = one.ids[-1] if one.ids else None
     rows = [job for job in one.ended if newest is None or newest in (job.id.array, job.raw_id)]
     if not rows:
         return None
     job = max(rows, key=lambda job: (job.end_time or 0.0, job.raw_id))
+    if any(row.state in _MAY_COME_BACK for row in rows):
+        return None
     return Certainty(gone=f"the queue says that job {job.id} ended: {job.state}")

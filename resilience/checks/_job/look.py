@@ -11,7 +11,7 @@ from resilience.checks._job.past import ago, ended_words, is_chain, newest_ids, 
 from resilience.checks._job.pulse_file import add_pulses
 from resilience.checks._job.queue import Answer, ask, own_job
 from resilience.checks._job.reading import JobReading, fold, lasting, plain, recent
-from resilience.checks._job.runs import look_at_runs, tell_attempts
+from resilience.checks._job.runs import journal_damage, look_at_runs, tell_attempts
 from resilience.checks._job.settings import JobSettings
 from resilience.checks._job.subjects import Subject, Watched, WatchedNames, WatchedRuns
 from resilience.checks._job.waiting import is_blocked, is_waiting
@@ -248,6 +248,8 @@ class _Tick:
             )
         if facts.submitting:
             return "", facts.submitting
+        if damage := journal_damage(facts.directory):
+            return "", f"{damage}: see whether a job of it is in the queue; the next `resil submit` mends it"
         if not facts.ids:
             return "no job was ever queued for it", ""
         return gone, unsure

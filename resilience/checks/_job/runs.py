@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.model.switch import Switch, describe_age
 from resilience.system.attempts import read_attempts
-from resilience.system.files import explain_os_error
+from resilience.system.files import explain_os_error, read_regular
 from resilience.system.run_directory import RunDirectory
 from resilience.system.run_jobs import scheduler_of, submitters
 from resilience.system.submissions import Intent, Outcome, read_intents
@@ -86,6 +87,38 @@ def look_at_runs(directories: Sequence[RunDirectory], *, me: str, now: float, wi
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, trouble=error.message)
+
+
+def journal_damage(directory: RunDirectory) -> str:
+    """Why a job may have been queued that the journal does not show; empty when it shows all.
+
+    What stands before the last submit that can be read is no matter: jobs of then are over, or known by another line.
+    """
+    path = directory.path / layout.SUBMISSIONS
+    try:
+        found = read_regular(path, limit_bytes=2**24)
+    except StateDirectoryError as error:
+        return error.message
+    if found is None or not found[0].strip():
+        lost = f"{path} is {'not there' if found is None else 'empty'}, and the run had jobs"
+        return lost if _had_jobs(directory) else ""
+    is_whole = True
+    for line in found[0].splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            is_whole = is_whole and not line.strip()
+        else:
+            is_whole = is_whole or (isinstance(record, dict) and record.get("event") == "intent")
+    return "" if is_whole else f"{path} is damaged behind the last submit that can be read"
+
+
+def _had_jobs(directory: RunDirectory) -> bool:
+    for name in (layout.SCRIPTS, layout.ATTEMPTS):
+        with suppress(OSError), os.scandir(directory.path / name) as entries:
+            if any(entries):
+                return True
+    return False
 
 
 def tell_attempts(directory: RunDirectory) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from resilience.model.job import ExitCode, Job, JobId
 from resilience.model.job_state import JobState
 from resilience.model.presence import Liveness, Presence
 from resilience.model.submission import make_comment
+from resilience.model.verdict import Verdict
 from resilience.settings.sections import SchedulerSettings
 from resilience.system.submissions import Intent, Outcome, record_intent, record_result
 from tests.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WARNING, Stage, running
@@ -283,6 +284,53 @@ def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
     record_result(directory, "aa", Outcome.REFUSED, NOW - HOUR)
     finding = stage.finding()
     assert finding.verdict is CRITICAL and "no job was ever queued" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("tail", "verdict"),
+    [
+        (b"", CRITICAL),
+        (b'{"event": "intent", "tok', UNKNOWN),
+        (b"\0" * 400, UNKNOWN),
+        (b'garbage\n{"event": "note"}\n', UNKNOWN),
+        (b'garbage\n{"event": "intent", "token": "gpt-7", "time": 1, "by": ""}\n', CRITICAL),
+    ],
+)
+def test_what_a_damaged_journal_may_have_lost_is_unknown_not_dead(stage: Stage, tail: bytes, verdict: Verdict) -> None:
+    directory = stage.run("gpt", 7)
+    stage.job(7, JobState.FAILED, end_time=NOW - 5)
+    with open(directory.path / "submissions.jsonl", "ab") as file:
+        file.write(tail)
+    finding = stage.finding()
+    assert finding.verdict is verdict
+    assert ("submissions.jsonl is damaged" in finding.summary) == (verdict is UNKNOWN)
+
+
+@pytest.mark.parametrize("loss", ["missing", "fifo", "empty"])
+def test_a_run_that_has_lost_its_journal_is_no_dead_run(stage: Stage, loss: str) -> None:
+    directory = stage.run("gpt", 7)
+    journal = directory.path / "submissions.jsonl"
+    journal.unlink()
+    if loss == "fifo":
+        os.mkfifo(journal)
+    elif loss == "empty":
+        journal.touch()
+    (directory.path / "scripts" / "aa.sbatch").touch()
+    assert stage.finding().verdict is UNKNOWN
+
+
+def test_a_run_without_its_run_file_is_still_watched(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    (directory.path / "run.toml").unlink()
+    stage.job(7, JobState.FAILED, end_time=NOW - 5)
+    assert stage.finding().verdict is CRITICAL
+
+
+@pytest.mark.parametrize("state", [JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL])
+def test_what_slurm_may_requeue_in_a_moment_is_looked_up_once_more(forgetful: Stage, state: JobState) -> None:
+    forgetful.run("gpt", 7)
+    forgetful.job(7, state, end_time=NOW - 1)
+    assert forgetful.finding().verdict is UNKNOWN
 
 
 def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(forgetful: Stage) -> None:
