@@ -52,7 +52,7 @@ def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DE
     if moved:
         files = "1 alert file" if moved == 1 else f"{moved} alert files"
         lines.append(f"{files} moved home from the spare folder of this node")
-    return (*lines, *_trouble(state, (*wrong, *told.trouble, *filter(None, [flushed.trouble]))))
+    return (*lines, *_trouble(state, (*wrong, *told.trouble), flushed.trouble))
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:
@@ -81,8 +81,9 @@ def _of(flushed: Flushed) -> list[str]:
     return lines
 
 
-def _trouble(state: AlertState, said: Sequence[str]) -> tuple[str, ...]:
+def _trouble(state: AlertState, said: Sequence[str], of_outbox: str) -> tuple[str, ...]:
+    """What is wrong, each once. `of_outbox`: with its files; where the disk is in trouble, that says it all."""
     folder = state.ledger.folder
     trouble = state.trouble or folder.trouble
     where = (f"alerts are kept in {folder.spare} on this node: {trouble}",) if trouble and folder.spare else ()
-    return tuple(dict.fromkeys((*where, *said)))
+    return tuple(dict.fromkeys((*(where or filter(None, [of_outbox])), *said)))

@@ -46,7 +46,7 @@ class Ledger:
         """
         names = self.folder.names()
         if self.folder.trouble:
-            self._say(f"the alert state cannot be read: {self.folder.trouble}")
+            self._say(f"the alert state is in trouble: {self.folder.trouble}")
         acknowledged = {name.removesuffix(_ACKNOWLEDGED) for name in names if name.endswith(_ACKNOWLEDGED)}
         found = []
         for name in names:
