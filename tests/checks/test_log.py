@@ -404,6 +404,14 @@ def test_a_log_that_is_renamed_and_made_anew_goes_on(tmp_path: Path, clock: Fake
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 102")
 
 
+def test_a_log_that_was_named_and_never_was_there_is_none_of_a_pattern(tmp_path: Path, clock: FakeClock) -> None:
+    write(tmp_path / "a.log", steps(1, 2), at=clock.time)
+    one, many = watcher(tmp_path, clock, "b.log"), watcher(tmp_path, clock, "*.log")
+    assert told(one.one()) == ("UNKNOWN", "missing")
+    many.memory = one.memory
+    assert [told(finding) for finding in many.look()] == [("OK", "")]
+
+
 def test_a_log_that_vanished_for_good_is_unknown_and_may_come_back(tmp_path: Path, clock: FakeClock) -> None:
     log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
     write(log, steps(1, 100), at=clock.time)

@@ -111,6 +111,8 @@ def _vanished(
     for path, reading in before.items():
         if path in readings or len(reading.logs) != 1 or reading.logs[0][0] != path or not fnmatch(path, pattern):
             continue
+        if not unpacked(reading.logs[0][1]).inode:
+            continue  # somebody named it, and it never was there
         if os.path.lexists(path):  # rotated away, or old by now
             gone[path] = replace(reading, over="it was put aside", lines=(), clock=looker.moment)
             continue

@@ -102,8 +102,7 @@ def _hung(view: View) -> Finding:
     has_step = view.beats or (log is not None and log.step is not None)
     what = "no new step" if has_step else "nothing new"
     parts = [f"{what} for {quiet}{_at_step(view)}"]
-    if view.allowed.usual_s is not None:
-        parts[0] += f", usually every {format_duration(view.allowed.usual_s)}"
+    parts[0] += _usual(view)
     phase = phase_of(beat.phase) if view.beats and beat is not None else log.phase if log is not None else ""
     if phase and phase != "train":
         parts.append(f"phase {phase}")
@@ -191,16 +190,23 @@ def _ok_summary(view: View) -> str:
         return f"it says that it is done: {log.end}"
     ago = f"{format_duration(view.quiet_s)} ago"
     if view.beats and view.beat is not None:
-        usual = "" if view.allowed.usual_s is None else f", usually every {format_duration(view.allowed.usual_s)}"
-        return f"step {view.beat.step} {ago}{usual}{_phase(view.beat.phase)} (heartbeat of {view.beat.ranks} ranks)"
+        return (
+            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} (heartbeat of {view.beat.ranks} ranks)"
+        )
     if log is None:
         return f"nothing is awaited before {format_duration(view.allowed.seconds)}"
     if log.size == 0:
         return f"empty since {ago.removesuffix(' ago')}"
     if log.step is None:
         return f"it grew {ago}; no step found in it, so only its growth is judged{_phase(log.phase)}"
-    usual = "" if view.allowed.usual_s is None else f", usually every {format_duration(view.allowed.usual_s)}"
-    return f"{_step(log)} {ago}{usual}{_phase(log.phase)}"
+    return f"{_step(log)} {ago}{_usual(view)}{_phase(log.phase)}"
+
+
+def _usual(view: View) -> str:
+    usual_s = view.allowed.usual_s
+    if usual_s is None:
+        return ""
+    return f", usually every {format_duration(usual_s)}" if usual_s >= 0.1 else ", usually many in a second"
 
 
 def _phase(phase: str) -> str:
