@@ -164,7 +164,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     record: dict[str, Any] = {name: getattr(finding, name) for name in Finding.__dataclass_fields__}
     record["verdict"] = finding.verdict.value
     record["figures"] = [
-        {name: _finite(getattr(figure, name)) for name in Figure.__dataclass_fields__} for figure in finding.figures
+        {name: _finite(getattr(figure, name)) for name in Figure._fields} for figure in finding.figures
     ]
     return record
 

@@ -6,12 +6,12 @@ Performance data follow the Nagios plugin API: https://www.monitoring-plugins.or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.model.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(NamedTuple):
     """One performance datum: `'label'=value[unit];[warn];[crit];[min];[max]`.
 
     Attributes:

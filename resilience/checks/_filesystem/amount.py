@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from resilience.errors import ProbeError, QuantityError
 from resilience.quantities import format_bytes, parse_bytes
@@ -25,8 +24,7 @@ _GRACE_UNITS_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _GRACE_CLOCK = r"(?:([0-9]{1,9})\s*days?\s*)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Amount(NamedTuple):
     """How much of something is used.
 
     Attributes:
@@ -58,15 +56,15 @@ class Amount:
 
     def to_row(self) -> dict[str, Any]:
         """As plain values, what is not said left out."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return {name: value for name, value in named.items() if value != defaults[name]}
+        defaults = self._field_defaults
+        return {
+            name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]
+        }
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Amount:
         """What `to_row` took apart; unknown keys are passed over. Raise TypeError if it is none."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in row.items() if name in known})
+        return cls(**{name: value for name, value in row.items() if name in cls._fields})
 
 
 def amount_text(value: float, kind: str) -> str:

@@ -136,15 +136,14 @@ _TABLE: tuple[_Row, ...] = (
     (r"Invalid time specif", _R, "the time is not one this release reads", ""),
     (r"Invalid user: \S+", _R, "there is no such user", "check the name with `id NAME`"),
 )  # fmt: skip
-_COMPILED = tuple((re.compile(pattern), meaning, words, hint) for pattern, meaning, words, hint in _TABLE)
 _PREFIX = re.compile(r"^(?:\[[^\]]*\] )?(?:\w+: )?(?:error|fatal): ")
 
 
 def diagnose(stderr: str, returncode: int) -> Diagnosis:
     """Given what a failed command wrote to its standard error, say what it means. SLURM's own words are kept."""
     said = quote(stderr)
-    for pattern, meaning, words, hint in _COMPILED:
-        if pattern.search(stderr):
+    for pattern, meaning, words, hint in _TABLE:  # compiled when a command first fails: most never do
+        if re.search(pattern, stderr):
             return Diagnosis(meaning, f"{words} ({said})", hint)
     if not said:
         return Diagnosis(Meaning.UNCLEAR, f"it ended with {returncode} and said nothing")
