@@ -404,6 +404,35 @@ def test_a_log_that_is_renamed_and_made_anew_goes_on(tmp_path: Path, clock: Fake
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 102")
 
 
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [
+        (("rank0.log", "rank1.log"), "OK"),
+        (("gpt-1234.0.out", "gpt-1234.1.out"), "OK"),
+        (("0/stdout.log", "1/stdout.log"), "OK"),
+        (("slurm-1234_1.out", "slurm-1234_2.out"), "CRITICAL"),
+        (("exp0.log", "exp1.log"), "CRITICAL"),
+        (("rank0.log", "rank1.err"), "CRITICAL"),
+    ],
+)
+def test_a_rank_that_never_told_of_a_step_is_spoken_for_by_one_that_does(
+    tmp_path: Path, clock: FakeClock, names: tuple[str, str], verdict: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, "UserWarning: slow\n", at=clock.time)
+    dog = watcher(tmp_path, clock, "*/*.log" if "/" in names[0] else "*")
+    for step in range(3):
+        write(tmp_path / names[0], steps(step, step), at=clock.time, append=True)
+        found = {finding.subject: finding for finding in dog.look()}
+        clock.sleep(20 * MINUTE)
+    other = found[str(tmp_path / names[1])]
+    assert other.verdict.value == verdict
+    write(tmp_path / names[1], "[rank1]: RuntimeError: NCCL error: unhandled\n", at=clock.time, append=True)
+    found = {finding.subject: finding for finding in dog.look()}
+    assert told(found[str(tmp_path / names[1])]) == ("CRITICAL", "failing")
+
+
 def test_a_log_that_was_named_and_never_was_there_is_none_of_a_pattern(tmp_path: Path, clock: FakeClock) -> None:
     write(tmp_path / "a.log", steps(1, 2), at=clock.time)
     one, many = watcher(tmp_path, clock, "b.log"), watcher(tmp_path, clock, "*.log")

@@ -18,6 +18,12 @@ _MAGIC = re.compile(r"[*?\[]")
 _ROTATED = re.compile(r"[.-](?:\d{1,3}|\d{8}(?:-\d+)?|old|bak|orig)$")
 _PACKED = (".gz", ".xz", ".zst", ".bz2", ".lz4", ".Z")
 _NUMBERS = re.compile(r"\d+")
+_RANK = re.compile(
+    r"((?:rank|worker|proc|node)s?[-_.=]?)\d{1,3}(?!\d)"
+    r"|(?<=\d{4}[.-])\d{1,3}(?!\d)"  # sbatch(1), filename pattern: %j.%t, %j-%n; the task of an array is %A_%a
+    r"|(?<=/)\d{1,3}(?=/(?:stdout|stderr)\.log$)",  # torchrun --redirects
+    re.IGNORECASE,
+)
 JOB_DIGITS = 4
 """Job numbers have at least so many digits; ranks, nodes and array tasks mostly have fewer."""
 
@@ -57,6 +63,8 @@ def look_at(
     for path, successor in _superseded(readings, looker):
         why = f"{os.path.basename(successor)} has taken over"
         readings[path] = replace(readings[path], over=why)
+    for path, teller in _told_elsewhere(readings, looker):
+        readings[path] = replace(readings[path], over=f"it tells of no step; {os.path.basename(teller)} does")
     return readings
 
 
@@ -189,6 +197,29 @@ def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tupl
                 found.append((path, youngest))
             elif own < number and talked > state.talked and not state.born and state.talked <= state.first_seen:
                 found.append((path, largest))
+    return found
+
+
+def _told_elsewhere(readings: Mapping[str, LogReading], looker: Looker) -> list[tuple[str, str]]:
+    """(log, the one that speaks for it): mostly rank 0 alone tells of steps, and its training waits for all ranks.
+
+    Only names that say they are of ranks are taken for that: `exp1.log` and `exp2.log` may be two trainings.
+    """
+    logs = list(_logs(readings, looker))
+    mute = {path for path, state in logs if not (state.kind or state.error or state.trouble)}
+    if not mute:
+        return []
+    ranks: dict[str, list[tuple[str, LogState]]] = {}
+    for path, state in logs:
+        name, count = _RANK.subn(lambda match: f"{match[1] or ''}#", path)
+        if count and not readings[path].over:
+            ranks.setdefault(name, []).append((path, state))
+    found = []
+    for family in ranks.values():
+        tellers = [one for one in family if one[1].kind and not one[1].trouble]
+        if tellers:
+            teller, _ = max(tellers, key=lambda one: one[1].advanced)
+            found += [(path, teller) for path, _ in family if path in mute]
     return found
 
 
