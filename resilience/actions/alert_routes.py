@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from resilience.alerting.sending import Route
-
 if TYPE_CHECKING:
     from resilience.actions.project import Project
+    from resilience.alerting.sending import Route
     from resilience.plugins import Family
     from resilience.system.ports import Channel
 
@@ -27,6 +26,8 @@ def channels() -> Family:
 
 def routes_of(project: Project, also: str = "") -> dict[str, Route]:
     """A route for each channel: those that [alert] names, every table [channel.NAME], and `also`, which was typed."""
+    from resilience.alerting.sending import Route
+
     settings = project.loaded.settings
     names = dict.fromkeys(
         (

@@ -4,16 +4,19 @@ here changes what the watchdogs say."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from resilience.actions.alert_routes import routes_of
 from resilience.actions.alert_state import AlertState, open_alert_state
 from resilience.actions.project import Project
-from resilience.alerting.delivery import Flushed, flush
 from resilience.alerting.grouping import Letter
 from resilience.alerting.notifier import Notifier
 from resilience.alerting.policy import check_policy, sound
 from resilience.errors import SettingsError
 from resilience.model.finding import Report
+
+if TYPE_CHECKING:
+    from resilience.alerting.delivery import Flushed
+    from resilience.alerting.outbox import Outbox
 
 DELIVERY_S = 15.0
 """How long delivering may take after a tick; what is left goes with the next one."""
@@ -34,7 +37,6 @@ def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DE
         check_policy(policy, _known_channels(project))
     except SettingsError as error:  # its messages go to the dead letters, and the next command says so
         wrong = (*wrong, f"{error.message}; {error.hint}")
-    routes = routes_of(project)
     state = open_alert_state(project)
     moved = state.bring_home()
     world = project.world
@@ -47,12 +49,25 @@ def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DE
         project=str(project.loaded.project),
     )
     told = notifier.tell(reports, world.clock.now())
-    flushed = flush(state.outbox, routes, world=world, project=str(project.loaded.project), deadline_s=deliver_s)
-    lines = [*(_line(letter) for letter in told.letters), *_of(flushed)]
+    flushed = _deliver(project, state.outbox, deliver_s)
+    lines = [*(_line(letter) for letter in told.letters), *(_of(flushed) if flushed is not None else ())]
     if moved:
         files = "1 alert file" if moved == 1 else f"{moved} alert files"
         lines.append(f"{files} moved home from the spare folder of this node")
-    return (*lines, *_trouble(state, (*wrong, *told.trouble), flushed.trouble))
+    on_the_way = state.outbox.trouble if flushed is None else flushed.trouble
+    return (*lines, *_trouble(state, (*wrong, *told.trouble), on_the_way))
+
+
+def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | None:
+    """Deliver what waits. Mostly nothing does: then what delivers is not even loaded."""
+    outbox.bring_home()
+    if not outbox.names():
+        return None
+    from resilience.actions.alert_routes import routes_of
+    from resilience.alerting.delivery import flush
+
+    world, folder = project.world, str(project.loaded.project)
+    return flush(outbox, routes_of(project), world=world, project=folder, deadline_s=deliver_s)
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:

@@ -95,8 +95,14 @@ def test_a_plain_watch_loads_neither_typer_nor_what_only_others_need(environ: di
     assert {name for name in packages if name not in sys.stdlib_module_names} == {"resilience"}
     costly = {"resilience.cli.main", "resilience.cli.watch", "resilience.actions.notify", "resilience.checks.log",
               "resilience.checks.job", "importlib.metadata", "socket", "subprocess", "email",
-              "argparse", "difflib"}  # fmt: skip
+              "argparse", "difflib", "hashlib", "resilience.guard"}  # fmt: skip
     assert sorted(modules & costly) == []
+
+
+def test_whoever_has_nothing_to_tell_loads_nothing_that_delivers() -> None:
+    program = "import sys, resilience.actions.notify; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"resilience.alerting.delivery", "resilience.alerting.sending", "random"} & set(modules.stdout.split())
 
 
 def test_help_imports_no_commands_module(environ: dict[str, str]) -> None:
