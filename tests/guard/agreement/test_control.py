@@ -83,8 +83,19 @@ def test_nothing_is_left_open() -> None:
     assert threading.active_count() == threads
 
 
+def tcp_sockets() -> set[str]:
+    """The TCP sockets that this process has open."""
+    tcp = Path("/proc/self/net/tcp").read_text()
+    found = []
+    for name in descriptors():
+        with contextlib.suppress(OSError):
+            found.append(str(Path("/proc/self/fd", name).readlink()))
+    return {name for name in found if name.startswith("socket:") and name[8:-1] in tcp}
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # 3.12 warns of threads: they are the point here
 def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
+    others = tcp_sockets()  # a server of another test's, which lives as long as the tests do
     with meeting(2) as ranks, ranks.training() as given:
         wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
         child = os.fork()
@@ -92,13 +103,7 @@ def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
             try:
                 for rank in ranks.ranks:
                     rank.forget()
-                tcp = Path("/proc/self/net/tcp").read_text()
-                left = []
-                for name in descriptors():
-                    with contextlib.suppress(OSError):
-                        left.append(str(Path("/proc/self/fd", name).readlink()))
-                sockets = [name for name in left if name.startswith("socket:") and name[8:-1] in tcp]
-                os._exit(len(sockets))
+                os._exit(len(tcp_sockets() - others))
             finally:
                 os._exit(99)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
