@@ -14,6 +14,7 @@ from resilience.system.scan.record import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK
 from resilience.system.scan.scan import Scan, scan
 from resilience.system.scan.snapshots import Snapshot
 from resilience.system.scan.tree import Tree
+from resilience.system.spare_folder import spare_place
 
 if TYPE_CHECKING:
     from resilience.actions.project import Project
@@ -91,8 +92,10 @@ class TopReport:
 
 
 def scan_folder(world: World, root: Path, deadline_s: float | None, tell: Callable[[Progress], None]) -> Scan:
-    """Scan a folder, and remember it among what this person's account remembers."""
-    return scan(root, world.cache_home / "resil" / "scan", now=world.clock.now(), deadline_s=deadline_s, tell=tell)
+    """Scan a folder, and remember it among what this person's account remembers, else on this node."""
+    memory = world.cache_home / "resil" / "scan"
+    spare = spare_place(world, memory)
+    return scan(root, memory, spare=spare, now=world.clock.now(), deadline_s=deadline_s, tell=tell)
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.errors import StateDirectoryError
-from resilience.system.scan.cache import Remembered, cache_file, recall, remember, tidy
+from resilience.system.scan.cache import Remembered
 from resilience.system.scan.crew import Crew
 from resilience.system.scan.effort import Effort, Progress
+from resilience.system.scan.memory import LOOK_S, ScanMemory
 from resilience.system.scan.pace import Pace
 from resilience.system.scan.record import ELSEWHERE, READ, STUCK
 from resilience.system.scan.snapshots import EVERY_S, Snapshot, baseline, snapshot, thin
@@ -90,6 +90,7 @@ def scan(
     memory: Path | None,
     *,
     now: float,
+    spare: Path | None = None,
     deadline_s: float | None = None,
     full_pass_s: float = FULL_PASS_S,
     tell: Callable[[Progress], None] = lambda _: None,
@@ -99,16 +100,17 @@ def scan(
     """Add up what lies in a folder and below.
 
     Allocated blocks, as du counts; a file with several names counts once; symbolic links are not followed; other file
-    systems are not entered. `memory` is the folder of what is remembered between scans; None: nothing is.
+    systems are not entered. `memory` is the folder of what is remembered between scans; None: nothing is. `spare`, a
+    folder on this node, takes that where `memory` does not.
 
     This process itself touches nothing below `root`: it comes back at the deadline even if the file system never
-    answers. Ctrl-C ends it early. In both cases what was found is remembered, and the next scan goes on from there.
+    answers. Ctrl-C and SIGTERM end it early. In all cases what was found is remembered, and the next scan goes on from
+    there.
     """
     began = time.monotonic()
     folder = os.fsencode(root)
-    file = None if memory is None else cache_file(memory, folder)
-    known = Remembered() if file is None else recall(file, folder)
-    notes = [known.note] if known.note else []
+    kept = ScanMemory(memory, spare, folder)
+    known = kept.recall(LOOK_S if deadline_s is None else min(LOOK_S, max(1.0, deadline_s / 5)))
     deadline = None if deadline_s is None else began + deadline_s
     effort = Effort(folder, known.tree, now, full_pass_s, tell)
     crew = Crew(
@@ -131,8 +133,7 @@ def scan(
         before = None
         if not error:
             before = _compare(known, now)
-            if file is not None:
-                notes += _keep(file, folder, known, effort, tree, totals, now)
+            _keep(kept, known, effort, tree, totals, now)
     read_at = [at for at in tree.read_at if at]
     return Scan(
         root=root,
@@ -151,7 +152,7 @@ def scan(
         interrupted=crew.interrupted,
         out_of_time=crew.out_of_time,
         pace=crew.pace.reason if crew.pace else "",
-        notes=tuple(notes),
+        notes=tuple(kept.notes),
     )
 
 
@@ -165,22 +166,15 @@ def _compare(known: Remembered, now: float) -> Snapshot | None:
         return None
 
 
-def _keep(
-    file: Path, folder: bytes, known: Remembered, effort: Effort, tree: Tree, totals: Totals, now: float
-) -> list[str]:
-    """Remember what is new; return what people should know."""
+def _keep(kept: ScanMemory, known: Remembered, effort: Effort, tree: Tree, totals: Totals, now: float) -> None:
+    """Remember what is new."""
     is_time = not known.times or now - max(known.times) >= EVERY_S or now < max(known.times)
     if not effort.records and not is_time:
-        return []
+        return
     if is_time:
         known.add(snapshot(tree, totals, now))
         known.keep(thin(known.times, now))
-    try:
-        remember(file, folder, tree, known)
-    except StateDirectoryError as error:
-        return [f"the next scan will start afresh: {error.message}"]
-    tidy(file.parent)
-    return []
+    kept.keep(tree, known)
 
 
 def _why(crew: Crew, tree: Tree) -> str:
@@ -215,18 +209,20 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c(crew: Crew) -> Iterator[None]:
-    """Let the first Ctrl-C end the scan in an orderly way; a second one is as it was before."""
+    """Let the first Ctrl-C or SIGTERM (`timeout`, SLURM) end the scan in an orderly way; a second is as before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
         crew.interrupted = True
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[signal.Signals(number)])
 
-    signal.signal(signal.SIGINT, interrupt)
     try:
+        for number in before:
+            signal.signal(number, interrupt)
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
