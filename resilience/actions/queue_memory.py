@@ -7,9 +7,9 @@ import os
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resilience.errors import ResilError, SchedulerError
 from resilience.model.job import ExitCode, Job, JobId
@@ -24,8 +24,7 @@ _VERSION = 1
 _FIELDS = tuple(field.name for field in fields(Job))
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAnswer:
+class QueueAnswer(NamedTuple):
     """What is known about the queue.
 
     Attributes:

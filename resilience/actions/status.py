@@ -131,7 +131,7 @@ def _status(
     attempts = read_attempts(directory)
     if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
         trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
-        answer = replace(answer, trouble=trouble)
+        answer = answer._replace(trouble=trouble)
     attempts = mark_lost(attempts, jobs, answer, now)
     return RunStatus(
         run=directory.run,

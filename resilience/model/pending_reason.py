@@ -6,11 +6,10 @@ to 26.05. Limits: https://slurm.schedmd.com/resource_limits.html.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReason:
+class PendingReason(NamedTuple):
     """A reason for people.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from resilience.errors import UsageError
 from resilience.model.job import JobId
@@ -70,8 +71,7 @@ class Submission:
         return make_comment(self.run, self.token)
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(NamedTuple):
     """The one job that came of a submission.
 
     Attributes:

@@ -205,9 +205,10 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
         if name in _FREE_TABLES:
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
         elif name == _GUARD:
-            from resilience.settings.guard_table import convert_guard_table
+            if table:  # `resil init` writes the heading, and nothing below it
+                from resilience.settings.guard_table import convert_guard_table
 
-            arguments[name] = convert_guard_table(table, where)
+                arguments[name] = convert_guard_table(table, where)
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
         elif name in _PLUGIN_TABLES:
