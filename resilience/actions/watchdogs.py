@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,8 +10,11 @@ from resilience.actions.project import Project
 from resilience.errors import UsageError
 from resilience.plugins import Family
 from resilience.settings.plugin_table import plugin_settings
-from resilience.system.ports import Check
+from resilience.system.ports import Check, Scheduler
 from resilience.system.scene import Scene
+
+SEARCH_S = 5.0
+"""How long the folders of $PATH may take."""
 
 
 @cache
@@ -62,10 +65,38 @@ def scene_of(project: Project) -> Scene:
         state_dir=loaded.state_dir,
         run=project.default_run(),
         group=loaded.settings.run.group,
-        scheduler=project.scheduler,
+        scheduler=_scheduler_of(project),
         scheduler_deadline_s=loaded.settings.scheduler.deadline_s,
         has_settings=loaded.path is not None,
     )
+
+
+def _scheduler_of(project: Project) -> Callable[..., Scheduler]:
+    """As `project.scheduler`, and which one new jobs go to is found out apart: a folder of $PATH may hang."""
+    known: list[str] = []
+
+    def scheduler(name: str = "", *, cluster: str = "") -> Scheduler:
+        if not name and not known:
+            known.append(_scheduler_name(project))
+        return project.scheduler(name or known[0], cluster=cluster)
+
+    return scheduler
+
+
+def _scheduler_name(project: Project) -> str:
+    if project.loaded.settings.scheduler.name != "auto":
+        return project.scheduler_name()
+    from resilience.system.stuck import Look, StuckMemory, look_apart
+
+    world = project.world
+    look = Look(f"programs on PATH {world.environ.get('PATH', '')}", project.scheduler_name, SEARCH_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    if answer.error is not None:
+        raise type(answer.error)(
+            f"cannot tell whether sbatch is installed: {answer.error.message}",
+            hint='a folder of PATH hangs; set [scheduler] name = "slurm"',
+        )
+    return str(answer.value)
 
 
 def kind_of(project: Project, name: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions import watch_settings
+from resilience.actions import watch_settings, watchdogs
+from resilience.actions.project import Project
 from resilience.actions.watch import watch
 from resilience.actions.watch_settings import open_apart
 from resilience.errors import ProbeError
 from resilience.model.verdict import Verdict
+from resilience.settings.load import load
 from resilience.system.clock import SystemClock
 from resilience.system.stuck import StuckMemory
 from resilience.system.world import World
@@ -53,3 +55,15 @@ def test_a_file_that_was_named_is_not_done_without(tmp_path: Path, hung_home: Pa
     world = a_world(tmp_path / "project", hung_home)
     with pytest.raises(ProbeError, match="no answer within"):
         open_apart(world, wanted=hung_home / "resil.toml")
+
+
+def test_a_folder_of_path_that_hangs_hangs_no_watchdog(
+    tmp_path: Path, hung_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdogs, "SEARCH_S", 0.3)
+    world = a_world(tmp_path / "project", tmp_path, PATH=f"{hung_home}/bin:/usr/bin")
+    project = Project(world, load(world))
+    (report,) = watch(project, [watchdogs.watchdog(project, "job")])
+    (found,) = report.findings
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.summary == "cannot tell whether sbatch is installed: no answer within 0.3 s"
