@@ -42,7 +42,8 @@ def show_reports(
 def lines(reports: Sequence[Report], *, explain: bool = False, everything: bool = False) -> list[str]:
     """The lines for programs, for cron's mail and for pipes, worst first. Pure."""
     found = sorted(((r.check, f) for r in reports for f in r.findings), key=lambda pair: pair[1].verdict, reverse=True)
-    data = " ".join(performance(f, fig, check if everything else "") for check, f in found for fig in f.figures)
+    told = (performance(f, fig, check if everything else "") for check, f in found for fig in f.figures)
+    data = " ".join(dict.fromkeys(told))  # two findings about one subject have the same figures
     worst = max((report.verdict for report in reports), default=Verdict.UNKNOWN)
     shown = []
     if everything:

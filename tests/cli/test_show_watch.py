@@ -47,6 +47,12 @@ def test_the_first_line_is_the_worst_finding_and_has_all_performance_data() -> N
     ]  # fmt: skip
 
 
+def test_two_findings_about_one_subject_have_its_figures_once() -> None:
+    figures = (Figure(label="running", value=1),)
+    found = (finding("gpt", Verdict.CRITICAL, fault="a", figures=figures), finding("gpt", fault="b", figures=figures))
+    assert lines([Report(check="job", findings=found, time=5.0)])[0].endswith("(worst of 2) | 'gpt running'=1")
+
+
 def test_all_watchdogs_together_begin_with_a_line_over_all() -> None:
     first, *rest = lines(REPORTS, everything=True)
     text, _, data = first.partition(" | ")
