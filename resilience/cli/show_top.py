@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NAMED = 5
 SURE_AFTER_S = 3600.0
 BAR = 24
+LONGEST = 160
 INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended: 128 and the signal's number."""
 
@@ -196,7 +197,7 @@ def _table(report: TopReport, rows: Sequence[TopFolder], by: str, now: float, *,
         grew = row.grew_bytes if by == "bytes" else row.grew_inodes
         shown: Callable[[float], str] = _signed_bytes if by == "bytes" else _signed_count
         per_day = None if grew is None or not since_s else grew * DAY_S / since_s
-        name = "." if not row.path else os.fsdecode(row.path)
+        name = "." if not row.path else shortened(os.fsdecode(row.path))
         if not growing and row.rest < row.share * 0.999:
             name += f"  ({row.rest:.0%} besides those listed below it)"
         cells.append(
@@ -215,6 +216,11 @@ def _table(report: TopReport, rows: Sequence[TopFolder], by: str, now: float, *,
     aligned = [[*(cell[i].rjust(widths[i]) if cell[i] else "" for i in range(5)), *cell[5:]] for cell in cells]
     titles = [*(headers[i].rjust(widths[i]) for i in range(5)), *headers[5:]]
     return table(titles, aligned, indent=2)
+
+
+def shortened(path: str) -> str:
+    """A path that a person can still read: of a very long one, both ends. `--json` has it whole. Pure."""
+    return path if len(path) <= LONGEST else f"{path[: LONGEST // 2]} ... {path[-LONGEST // 2 :]}"
 
 
 def age(newest: int, now: float) -> str:
@@ -251,5 +257,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _names(paths: Sequence[bytes]) -> str:
-    shown = ", ".join(clean(os.fsdecode(path)) or "." for path in paths[:NAMED])
+    shown = ", ".join(clean(shortened(os.fsdecode(path))) or "." for path in paths[:NAMED])
     return shown + (f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cli.show_top import age, bar, show_top
+from resilience.cli.show_top import age, bar, shortened, show_top
 from resilience.system.scan.effort import Progress
 from tests.cli.shell import Shell
 from tests.fakes import NOW, FakeClock, make_project
@@ -203,3 +203,9 @@ def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is
     assert code == 130
     assert "unfinished (interrupted)" in said
     assert list((tmp_path / "cache" / "resil" / "scan").glob("*.scan"))
+
+
+def test_of_a_path_that_fills_screens_both_ends_are_shown() -> None:
+    assert shortened("runs/gpt/checkpoints") == "runs/gpt/checkpoints"
+    text = shortened("begin/" + "x/" * 3000 + "end")
+    assert text.startswith("begin/x/") and text.endswith("/x/end") and len(text) < 200
