@@ -54,6 +54,7 @@ class Listing:
         failing: how the channels fare that do not deliver from this node.
         channels: whom [alert] names; empty: nobody is told.
         trouble: what is wrong with the alert state, one sentence each.
+        is_partial: whether the alert state could not be read: there may be more.
     """
 
     known: tuple[Known, ...]
@@ -63,6 +64,7 @@ class Listing:
     failing: dict[str, Health]
     channels: tuple[str, ...]
     trouble: tuple[str, ...]
+    is_partial: bool
 
 
 def listing(project: Project, *, everything: bool = False) -> Listing:
@@ -72,7 +74,7 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     silences = state.silences.all(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
     waits, is_dead = _channels_by_episode(pending), _channels_by_episode(dead)
-    shown = [incident for incident in state.ledger.incidents() if everything or incident.is_open]
+    shown = [incident for incident in state.ledger.incidents(now) if everything or incident.is_open]
     known = [
         Known(
             incident,
@@ -96,6 +98,7 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
         failing={name: found for name, found in health.items() if found.failures},
         channels=project.loaded.settings.alert.channels,
         trouble=_trouble(state),
+        is_partial=bool(state.trouble or state.ledger.folder.trouble),
     )
 
 
@@ -109,7 +112,8 @@ def _channels_by_episode(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]
 
 def _trouble(state: AlertState) -> tuple[str, ...]:
     said = (state.trouble, state.ledger.folder.trouble, *state.ledger.trouble, *state.silences.trouble)
-    return tuple(dict.fromkeys(filter(None, (*said, state.outbox.trouble))))
+    whole = tuple(dict.fromkeys(filter(None, (*said, state.outbox.trouble))))
+    return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,8 @@ class Details:
 def details(project: Project, episode: str) -> Details:
     """The life of one incident, by its id or the beginning of it. Raise UsageError if there is none, or several."""
     state = open_alert_state(project)
-    incident = state.ledger.find(episode)
     now = project.world.clock.now()
+    incident = state.ledger.find(episode, now)
     silence = silencing(state.silences.all(now), incident, now) if incident.is_open else None
 
     def about(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -148,8 +152,8 @@ def acknowledge(project: Project, episodes: Sequence[str], note: str, *, undo: b
 
     Raise UsageError if one is not there or over, StateDirectoryError if it cannot be written where it is read.
     """
-    state = open_alert_state(project)
-    found = [state.ledger.find(episode) for episode in episodes]
+    state, now = open_alert_state(project), project.world.clock.now()
+    found = [state.ledger.find(episode, now) for episode in episodes]
     over = [incident for incident in found if not incident.is_open]
     if over and not undo:
         raise UsageError(
@@ -159,7 +163,7 @@ def acknowledge(project: Project, episodes: Sequence[str], note: str, *, undo: b
     ids = dict.fromkeys(incident.episode for incident in found)
     if undo:
         return tuple(state.ledger.unacknowledge(episode) for episode in ids)
-    who, now = project.world.host.user, project.world.clock.now()
+    who = project.world.host.user
     return tuple(state.ledger.acknowledge(episode, who, note, now) for episode in ids)
 
 
@@ -183,7 +187,7 @@ def silence(
     now, who = project.world.clock.now(), project.world.host.user
     if until <= now:
         raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
-    about = state.ledger.find(episode).episode if episode else ""
+    about = state.ledger.find(episode, now).episode if episode else ""
     wanted = Silence(
         id=silence_id("\0".join((about, check, subject, run, fault)), who, now),
         until=until,
@@ -199,18 +203,20 @@ def silence(
     folder = state.silences.folder
     folder.trouble = state.trouble
     state.silences.add(wanted)
-    if folder.trouble and not _is_ours(state):
+    if folder.trouble and not _is_ours(state, now):
         state.silences.remove(wanted.id)  # in our own spare folder, the watchdogs of its owner would never see it
         raise StateDirectoryError(
             f"the silence was not kept: {folder.trouble}",
             hint="ask the owner of the run to set `[run] group`, so that the whole group may silence",
         )
-    covered = (i for i in state.ledger.incidents() if i.is_open and silencing((wanted,), i, now))
+    covered = (i for i in state.ledger.incidents(now) if i.is_open and silencing((wanted,), i, now))
     return wanted, tuple(covered)
 
 
-def _is_ours(state: AlertState) -> bool:
+def _is_ours(state: AlertState, now: float) -> bool:
     """Whether the watchdogs that write here are this person's, as far as can be told: then the spare is read."""
+    if state.trouble:  # not to be touched; whose watchdogs were on this node has their copy here
+        return bool(state.ledger.incidents(now))
     try:
         return state.path.stat().st_uid == os.getuid()
     except PermissionError:

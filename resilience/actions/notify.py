@@ -101,4 +101,5 @@ def _trouble(state: AlertState, said: Sequence[str], of_outbox: str) -> tuple[st
     folder = state.ledger.folder
     trouble = state.trouble or folder.trouble
     where = (f"alerts are kept in {folder.spare} on this node: {trouble}",) if trouble and folder.spare else ()
-    return tuple(dict.fromkeys((*(where or filter(None, [of_outbox])), *said)))
+    more = (text for text in said if not (where and text.endswith(trouble)))
+    return tuple(dict.fromkeys((*(where or filter(None, [of_outbox])), *more)))

@@ -58,13 +58,16 @@ class Ledger:
             known = {incident.fingerprint for incident in found}
             copied = [one for one in self._copy.load(now) if one.fingerprint not in known]
             self._open |= {one.fingerprint + _INCIDENT: _file_of(one) for one in copied}
-            found += copied
+            found += [self._with_people(one) if one.episode in acknowledged else one for one in copied]
         return tuple(sorted(found, key=lambda incident: (incident.opened, incident.episode), reverse=True))
 
-    def find(self, text: str) -> Incident:
-        """The incident whose id begins so. Raise UsageError if there is none, or several."""
+    def find(self, text: str, now: float | None = None) -> Incident:
+        """The incident whose id begins so; `now` as in `incidents`.
+
+        Raise UsageError if there is none, or several; StateDirectoryError if nobody can know.
+        """
         wanted = text.strip().lower()
-        incidents = self.incidents()
+        incidents = self.incidents(now)
         fits = [incident for incident in incidents if wanted and incident.episode.startswith(wanted)]
         if len(fits) > 1:
             raise UsageError(
@@ -78,6 +81,10 @@ class Ledger:
                     f"{text!r} is over, and {state} {incident.episode}: {incident.check} {incident.subject}",
                     hint=f"its id is {incident.episode} now",
                 )
+        if not fits and self.folder.trouble:
+            raise StateDirectoryError(
+                f"whether there is an incident {text!r} cannot be known: {self.folder.trouble}", transient=True
+            )
         if not fits:
             from difflib import get_close_matches
 
@@ -118,7 +125,7 @@ class Ledger:
         Raise UsageError if there is no such incident or it is over, StateDirectoryError if it cannot be written where
         the watchdogs read it.
         """
-        incident = self.find(episode)
+        incident = self.find(episode, now)
         if not incident.is_open:
             raise UsageError(f"{incident.episode} is over already: {incident.check} {incident.subject}")
         record = {"acknowledged_by": by, "acknowledged_at": now, "acknowledged_note": note}
@@ -151,6 +158,8 @@ class Ledger:
 
     def _is_ours(self) -> bool:
         """Whether the watchdogs that write here are this person's, as far as can be told: then the spare is read."""
+        if self.folder.is_away:  # it was found here, so this person's watchdogs were here, and look here again
+            return True
         try:
             return self.folder.folder.stat().st_uid == os.getuid()
         except OSError:

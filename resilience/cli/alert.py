@@ -78,13 +78,18 @@ def list_incidents(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the incidents: how bad, what, since when, who was told, and who is at it."""
+    """Show the incidents: how bad, what, since when, who was told, and who is at it.
+
+    Exits with 75 when where they are kept could not be read, and there may be more.
+    """
     project = open_project(config, banner=False)
     found = alerts.listing(project, everything=everything)
     if as_json:
         print_json("alerts", show_alert.listing_to_json(found))
     else:
         show_alert.show_listing(found, project.world.clock.now(), everything=everything)
+    if found.is_partial:
+        raise typer.Exit(EX_TEMPFAIL)
 
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
@@ -245,6 +250,9 @@ def _flush(project: Project, *, patient: bool) -> int:
         print(f"  {clean(last.trouble)}")
     if last.waiting:
         print(f"{last.waiting} {'message waits' if last.waiting == 1 else 'messages wait'} still; nothing is lost")
+    elif not sent and not dead and last.trouble:
+        print("what waits is not known")
+        return EX_TEMPFAIL
     elif not sent and not dead:
         print("nothing waits")
     return 1 if dead else EX_TEMPFAIL if last.waiting else 0

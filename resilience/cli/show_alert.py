@@ -28,6 +28,8 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
     if found.known:
         colours = [COLOURS[k.incident.verdict] if k.incident.is_open else "dim" for k in found.known]
         print("\n".join(table(_HEADERS, [_row(known, now) for known in found.known], colours)))
+    elif found.is_partial:
+        print("no incident is known: where they are kept could not be read")
     else:
         print("no incident" if everything else "no open incident (those that ended: resil alert list --all)")
     show_silences(found.silences, now)

@@ -75,6 +75,11 @@ class SpareFolder:
         self._gid = gid
         self._is_made = False
 
+    @property
+    def is_away(self) -> bool:
+        """Whether `folder` must not even be touched."""
+        return bool(self._away)
+
     def beside(self, name: str) -> SpareFolder:
         """The folder of that name next to this one, with the same modes, and its spare next to this one's."""
         spare = self.spare.with_name(name) if self.spare is not None else None

@@ -11,14 +11,24 @@ from resilience.actions import alerts
 from resilience.actions.alert_state import open_alert_state
 from resilience.actions.project import Project
 from resilience.alerting.backoff import Health
-from resilience.errors import UsageError
+from resilience.errors import StateDirectoryError, UsageError
 from resilience.model.alert import Reason
 from resilience.model.incident import Incident
 from resilience.model.verdict import Verdict
 from tests.alerting.stand_in import an_alert
 from tests.fakes import ME, NOW, FakeClock, make_project
+from tests.system.hung import hung_folder
 
-SETTINGS = '[run]\nname = "gpt"\n[alert]\nchannels = ["email"]\n[channel.email]\nto = ["ada@example.org"]\n'
+SETTINGS = """
+[run]
+name = "gpt"
+[alert]
+channels = ["email"]
+[watch]
+state_deadline_s = 0.3
+[channel.email]
+to = ["ada@example.org"]
+"""
 
 
 @pytest.fixture
@@ -39,6 +49,32 @@ def project(tmp_path: Path) -> Project:
 def test_the_worst_comes_first_and_what_ended_last(project: Project) -> None:
     assert [k.incident.episode for k in alerts.listing(project).known] == ["aaaa0002", "aaaa0001"]
     assert [k.incident.episode for k in alerts.listing(project, everything=True).known][-1] == "bbbb0001"
+
+
+def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobody(
+    project: Project, tmp_path: Path
+) -> None:
+    """The fault may be that very disk: what this node remembers can be acknowledged, and nothing else is known."""
+    state = open_alert_state(project)
+    state.ledger.incidents()
+    state.ledger.save_copy(NOW)
+    state.path.parent.rename(tmp_path / "behind")
+    try:
+        with hung_folder(state.path.parent):
+            found = alerts.listing(project)
+            assert found.is_partial and [k.incident.episode for k in found.known] == ["aaaa0002", "aaaa0001"]
+            with pytest.raises(StateDirectoryError, match="cannot be known"):
+                alerts.acknowledge(project, ["cccc"], "")
+            alerts.acknowledge(project, ["aaaa0002"], "on it")
+            alerts.silence(project, check="fs", until=NOW + 60, why="")
+            assert alerts.listing(project).known[0].incident.acknowledged_by
+            (state.ledger.folder.spare or tmp_path).with_name("ledger-copy.json").unlink()
+            for path in (state.ledger.folder.spare or tmp_path).iterdir():
+                path.unlink()
+            with pytest.raises(StateDirectoryError, match="was not kept"):
+                alerts.silence(project, check="fs", until=NOW + 60, why="")
+    except OSError as error:  # /dev/fuse
+        pytest.skip(f"no file system that hangs can be mounted here: {error}")
 
 
 def test_what_waits_and_what_never_will_be_taken_stands_beside_its_incident(project: Project) -> None:
