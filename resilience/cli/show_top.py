@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,14 +88,18 @@ class _Bar:
         if took_s < 0.3:
             return
         columns = _columns()
-        sys.stderr.write(f"\r\x1b[K{bar(progress, took_s, self.root)[: columns - 1]}")
-        sys.stderr.flush()
+        self._write(f"\r\x1b[K{bar(progress, took_s, self.root)[: columns - 1]}")
         self.shown = True
 
     def clear(self) -> None:
         """Leave nothing of it."""
         if self.shown:
-            sys.stderr.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError):  # the terminal is gone, and what was found is to be remembered all the same
+            sys.stderr.write(text)
             sys.stderr.flush()
 
 

@@ -104,8 +104,8 @@ def scan(
     folder on this node, takes that where `memory` does not.
 
     This process itself touches nothing below `root`: it comes back at the deadline even if the file system never
-    answers. Ctrl-C and SIGTERM end it early. In all cases what was found is remembered, and the next scan goes on from
-    there.
+    answers. Ctrl-C, SIGTERM and SIGHUP end it early. In all cases what was found is remembered, and the next scan goes
+    on from there.
     """
     began = time.monotonic()
     folder = os.fsencode(root)
@@ -209,11 +209,14 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c(crew: Crew) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM (`timeout`, SLURM) end the scan in an orderly way; a second is as before."""
+    """Let the first Ctrl-C, SIGTERM (`timeout`, SLURM) or SIGHUP (a lost ssh) end the scan in an orderly way; a second
+    is as before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
 
     def interrupt(number: int, _frame: object) -> None:
         crew.interrupted = True

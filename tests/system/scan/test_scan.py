@@ -381,7 +381,7 @@ print("found", found.interrupted, found.is_complete, found.totals.files[0], flus
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_it_sees_what_is_known_and_leaves_a_memory_to_go_on_from(tmp_path: Path, end: signal.Signals) -> None:
     root, memory = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "memory"
     with subprocess.Popen(
