@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +65,8 @@ def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
+    import tomllib  # 4 ms that nobody pays who has no attempts yet
+
     try:
         found = read_regular(path)
         return None if found is None else tomllib.loads(found[0].decode("utf-8", "replace"))
