@@ -6,6 +6,7 @@ cannot undo it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -82,8 +83,11 @@ class Ledger:
                     hint=f"its id is {incident.episode} now",
                 )
         if not fits and self.folder.trouble:
+            is_forbidden = os.strerror(errno.EACCES) in self.folder.trouble
             raise StateDirectoryError(
-                f"whether there is an incident {text!r} cannot be known: {self.folder.trouble}", transient=True
+                f"whether there is an incident {text!r} cannot be known: {self.folder.trouble}",
+                hint="its owner can set `[run] group`, so that the whole group sees it" if is_forbidden else "",
+                transient=not is_forbidden,
             )
         if not fits:
             from difflib import get_close_matches

@@ -174,6 +174,17 @@ def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
 
 
 @needs_root
+def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) -> None:
+    open_the_way(tmp_path / "x")
+    tmp_path.chmod(0o755)
+    private = tmp_path / "private"
+    Ledger(SpareFolder(private / "i", None)).keep(incident())
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
+        Ledger(SpareFolder(private / "i", None)).find("3f9a")
+    assert not caught.value.transient and "[run] group" in caught.value.hint
+
+
+@needs_root
 def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_for(tmp_path: Path) -> None:
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
