@@ -321,6 +321,8 @@ def test_a_path_that_cannot_be_meant_is_refused(tmp_path: Path, path: str, words
         ({"du": True}, "set du_limit_bytes"),
         ({"du": True, "du_limit_bytes": "2TiB"}, "paths names no folder"),
         ({"du_limit_bytes": "2TiB"}, "du is not asked for"),
+        ({"purge_days": -3.0}, "purge_days = -3 is no number of days"),
+        ({"purge_days": float("nan")}, "purge_days = nan is no number of days"),
         (
             {"du": True, "du_limit_bytes": "2TiB", "command": ("q",), "percent_regex": "(x)"},
             "du and command are both set",

@@ -404,6 +404,28 @@ def test_a_log_that_is_renamed_and_made_anew_goes_on(tmp_path: Path, clock: Fake
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 102")
 
 
+def test_a_counter_that_begins_anew_each_epoch_is_a_step_back_once(tmp_path: Path, clock: FakeClock) -> None:
+    log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
+    faults = []
+    for number in range(60):
+        write(log, steps(number % 10, number % 10), at=clock.time, append=True)
+        faults.append(dog.one().fault)
+        clock.sleep(30.0)
+    assert faults[:10] == [""] * 10 and set(faults[10:20]) == {"regressing"} and set(faults[20:]) == {""}
+    clock.sleep(5 * MINUTE)
+    assert told(dog.one()) == ("CRITICAL", "silent")
+
+
+def test_a_file_server_whose_clock_is_behind_delays_no_alarm(tmp_path: Path, clock: FakeClock) -> None:
+    log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
+    for step in range(20):
+        write(log, steps(step, step), at=clock.time - 10 * MINUTE, append=True)
+        assert told(dog.one()) == ("OK", "")
+        clock.sleep(30.0)
+    clock.sleep(3 * MINUTE)
+    assert told(dog.one()) == ("CRITICAL", "silent")
+
+
 @pytest.mark.parametrize(
     ("names", "verdict"),
     [

@@ -69,7 +69,7 @@ class _Digest:
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
-        self.bar, self.epoch = state.bar, state.epoch
+        self.bar, self.epoch, self.top = state.bar, state.epoch, state.top
         self.error, self.error_kind, self.errored = state.error, state.error_kind, state.errored
         self.bars = dict(state.bars)
         self.said = dict.fromkeys(state.said)
@@ -190,6 +190,10 @@ class _Digest:
             return True
         if step - value <= (self.stride or 1):  # ranks that write into one log are a step apart
             return False
+        if value <= (self.stride or 1) and step in (self.top, self.fell_from):
+            # Twice from the same step to the beginning: a counter that begins anew in each epoch.
+            self.top, self.fell_from, self.best, self.step = step, None, value, value
+            return True
         self.fell_from = max(self.fell_from or step, step)
         self.step, self.text = value, found.text
         return False
@@ -239,7 +243,7 @@ class _Digest:
             error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
             said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
             talked=self.written if self.talks or is_first else before.talked,
-            advanced=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch,
+            advanced=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch, top=self.top,
         )  # fmt: skip
 
     def _is_weak(self) -> bool:

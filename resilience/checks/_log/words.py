@@ -87,6 +87,7 @@ class LogState(NamedTuple):
         troubled: since when.
         bar: the key of the bar that is the training's own, 0 when none is.
         epoch: the newest one that a line told of besides the step.
+        top: the last step of a counter that begins anew, None while none is known to.
     """
 
     inode: int = 0
@@ -123,6 +124,7 @@ class LogState(NamedTuple):
     troubled: float = 0.0
     bar: int = 0
     epoch: float | None = None
+    top: float | None = None
 
 
 BLOCK_BYTES = 4096

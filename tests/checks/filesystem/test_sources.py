@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.checks._filesystem import sources
 from resilience.checks._filesystem.amount import BYTES, INODES, Amount
 from resilience.checks._filesystem.look import Look, Thresholds
 from resilience.checks._filesystem.site import SiteCommand
@@ -183,3 +184,19 @@ def test_statvfs_counts_as_df_does() -> None:
 def test_a_file_system_that_reports_nothing_has_no_limit() -> None:
     status = os.statvfs_result((4096, 0, 0, 0, 0, 0, 0, 0, 0, 255))
     assert [amount.limit for amount in of_statvfs(status)] == [None, None]
+
+
+def test_inodes_without_number_are_no_limit() -> None:
+    status = os.statvfs_result((4096, 4096, 1000, 300, 250, 7_000, 2**64 - 1, 2**64 - 1, 0, 255))  # CephFS
+    assert of_statvfs(status)[1] == Amount(kind=INODES, source="statvfs", scope="file system", used=7_000)
+
+
+def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
+    a_tool(tools, "q", f"echo {'a' * 60}!")
+    site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
+    asked = Asked(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
+    ask_quota(asked, LOOK._replace(site=site), [str(tools)], None)
+    assert "it backtracks" in asked.failed[f"`{tools}/q`"]
