@@ -22,6 +22,7 @@ from resilience.system.readings import Remembered, Series
 from resilience.system.scene import Scene
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
+LONGEST_S = 366 * 86400.0
 ALERTING_S = 60.0
 """How long it may take to decide who is told and to send it. What is not sent by then lies in the outbox."""
 
@@ -53,10 +54,9 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
     stuck = StuckMemory.of(world)
     shared = project.loaded.settings.watch
     for key in ("deadline_s", "state_deadline_s"):
-        if getattr(shared, key) <= 0:
-            raise SettingsError(
-                f"{key} = {getattr(shared, key):g} in [watch] leaves no time to look", hint=f'{key} = "10s"'
-            )
+        if not 0 < getattr(shared, key) <= LONGEST_S:
+            why = "leaves no time to look" if getattr(shared, key) <= 0 else "is longer than a year"
+            raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
     memory = ReadingMemory(scene, stuck, shared.state_deadline_s)
     began, started = world.clock.now(), world.clock.monotonic()
     rounds = [_begin(dog, scene) for dog in watchdogs]

@@ -156,9 +156,10 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
     assert [len(report.findings) for report in reports] == [10, 10, 10]
 
 
+@pytest.mark.parametrize("seconds", ["0", "1e300"])
 @pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
-def test_no_time_to_look_cannot_be_meant(tmp_path: Path, key: str) -> None:
-    project = make_project(tmp_path, settings=f"[watch]\n{key} = 0\n")
+def test_no_time_to_look_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
+    project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
         list(watch(project, [a_dog()]))
 

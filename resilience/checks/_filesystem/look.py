@@ -15,6 +15,9 @@ LEAST_BYTES = 2**16
 """A threshold or a size below it is one whose unit was forgotten: `100` for 100 GiB."""
 
 
+LONGEST_S = 100 * 366 * 86400.0
+
+
 class Thresholds(NamedTuple):
     """When it is too much. Any of them that is crossed counts; at a threshold exactly it is still well.
 
@@ -174,5 +177,6 @@ def check_du(look: Look, *, wanted: bool, limit: float | None, limit_key: str) -
         )
     if wanted and not look.paths:
         raise SettingsError("du = true, and paths names no folder to count", hint="name it: du walks every file below")
-    if look.purge_s and look.purge_warn_s < 0:
-        raise SettingsError("purge_warn_days is negative", hint="write for instance 7")
+    for key, seconds in (("purge_days", look.purge_s), ("purge_warn_days", look.purge_warn_s)):
+        if not 0 <= seconds < LONGEST_S:
+            raise SettingsError(f"{key} = {seconds / 86400:g} is no number of days", hint="write for instance 30")

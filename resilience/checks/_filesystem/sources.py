@@ -6,7 +6,9 @@ Each tool has its own part of the time; one that fails, hangs or writes nonsense
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +21,9 @@ from resilience.system.world import World
 
 TOOL_S = 3.0
 """No quota tool gets more; lfs, quota and mmlsquota answer in tens of milliseconds where they answer."""
+REGEX_CPU_S = 1.0
+NO_LIMIT = 2**62
+"""No file system has so many inodes."""
 
 _PLAIN = {"LC_ALL": "C", "LANG": "C"}
 """The parsers read English."""
@@ -85,11 +90,14 @@ def of_statvfs(status: os.statvfs_result) -> tuple[Amount, ...]:
     room = float(max(0, status.f_bavail) * unit)
     files = float(max(0, status.f_files - status.f_ffree))
     left = float(max(0, status.f_favail))
+    # CephFS says -1 for "as many as you like", and the field has no sign.
+    has_limit = status.f_files > 0 and status.f_favail < NO_LIMIT
+    files = files if status.f_ffree < NO_LIMIT else float(status.f_files)
     return (
         Amount(kind=BYTES, source="statvfs", scope=FILE_SYSTEM, used=used,
                limit=used + room if status.f_blocks else None),
         Amount(kind=INODES, source="statvfs", scope=FILE_SYSTEM, used=files,
-               limit=files + left if status.f_files else None),
+               limit=files + left if has_limit else None),
     )  # fmt: skip
 
 
@@ -101,7 +109,9 @@ def ask_quota(asked: Asked, look: Look, paths: Sequence[str], mount: Mount | Non
         site_argv = site.site_command(look.site, paths[0], asked.world.host.user)
 
         def ask_site() -> Sequence[Amount]:
-            return [site.parse_site(asked.run(site_argv)[0], look.site, look.kind)]
+            text = asked.run(site_argv)[0]
+            with _bounded():
+                return [site.parse_site(text, look.site, look.kind)]
 
         if asked.try_one(f"`{' '.join(site_argv)}`", ask_site):
             return
@@ -142,6 +152,23 @@ def ask_du(asked: Asked, look: Look, path: str, before: Mapping[str, float] | No
         asked.amounts.append(Amount(kind=look.kind, source=du.SOURCE, scope="folder", used=old[1],
                                     limit=look.du_limit, age_s=now - old[0]))  # fmt: skip
     return old
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Bound the processor time of a site's regular expressions: `(a+)+$` would search for ages, and nobody know why."""
+
+    def stop(*_: object) -> None:
+        raise ProbeError(f"its regular expression was not through what it printed after {REGEX_CPU_S:g} s: it "
+                         "backtracks; avoid a repetition within a repetition, such as (a+)+")  # fmt: skip
+
+    former = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _is_on_path(program: str, path: str) -> bool:
