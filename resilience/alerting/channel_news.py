@@ -23,7 +23,7 @@ def episode_of(channel: str, now: float) -> str:
 def broken(channel: str, health: Health, *, episode: str, now: float, host: str, project: str, waiting: int) -> Alert:
     """Say that a channel delivers nothing, why, and what to do."""
     lasting = f" for {format_duration(now - health.since)}" if now - health.since >= 60 else ""
-    waits = f"; {waiting} of its messages wait" if waiting else ""
+    waits = f"; {waiting} of its messages {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     return _alert(
         channel,
         Reason.FIRST,
