@@ -32,12 +32,13 @@ def judge_reading(
     findings: list[Finding] = []
     if look.kind == BYTES:
         findings += _read_only(subject, reading, look)
-    findings += _silent(subject, reading)
     limited = [item for item in amounts if item.limit is not None]
     judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
     if not judged:
         findings += [found for item in amounts for found in _grace(subject, item, look, now - asked_at)]
-        findings += [] if findings else _no_limit(subject, reading, look)
+        findings += (
+            [] if findings else _silent(subject, reading, "it tells nothing") or _no_limit(subject, reading, look)
+        )
         return tuple(_with_looked(findings, reading, []))
     # A file system that nobody can write to fills no further.
     can_fill = not reading.read_only
@@ -64,6 +65,7 @@ def judge_reading(
         findings += judge_checkpoints(subject, reading, room, look) if room is not None else []
     for item in amounts:
         findings += _grace(subject, item, look, now - asked_at)
+    findings += _silent(subject, reading, state)
     findings += _purge(subject, reading, look)
     if not findings:
         note = "read-only; " if reading.read_only else ""
@@ -105,14 +107,14 @@ def _read_only(subject: str, reading: FileSystemReading, look: Look) -> list[Fin
     ]  # fmt: skip
 
 
-def _silent(subject: str, reading: FileSystemReading) -> list[Finding]:
+def _silent(subject: str, reading: FileSystemReading, state: str) -> list[Finding]:
     """A limit that was to be told and was not: what the file system says of itself is no answer to that."""
     if not reading.silent:
         return []
     return [
         Finding(
             subject=subject, verdict=Verdict.UNKNOWN, fault="silent",
-            summary=f"not told how much is left of a limit: {'; '.join(reading.silent)}",
+            summary=f"not told how much is left of a limit: {'; '.join(reading.silent)}; of the file system: {state}",
             advice="run it by hand, as the user and in the environment that runs the watchdog",
         )
     ]  # fmt: skip
