@@ -36,9 +36,8 @@ def judge_reading(
     judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
     if not judged:
         findings += [found for item in amounts for found in _grace(subject, item, look, now - asked_at)]
-        findings += (
-            [] if findings else _silent(subject, reading, "it tells nothing") or _no_limit(subject, reading, look)
-        )
+        findings += _silent(subject, reading, "it tells nothing")
+        findings += [] if findings else _no_limit(subject, reading, look)
         return tuple(_with_looked(findings, reading, []))
     # A file system that nobody can write to fills no further.
     can_fill = not reading.read_only

@@ -83,7 +83,10 @@ class Worker:
         except OSError as error:
             self._say(("closed", error.errno))
             return
-        real = os.fsencode(os.readlink(f"/proc/self/fd/{self.root}"))  # noqa: PTH115 - bytes, whatever they are
+        try:
+            real = os.fsencode(os.readlink(f"/proc/self/fd/{self.root}"))  # noqa: PTH115 - bytes, whatever they are
+        except OSError:  # a container without /proc
+            real = os.path.realpath(self.assignment.folder)
         self.barriers = mounts_below(real)
         self._say(("opened", real))
         self.board.rest(self.slot, 1)
