@@ -26,7 +26,7 @@ def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
     except Exception:
         return
     if count:
-        these = "1 message that its channel" if count == 1 else f"{count} messages that their channels"
+        these = "1 alert that its channel" if count == 1 else f"{count} alerts that their channels"
         print(f"resil: there {'is' if count == 1 else 'are'} {these} will never take: see resil alert", file=sys.stderr)
 
 

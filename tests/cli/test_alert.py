@@ -282,7 +282,7 @@ def test_a_dead_letter_is_told_by_the_next_command_and_can_be_tried_again(office
     office.order("list", "refuse")
     office.tick(full())
     status = office.shell.resil("status")
-    assert status.err == "resil: there is 1 message that its channel will never take: see resil alert\n"
+    assert status.err == "resil: there is 1 alert that its channel will never take: see resil alert\n"
     assert "alert" not in status.out
     assert (
         office.shell.resil("config", "show", "--json").json and "1 alert" in office.shell.resil("config", "check").err

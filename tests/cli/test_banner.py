@@ -1,4 +1,4 @@
-"""Messages that a channel will never take are told by the next command, in one line, and never in its way."""
+"""Alerts that a channel will never take are told by the next command, in one line, and never in its way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_how_many_there_are_is_said_on_standard_error(
     for number in range(2):
         (folder / f"a{number}.email").write_text("{}")
     warn_of_dead_letters(project, apart=apart)
-    assert capsys.readouterr() == ("", "resil: there are 2 messages that their channels will never take: see resil alert\n")
+    assert capsys.readouterr() == (
+        "",
+        "resil: there are 2 alerts that their channels will never take: see resil alert\n",
+    )
 
 
 def test_those_that_a_full_disk_did_not_take_count_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
