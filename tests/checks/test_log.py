@@ -404,6 +404,17 @@ def test_a_log_that_is_renamed_and_made_anew_goes_on(tmp_path: Path, clock: Fake
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 102")
 
 
+def test_jobs_that_run_side_by_side_do_not_take_over_from_each_other(tmp_path: Path, clock: FakeClock) -> None:
+    for number in (1001, 1002):
+        write(tmp_path / f"gpt-{number}.out", steps(1, 5), at=clock.time + number - 1010)
+    dog = watcher(tmp_path, clock, "*.out")
+    assert ["taken over" in finding.summary for finding in dog.look()] == [False, False]
+    clock.sleep(HOUR)
+    write(tmp_path / "gpt-1002.out", steps(6, 7), at=clock.time, append=True)
+    verdicts = {Path(finding.subject).name: told(finding) for finding in dog.look()}
+    assert verdicts == {"gpt-1001.out": ("CRITICAL", "silent"), "gpt-1002.out": ("OK", "")}
+
+
 def test_a_counter_that_begins_anew_each_epoch_is_a_step_back_once(tmp_path: Path, clock: FakeClock) -> None:
     log, dog = tmp_path / "train.log", watcher(tmp_path, clock)
     faults = []

@@ -178,8 +178,12 @@ def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tupl
     """(log, its successor): the log of a job that is over, told by a later one with the same name but its numbers.
 
     A successor appeared after the last line of the older one; or, when both were there before we looked, it has the
-    larger job number, goes on, and the older one never did.
+    larger job number, goes on, and the older one did not even then. Of jobs that run side by side all did.
     """
+
+    def was_quiet(state: LogState) -> bool:
+        return state.talked <= state.first_seen - looker.settings.floor_s
+
     families: dict[str, list[tuple[str, LogState]]] = {}
     for path, state in _logs(readings, looker):
         families.setdefault(_family(path), []).append((path, state))
@@ -195,7 +199,7 @@ def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tupl
                 continue
             if child.born > state.talked and child.born > state.born:
                 found.append((path, youngest))
-            elif own < number and talked > state.talked and not state.born and state.talked <= state.first_seen:
+            elif own < number and talked > state.talked and not state.born and was_quiet(state):
                 found.append((path, largest))
     return found
 

@@ -157,7 +157,7 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
         if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:
             window = _window(descriptor, 0, size, limit_bytes)
             after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
-        if skew_s and not state.skew_s:
+        if skew_s < 0 <= state.skew_s:
             after = after._replace(intervals=state.intervals)  # from one clock's time to another's
         offset = window.start + _consumed(window.chunk)
         mark = crc32((window.mark + window.chunk[: offset - window.start])[-MARK_BYTES:])
