@@ -16,7 +16,8 @@ from resilience.actions.watch_settings import open_apart, read_source
 from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
 from resilience.cli.output import clean
 from resilience.cli.show_watch import show_reports
-from resilience.errors import ResilError
+from resilience.errors import ProbeError, ResilError
+from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
 
@@ -98,14 +99,19 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
     from resilience.actions.follow_logs import LogFollower, followed_ticks
 
     world = World()
-    source = read_source(world, request.config)
-    project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
+    try:
+        source = read_source(world, request.config)
+        project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
+    except ProbeError:  # the home folder hangs; as soon as it answers, what it says counts
+        source, project = Source(), open_apart(world, wanted=request.config, overrides=request.settings)
     code, awaited, follower = 0, Awaited(world.clock), LogFollower()
     try:
         for overdue in followed_ticks(world.clock, every_s, request.times, awaited.logs, follower):
             try:
                 now_there = read_source(world, request.config)
-                if now_there != source:
+                if now_there.path is None and source.path is not None:
+                    _say(f"{source.path} is no longer there; the settings read before go on")
+                elif now_there != source or project.unread is not None:
                     project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
                     source = now_there
             except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on

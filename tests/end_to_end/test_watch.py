@@ -191,6 +191,11 @@ def test_a_repeated_look_takes_up_new_settings_and_survives_broken_ones(watching
     assert "the settings read before go on" in process.stderr.readline()
     while not process.stdout.readline().startswith("LICENCE WARNING"):
         pass
+    (watching.folder / "resil.toml").unlink()  # as when its file system is no longer mounted
+    while "is no longer there; the settings read before go on" not in process.stderr.readline():
+        pass
+    while not process.stdout.readline().startswith("LICENCE WARNING"):
+        pass
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
