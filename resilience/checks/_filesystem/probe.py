@@ -41,7 +41,8 @@ def targets_of(look: Look, scene: Scene) -> tuple[Target, ...]:
     """What to look at: each named path by itself, or what a training needs, by file system. Touches nothing."""
     deadline_s = look.du_deadline_s + DEADLINE_S if look.du_limit is not None else None
     if look.paths:
-        names = [_named(place.path, scene) for place in _named_places(look, scene)]
+        mounts = current_mounts()
+        names = [_named(place.path, scene, mounts) for place in _named_places(look, scene)]
     else:
         names = list(_found_groups(look, scene))
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
@@ -55,7 +56,7 @@ def probe_target(target: Target, look: Look, scene: Scene, before: Before) -> di
     if look.paths:
         groups = {}
         for place in _named_places(look, scene):
-            if _named(place.path, scene) == target.name:
+            if target.name.endswith(place.path) and _named(place.path, scene) == target.name:
                 state = look_at(place.path)
                 # A path whose file system is gone lies on a local disk now; it keeps the name that people know.
                 groups[_was_elsewhere(place.path, state, before, clock.now()) or target.name] = [(place, state)]
@@ -99,8 +100,8 @@ def _folder_named(look: Look, scene: Scene) -> str:
     return named_places((look.checkpoints,), base=scene.project, home=world.host.home, environ=world.environ)[0].path
 
 
-def _named(path: str, scene: Scene) -> str:
-    mounts = current_mounts()
+def _named(path: str, scene: Scene, mounts: Sequence[Mount] = ()) -> str:
+    mounts = mounts or current_mounts()
     mount = mount_of(Path(settled(path, mounts)), mounts)
     return _local(path, scene) if mount is not None and mount.is_node_local else path
 
