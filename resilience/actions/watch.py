@@ -34,6 +34,7 @@ class _Round:
         self.dog = dog
         self.targets: tuple[Target, ...] = ()
         self.findings: list[Finding] = []
+        self.answers: dict[int, list[Finding]] = {}  # by target: who answers first must not change the order
         self.new: dict[str, tuple[Timed[Any], ...]] = {}
         self.remembered = Remembered({})
         self.took_s = 0.0
@@ -74,7 +75,7 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
     for (number, index), answer in look_apart(looks, stuck, world.clock):
         one = rounds[number]
         one.took_s = world.clock.monotonic() - started
-        one.findings += findings_of(one.dog, one.targets[index], answer)
+        one.answers[index] = findings_of(one.dog, one.targets[index], answer)
         if answer.error is None:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
     saved = memory.save({r.dog.name: (r.new, r.dog.check.memory) for r in rounds if _remembers(r.dog)})
@@ -147,7 +148,8 @@ def _place(dog: Watchdog, target: Target, scene: Scene) -> str:
 
 
 def _report(one: _Round, began: float, saved: str) -> Report:
-    findings = one.findings or [_nothing(one.dog)]
+    answers = [finding for index in sorted(one.answers) for finding in one.answers[index]]
+    findings = [*one.findings, *answers] or [_nothing(one.dog)]
     notes = [f"memory: {text}" for text in (one.remembered.trouble, saved if one.new and _remembers(one.dog) else "")]
     if notes := list(dict.fromkeys(note for note in notes if note != "memory: ")):
         findings = [replace(finding, looked=(*finding.looked, *notes)) for finding in findings]

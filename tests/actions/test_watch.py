@@ -58,8 +58,12 @@ def look(words: str) -> Any:
 
 def test_findings_come_worst_first_and_the_report_has_the_worst_verdict(project: Project) -> None:
     used = {"/a": 10, "/b": 95, "/c": 20}
-    check = ACheck(look=lambda target, before: {target.name: AReading(used[target.name])})
-    (report,) = watch(project, [a_dog(check, paths=("/a", "/b", "/c"))])
+
+    def look_slowly_at_a(target: Target, before: Any) -> Any:
+        time.sleep(0.2 if target.name == "/a" else 0)  # the order is the targets', whoever answers first
+        return {target.name: AReading(used[target.name])}
+
+    (report,) = watch(project, [a_dog(ACheck(look=look_slowly_at_a), paths=("/a", "/b", "/c"))])
     assert [finding.subject for finding in report.findings] == ["/b", "/a", "/c"]
     assert report.verdict is Verdict.CRITICAL and report.check == "a"
     assert report.findings[0].figures == (Figure(label="used", value=95.0, unit="%", crit=90.0),)
