@@ -44,6 +44,8 @@ def _hidden(key: str, value: object) -> object:
             shown.append(_hidden(behind, item))
             before = item if isinstance(item, str) else ""
         return type(value)(shown)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_KEY.fullmatch(key):
+        return REDACTED  # a password of digits without quotes
     return _text(key, value) if isinstance(value, str) else value
 
 

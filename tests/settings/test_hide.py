@@ -44,6 +44,10 @@ def test_what_looks_like_a_secret_is_not_shown(key: str, value: object) -> None:
     assert "canary" not in repr(shown(key, value)) and "REDACTED" in repr(shown(key, value))
 
 
+def test_a_password_of_digits_is_none_the_less_one() -> None:
+    assert shown("channel.email.password", 12345678) == "REDACTED"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
