@@ -19,8 +19,9 @@ INTERVALS = 12
 """Steps are judged by so many of the last intervals."""
 PAUSES = 3
 """So many older ones are kept as well that were pauses, as every 500 steps for an evaluation or a save."""
-PAUSE_TIMES = 2.0, 20.0
-"""A pause is so many times the usual interval; what was still longer was a fault, and is not to be waited for again."""
+PAUSE_TIMES, FAULT_TIMES, FAULT_S = 2.0, 20.0, 1200.0
+"""A pause is so many times the usual interval. What was longer than both of the others was a fault, not to be waited
+for again."""
 RARE_S = 1200.0
 """A log without steps that grows only so seldom is waited for longer; of others that say more, growth is no measure."""
 BY_ITS_WORD_S = 360.0
@@ -294,5 +295,6 @@ def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
     if not old:
         return last
     usual = median(last)
-    shortest, longest = (times * usual for times in PAUSE_TIMES)
-    return (*[one for one in old if shortest < one <= longest][-PAUSES:], *last)
+    longest = max(FAULT_TIMES * usual, FAULT_S)
+    pauses = [one for one in old if PAUSE_TIMES * usual < one <= longest]
+    return (*[one for one in pauses if one >= max(pauses) / 2][-PAUSES:], *last)

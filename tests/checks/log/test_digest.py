@@ -10,11 +10,20 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.checks._log.digest import digest
+from resilience.checks._log.digest import digest, trimmed
 from resilience.checks._log.lines import SHOWN, shown
 from resilience.checks._log.sentences import findings
 from resilience.checks._log.tail import Looker
 from resilience.checks._log.words import LogReading, LogSettings, LogState, packed, unpacked
+
+
+def test_of_old_intervals_the_pauses_are_kept_and_neither_the_usual_nor_a_fault() -> None:
+    assert trimmed((10.0,) * 12) == (10.0,) * 12
+    assert trimmed((300.0, 10.0, 30.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
+    assert trimmed((3000.0, 300.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
+    assert trimmed((1.0, 2.0, *(200.0, 300.0) * 3, *(10.0,) * 12)) == (300.0, 200.0, 300.0, *(10.0,) * 12)
+    assert trimmed((2100.0, 3000.0, *(105.0,) * 12)) == (2100.0, *(105.0,) * 12)
+
 
 PIECES = st.sampled_from(
     [
