@@ -174,7 +174,11 @@ def _command_of(name: str, check: Any) -> Any:
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), World().cwd
         )
         if given.get("top"):
+            if shared["every"]:
+                raise UsageError("--top looks once, --every again and again", hint="leave one of them out")
             raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
+        if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
+            raise UsageError("--limit says how many folders --top lists", hint=f"resil watch {name} --top --limit 10")
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -139,3 +139,9 @@ def test_a_bug_in_one_tick_does_not_end_a_repeated_look(watching: Shell, monkeyp
     monkeypatch.setattr(run_watch, "_once", fails_first)
     said = watching.resil("watch", "licence", "few", "--every", "0.05s", "--count", "2")
     assert said.code == 1 and "LICENCE WARNING" in said.out and "internal error: ZeroDivisionError" in said.err
+
+
+@pytest.mark.parametrize("words", [("--top", "--every", "1m"), ("--limit", "3")])
+def test_options_of_top_that_cannot_be_meant_are_refused(watching: Shell, words: tuple[str, ...]) -> None:
+    said = watching.resil("watch", "fs", *words)
+    assert said.code == 3 and "--top" in said.err
