@@ -167,7 +167,14 @@ def test_a_secret_never_shows_itself(canary: str) -> None:
 
 
 def test_a_program_sees_what_every_program_needs_and_no_more() -> None:
-    environ = {"PATH": "/bin", "HOME": "/home/ada", "LC_ALL": "C.UTF-8", "AWS_SECRET": "x", "TOKEN": "y", "PAGER_ROOM": "7"}
+    environ = {
+        "PATH": "/bin",
+        "HOME": "/home/ada",
+        "LC_ALL": "C.UTF-8",
+        "AWS_SECRET": "x",
+        "TOKEN": "y",
+        "PAGER_ROOM": "7",
+    }
     assert scrubbed_environment(environ, ("PAGER_ROOM",)) == {
         "PATH": "/bin", "HOME": "/home/ada", "LC_ALL": "C.UTF-8", "PAGER_ROOM": "7",
     }  # fmt: skip
