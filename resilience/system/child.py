@@ -217,7 +217,7 @@ def _live(work: Callable[[], Any], writing: int, deadline_s: float) -> NoReturn:
         os.setsid()  # nobody's Ctrl-C but ours
         # Should we be killed ourselves, it must not count in circles for ever. Processor time only: to wait is no harm.
         signal.setitimer(signal.ITIMER_PROF, deadline_s + 5)
-        gc.freeze()  # or the first collection would copy every page that it shares with us
+        gc.disable()  # it would copy every page that it shares with us, for garbage that its end clears away
         said = _cut_loose(writing)
         try:
             answer = ("value", work())

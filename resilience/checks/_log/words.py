@@ -148,12 +148,26 @@ def packed(state: LogState) -> str:
     count = len(state)
     while state[count - 1] == _DEFAULTS[count - 1]:
         count -= 1
-    return _ENCODER.encode(state[:count])
+    text = _ENCODER.encode(state[:count])
+    _known(text, state)
+    return text
 
 
 def unpacked(text: str) -> LogState:
     """The state that `packed` made a text of. Raise ValueError or TypeError for one of another version."""
-    return LogState(*json.loads(text))
+    return _MEMO.get(text) or _known(text, LogState(*json.loads(text)))
+
+
+def _known(text: str, state: LogState) -> LogState:
+    """Remember what a text means: it is read again when it is judged, and most are the same in every look."""
+    if len(_MEMO) >= _MOST_KNOWN:
+        _MEMO.clear()
+    _MEMO[text] = state
+    return state
+
+
+_MEMO: dict[str, LogState] = {}
+_MOST_KNOWN = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
