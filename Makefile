@@ -3,6 +3,9 @@
 #   make test    lint, types, floors and every test; real SLURM and its accounting where they can be installed
 .PHONY: demo test lint bench soak docs clean
 
+# Tests start Python a thousand times: compiled once, it starts in half the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 WORKERS ?= 4
 
