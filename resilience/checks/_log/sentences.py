@@ -191,7 +191,7 @@ def _ok_summary(view: View) -> str:
     ago = f"{format_duration(view.quiet_s)} ago"
     if view.beats and view.beat is not None:
         return (
-            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} (heartbeat of {view.beat.ranks} ranks)"
+            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} (heartbeat of {_ranks(view.beat.ranks)})"
         )
     if log is None:
         return f"nothing is awaited before {format_duration(view.allowed.seconds)}"
@@ -265,6 +265,10 @@ def _figures(view: View) -> tuple[Figure, ...]:
     quiet = Figure(label="quiet", value=round(view.quiet_s, 1), unit="s", crit=round(view.allowed.seconds, 1))
     step = view.beat.step if view.beats and view.beat is not None else view.log.step if view.log is not None else None
     return (quiet,) if step is None else (quiet, Figure(label="step", value=step))
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _looked(view: View) -> tuple[str, ...]:
