@@ -251,7 +251,8 @@ class Story:
 
     def check(self, stops: int, because: str) -> None:
         """Every rank did every step exactly once, and all stopped at the same ones, for this reason."""
-        self.until_finished()
+        self.until_finished()  # as rank 0 says it; the others may be writing their last lines still
+        until(lambda: len({len(self.steps(rank)) for rank in range(self.world)}) == 1, "all ranks' last lines", 30)
         logs = [self.steps(rank) for rank in range(self.world)]
         assert logs == [list(range(1, len(logs[0]) + 1))] * self.world, self.log
         at = [self.lines("stops", rank) for rank in range(self.world)]

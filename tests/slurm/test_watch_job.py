@@ -133,6 +133,8 @@ def start(cluster: Cluster) -> dict[str, str]:
     root("scontrol", "suspend", jobs["suspended"])
     text_of(cluster.home(alice) / "deaf.pid")
     cluster.run(["scancel", jobs["completing"]], alice, check=True)
+    for name in ("running", LONG, ODD, "ends-soon", "het"):  # before somebody waits for all nodes, and is first in line
+        until(lambda n=name: set(cluster.squeue("%T", "-j", jobs[n])) == {"RUNNING"}, f"{name} to run", 60)  # type: ignore[misc]
     queue("resources", "-N3", "--exclusive")
     queue("priority", "-N3", "--exclusive")
     reasons = {
