@@ -191,7 +191,8 @@ def _ok_summary(view: View) -> str:
     ago = f"{format_duration(view.quiet_s)} ago"
     if view.beats and view.beat is not None:
         return (
-            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} (heartbeat of {_ranks(view.beat.ranks)})"
+            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} "
+            f"(heartbeat of {_ranks(view.beat.ranks)})"
         )
     if log is None:
         return f"nothing is awaited before {format_duration(view.allowed.seconds)}"
