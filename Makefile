@@ -7,7 +7,7 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-WORKERS ?= 4
+WORKERS ?= 5
 
 demo:
 	@scripts/environment

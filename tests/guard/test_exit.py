@@ -109,7 +109,7 @@ def test_an_exit_handler_that_hangs_is_ended(run: Path) -> None:
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_process(run: Path) -> None:
-    code, said, took_s = end_of(run, after="threading.Thread(target=time.sleep, args=(100,)).start()")
+    code, said, took_s = end_of(run, after="threading.Thread(target=time.sleep, args=(100,)).start()", bound=2.0)
     assert code == 75 and took_s < 20
     assert "_shutdown" in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import time
@@ -327,6 +328,8 @@ def test_doctor_with_the_controller_hung_says_unknown_and_ends(desk: Desk, clust
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute and more of demo (RESIL_SOAK=1, make soak)")
 def test_the_demo_on_a_real_cluster_ends_with_exactly_the_same_loss(desk: Desk) -> None:
     said = desk.cluster.run(
         ["resil", "demo", "--scheduler", "slurm", "--json"], user=desk.user, cwd=desk.folder, timeout=400
