@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class Subject:
     wanted: Wanted | None = None
 
 
-class Watched:
+class Watched(ABC):
     """Everybody who is watched at one scheduler.
 
     Attributes:
@@ -47,13 +48,13 @@ class Watched:
         self.subjects, self.users, self.own = tuple(subjects), users, own
 
     @property
+    @abstractmethod
     def keep(self) -> Keep:
         """The predicate for the one query."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
         """The jobs of each subject, by its name; the watchdog's own left out."""
-        raise NotImplementedError
 
     def trouble(self, subject: Subject) -> str:
         """Why a subject could not be looked for."""
