@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import marshal
 import os
 import selectors
@@ -23,10 +22,11 @@ import sys
 import time
 from binascii import crc32
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, SettingsError, UsageError
+from resilience.errors import ProbeError, ResilError
+from resilience.system.child_life import BLOCKED, HEADER, KINDS, LIMIT_BYTES, MAGIC, live
 from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, switches
 
 GRACE_S = 0.2
@@ -41,15 +41,8 @@ BEGINNING_S = 0.25
 MOST = 400
 """Never more children than this: there are 1024 file descriptors, and other people on this machine."""
 
-LIMIT_BYTES = 64 * 2**20
-"""No answer is larger."""
-
-_HEADER = struct.Struct("<4sQI")
-_MAGIC = b"rsl1"
 _CHUNK_BYTES = 2**18
 _NO_ROOM = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_KINDS: tuple[type[ResilError], ...] = (SettingsError, UsageError, SchedulerUnavailable, NotSupported)
 _leaving: set[int] = set()
 """Children that have answered, or were abandoned, and are not reaped yet."""
 
@@ -180,12 +173,12 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
         reap()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     # No handler of ours may run in the child before it has its own: it would believe itself the parent.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
         now = time.monotonic()
         pid = _fork()
         if pid == 0:
-            _live(work, writing, deadline_s)
+            live(work, writing, deadline_s)
     except OSError:
         os.close(reading)
         raise
@@ -207,99 +200,26 @@ def _fork() -> int:
         return os.fork()
 
 
-def _live(work: Callable[[], Any], writing: int, deadline_s: float) -> NoReturn:
-    """The child's whole life."""
-    code = 1
-    try:
-        for number in (*_BLOCKED, signal.SIGCHLD, signal.SIGPROF):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
-        os.setsid()  # nobody's Ctrl-C but ours
-        # Should we be killed ourselves, it must not count in circles for ever. Processor time only: to wait is no harm.
-        signal.setitimer(signal.ITIMER_PROF, deadline_s + 5)
-        gc.disable()  # it would copy every page that it shares with us, for garbage that its end clears away
-        said = _cut_loose(writing)
-        try:
-            answer = ("value", work())
-        except ResilError as error:
-            kind = next((kind.__name__ for kind in _KINDS if isinstance(error, kind)), "")
-            answer = ("error", (kind, str(error.message), str(error.hint), bool(error.transient)))
-        except BaseException as error:
-            answer = ("fault", (f"{type(error).__name__}: {error}", _trace(error)))
-        try:
-            packed = marshal.dumps((*answer, said.getvalue()))
-        except ValueError:
-            packed = marshal.dumps(("fault", ("its answer is no plain data", ""), ""))
-        if len(packed) > LIMIT_BYTES:
-            packed = marshal.dumps(("fault", (f"its answer has {len(packed)} bytes", ""), ""))
-        _write_all(writing, _HEADER.pack(_MAGIC, len(packed), crc32(packed)) + packed)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _cut_loose(writing: int) -> Any:
-    """Let go of everything that we had open but the pipe, and return what catches the child's words.
-
-    What we have written and not flushed yet stays ours: the child's copy of it goes nowhere.
-    """
-    import io
-
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        if descriptor != writing:
-            os.dup2(nowhere, descriptor)
-    for descriptor in _descriptors():
-        if descriptor > 2 and descriptor != writing:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(descriptor)
-    said = io.StringIO()
-    sys.stdout = sys.stderr = said
-    return said
-
-
-def _descriptors() -> Iterable[int]:
-    """What is open. Not up to the limit: that may be a billion, and kernels before 5.9 close them one by one."""
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names only
-    except OSError:
-        return range(4096)
-
-
-def _trace(error: BaseException) -> str:
-    if not os.environ.get("RESIL_TRACEBACK"):
-        return ""
-    import traceback
-
-    return "".join(traceback.format_exception(error))
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _receive(child: _Child) -> bool:
     """Take what has come; return whether more is to come."""
     chunk = os.read(child.pipe, _CHUNK_BYTES)
     child.received += chunk
-    if not chunk or len(child.received) > LIMIT_BYTES + _HEADER.size:
+    if not chunk or len(child.received) > LIMIT_BYTES + HEADER.size:
         return False
-    if len(child.received) < _HEADER.size:
+    if len(child.received) < HEADER.size:
         return True
     # Not only the end of the pipe: something that the look has forked may hold it open.
-    return len(child.received) < _HEADER.size + int(_HEADER.unpack_from(child.received)[1])
+    return len(child.received) < HEADER.size + int(HEADER.unpack_from(child.received)[1])
 
 
 def _answer_of(child: _Child) -> Answer:
     """What a child that has ended, or has said everything, had to say."""
     took_s = time.monotonic() - child.started
     _leaving.add(child.pid)
-    raw = bytes(child.received[_HEADER.size :])
+    raw = bytes(child.received[HEADER.size :])
     try:
-        magic, length, checksum = _HEADER.unpack_from(child.received)
-        if (magic, length, checksum) != (_MAGIC, len(raw), crc32(raw)):
+        magic, length, checksum = HEADER.unpack_from(child.received)
+        if (magic, length, checksum) != (MAGIC, len(raw), crc32(raw)):
             raise ValueError
         kind, value, said = marshal.loads(raw)
     except (struct.error, ValueError, EOFError, TypeError):
@@ -307,7 +227,7 @@ def _answer_of(child: _Child) -> Answer:
     error: ResilError | None = None
     if kind == "error":
         name, message, hint, transient = value
-        owner = next((owner for owner in _KINDS if owner.__name__ == name), ProbeError)
+        owner = next((owner for owner in KINDS if owner.__name__ == name), ProbeError)
         error, value = owner(message, hint=hint, transient=transient), None
     elif kind == "fault":
         error, value = ProbeError(f"the look failed: {value[0]}", hint=value[1] or "this is a bug of the look"), None

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
-from resilience.system import child
+from resilience.system import child, child_life
 from resilience.system.child import Answer, run_apart
 from resilience.system.process_tree import is_alive
 
@@ -99,7 +99,7 @@ def test_where_it_failed_is_told_to_who_asks_for_tracebacks(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("work", "words"),
-    [(object, "no plain data"), (lambda: "x" * (child.LIMIT_BYTES + 1), "bytes"),
+    [(object, "no plain data"), (lambda: "x" * (child_life.LIMIT_BYTES + 1), "bytes"),
      (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9"), (lambda: os._exit(7), "exited with 7")],
 )  # fmt: skip
 def test_a_look_without_an_answer_is_unknown(work: Callable[[], Any], words: str) -> None:
@@ -114,13 +114,13 @@ def test_garbage_from_a_child_is_no_answer(monkeypatch: pytest.MonkeyPatch, garb
     def write(descriptor: int, content: bytes) -> None:
         os.write(descriptor, garbage)
 
-    monkeypatch.setattr(child, "_write_all", write)
+    monkeypatch.setattr(child_life, "write_all", write)
     answer = apart(lambda: 1)
     assert answer.value is None and isinstance(answer.error, ProbeError)
 
 
 def test_an_answer_that_is_cut_short_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_write_all", lambda descriptor, content: os.write(descriptor, content[:-1]))
+    monkeypatch.setattr(child_life, "write_all", lambda descriptor, content: os.write(descriptor, content[:-1]))
     assert isinstance(apart(lambda: [1, 2, 3]).error, ProbeError)
 
 
@@ -128,11 +128,11 @@ def test_a_child_that_sends_without_end_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(child, "LIMIT_BYTES", 2**20)
 
     def flood(descriptor: int, content: bytes) -> None:
-        os.write(descriptor, child._HEADER.pack(b"rsl1", 2**60, 0))
+        os.write(descriptor, child_life.HEADER.pack(b"rsl1", 2**60, 0))
         while True:
             os.write(descriptor, bytes(2**16))
 
-    monkeypatch.setattr(child, "_write_all", flood)
+    monkeypatch.setattr(child_life, "write_all", flood)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = apart(lambda: 1, 5)
     assert isinstance(answer.error, ProbeError) and answer.took_s < 5
