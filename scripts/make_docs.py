@@ -25,6 +25,7 @@ import typer
 from resilience.cli.commands import COMMANDS
 from resilience.cli.main import app
 from resilience.guard.settings import GuardSettings
+from resilience.model.cron_settings import CronSettings
 from resilience.plugins import Family
 from resilience.settings.sections import Settings
 
@@ -133,9 +134,9 @@ class _Key:
 def settings_page() -> str:
     """The reference of resil.toml, from the settings' dataclasses."""
     parts = [_SETTINGS_HEAD]
-    free, hints = attributes(Settings), get_type_hints(Settings, localns={"GuardSettings": GuardSettings})
+    free, hints = attributes(Settings), get_type_hints(Settings, localns=_LATE)
     for section in fields(Settings):
-        owner = GuardSettings if section.name == "guard" else hints[section.name]
+        owner = _LATE_OWNERS.get(section.name) or hints[section.name]
         if is_dataclass(owner) and isinstance(owner, type):
             table, summary = _split(cleandoc(owner.__doc__ or "").split("\n")[0])
             parts += [f"## [{table}]", _sentence(summary), _keys_table(table, list(_keys(owner)))]
@@ -149,6 +150,11 @@ def settings_page() -> str:
             parts += [f"## [{table}]", f"{_sentence(summary)} {values}", variable]
     return _page(parts)
 
+
+_LATE_OWNERS: dict[str, type] = {"guard": GuardSettings, "cron": CronSettings}
+"""Tables that are loaded only where there is one: the hint of their field is `... | None`."""
+
+_LATE = {owner.__name__: owner for owner in _LATE_OWNERS.values()}
 
 _PLUGINS = {
     "watches": ("watch", Family("checks", "CHECK", ())),

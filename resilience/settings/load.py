@@ -43,6 +43,8 @@ _OWNERS: dict[str, type] = {
 }
 _GUARD = "guard"
 """The guard reads its table itself (settings/guard_table.py), and is loaded only where there is one."""
+_CRON = "cron"
+"""Loaded only where there is one as well: a watchdog that cron runs every minute needs none of it."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
 """Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
@@ -209,6 +211,10 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
                 from resilience.settings.guard_table import convert_guard_table
 
                 arguments[name] = convert_guard_table(table, where)
+        elif name == _CRON:
+            from resilience.model.cron_settings import CronSettings
+
+            arguments[name] = CronSettings(**convert_table(CronSettings, table, where))
         elif name in _OWNERS:
             arguments[name] = _OWNERS[name](**convert_table(_OWNERS[name], table, where))
         elif name in _PLUGIN_TABLES:
@@ -220,7 +226,7 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
             raise unknown_key(
-                name, sorted({*_OWNERS, _GUARD, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}"
+                name, sorted({*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}), f"the tables of {source}"
             )
     settings = _one_owner_policy(Settings(**arguments))
     state_dir = _state_dir(settings.run.state_dir, home, origins.get("run.state_dir", "default"))
@@ -252,7 +258,7 @@ def _written(section: str, key: str) -> str:
     """How a key is written: ours with `_`, sbatch's options with `-`, other people's as they are."""
     if section == "sbatch":
         return key.replace("_", "-")
-    return key.replace("-", "_") if section in _OWNERS or section == _GUARD else key
+    return key.replace("-", "_") if section in {*_OWNERS, _GUARD, _CRON} else key
 
 
 def _plain(text: str) -> str | bool:
@@ -275,11 +281,12 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
 
 
 def _stray(name: str, path: Path | None) -> SettingsError:
-    if name in {*_OWNERS, _GUARD, *_FREE_TABLES, *_PLUGIN_TABLES}:
+    if name in {*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
     from resilience.guard.settings import GuardSettings
+    from resilience.model.cron_settings import CronSettings
 
-    owners: dict[str, type] = {**_OWNERS, _GUARD: GuardSettings}
+    owners: dict[str, type] = {**_OWNERS, _GUARD: GuardSettings, _CRON: CronSettings}
     home = next((table for table, owner in owners.items() if name in {f.name for f in fields(owner)}), "sbatch")
     return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")
 

@@ -15,6 +15,7 @@ from resilience.model.alert_policy import AlertPolicy
 
 if TYPE_CHECKING:  # a watchdog needs nothing of it, and it takes as long to make as all the tables below
     from resilience.guard.settings import GuardSettings
+    from resilience.model.cron_settings import CronSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class Settings:
 
     Attributes:
         guard: [guard]: what the guard is told; None: nothing, so that all its defaults hold.
+        cron: [cron]: the scheduler where there is no cron; None: nothing was said, see `cron_settings`.
         watches: [watch.NAME]: one watchdog's own keys. `kind = "fs"` makes a second one of a kind.
         channels: [channel.NAME]: one way to tell people.
         sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
@@ -136,8 +138,16 @@ class Settings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     alert: AlertPolicy = field(default_factory=AlertPolicy)
+    cron: CronSettings | None = None
     watches: Mapping[str, PluginTable] = field(default_factory=dict)
     channels: Mapping[str, PluginTable] = field(default_factory=dict)
     sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     launcher: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def cron_settings(self) -> CronSettings:
+        """[cron], or its defaults where there is none."""
+        from resilience.model.cron_settings import CronSettings
+
+        return self.cron or CronSettings()

@@ -34,6 +34,8 @@ def rows(loaded: Loaded) -> Iterator[SettingRow]:
         owner = getattr(loaded.settings, section.name)
         if section.name == "guard" and owner is None:
             owner = GuardSettings()
+        if section.name == "cron":
+            owner = loaded.settings.cron_settings
         name = _WRITTEN.get(section.name, section.name)
         if name in ("watch", "channel") and not is_dataclass(owner):
             yield from _plugin_rows(name, owner, loaded)
@@ -62,7 +64,7 @@ def to_toml(loaded: Loaded, run: str) -> str:
     section = ""
     for row in rows(loaded):
         name, _, key = _split(row.key)
-        if name in ("watch", "alert") or name.startswith(("watch.", "channel.")):
+        if name in ("watch", "alert", "cron") or name.startswith(("watch.", "channel.")):
             continue  # whoever looks has settings of their own; the run keeps what counted for the run
         if name != section:
             lines += ["", f"[{name}]"]

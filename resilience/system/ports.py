@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:  # words that only annotate; whoever asks imports them
     from resilience.model.alert import Alert
     from resilience.model.cluster_config import ClusterConfig
+    from resilience.model.cron import Installation
+    from resilience.model.cron_settings import CronSettings
+    from resilience.model.driver import Availability, DriverState, Step
     from resilience.model.finding import Finding
     from resilience.model.job import Job, JobId, JobUpdate
     from resilience.model.node import Node
@@ -227,4 +230,42 @@ class Channel(Protocol):
 
         Raise DeliveryError if it was not accepted. No secret may stand in any exception's text.
         """
+        ...
+
+
+class Driver(Protocol):
+    """What makes the ticks of cron: a file in drivers/ (or in a plugin folder) that exports it as DRIVER.
+
+    A driver writes where its host keeps such things (a crontab, a unit, the queue), and only what carries the token of
+    the installation; what others wrote there stays as it is, byte for byte.
+
+    Attributes:
+        summary: one line for people.
+        rank: where several are available, `auto` takes the lowest.
+    """
+
+    summary: str
+    rank: int
+
+    def availability(self, scene: Scene) -> Availability:
+        """Whether it can be used here, and why. Looks, with deadlines; changes nothing and never raises."""
+        ...
+
+    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+        """What `install` would do, for `--dry-run`. Changes nothing. Nothing to do is an empty sequence."""
+        ...
+
+    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Do it, and return a line each for what was done. Doing it again does nothing.
+
+        Raise ResilError if it could not be done; then nothing is left half done.
+        """
+        ...
+
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Undo it, and return a line each for what was done. Nothing there to undo is no error."""
+        ...
+
+    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+        """Whether what `install` made is still there and will tick again. Looks, with deadlines; never raises."""
         ...

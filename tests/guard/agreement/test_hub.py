@@ -155,11 +155,14 @@ def test_a_true_member_that_says_nonsense_is_dropped_and_may_come_again(
     ranks: Meeting, message: dict[str, object]
 ) -> None:
     assert ranks.true_address is not None
-    impostor = Impostor(ranks.true_address, 2)
-    with impostor.socket:
-        assert set(impostor.hear()) == {"proof"}
-        impostor.say(message)
-        assert impostor.is_hung_up()
+    for _ in range(20):
+        impostor = Impostor(ranks.true_address, 2)
+        with impostor.socket:
+            assert set(impostor.hear()) == {"proof"}
+            impostor.say(message)
+            assert impostor.is_hung_up()
+        if ranks.heard("nonsense"):  # else the true rank 2 came again before we spoke: the machine is busy
+            break
     assert_they_agree(ranks)  # the true rank 2, whose place was taken, has come again
     assert len(ranks.heard("nonsense")) == 1
 
