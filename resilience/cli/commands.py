@@ -28,6 +28,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "alert": CommandEntry(
         "resilience.cli.alert", "Watch", "See incidents, acknowledge, silence; test and flush alerts."
     ),
+    "cron": CommandEntry("resilience.cli.cron", "Watch", "Run things at times where there is no cron."),
     "templates": CommandEntry("resilience.cli.templates", "Look up", "List the sbatch templates, or show one."),
     "config": CommandEntry("resilience.cli.config", "Look up", "Check the settings, or show where each comes from."),
 }

@@ -1,0 +1,59 @@
+"""What the commands of `resil cron` share: the cron of the project, and the names of its entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from resilience.errors import UsageError
+from resilience.quantities import parse_duration_s
+
+if TYPE_CHECKING:
+    from resilience.actions.cron_project import CronProject
+
+
+def open_cron_project(config: Path | None = None, *, apart: bool = False) -> CronProject:
+    """The cron of the project that the command line means.
+
+    `apart`: read the settings in a child with a deadline, for commands that must answer whatever hangs.
+    """
+    from resilience.actions.cron_project import open_cron
+
+    if apart:
+        from resilience.actions.watch_settings import open_apart
+        from resilience.system.world import World
+
+        return open_cron(open_apart(World(), wanted=config))
+    from resilience.cli.options import open_project
+
+    return open_cron(open_project(config, banner=False))
+
+
+def complete_entries(incomplete: str) -> list[str]:
+    """Names of entries for tab completion: those of the table, and those that ran once."""
+    try:
+        from resilience.actions.cron_entries import known_names
+
+        return [name for name in known_names(open_cron_project()) if name.startswith(incomplete)]
+    except Exception:  # completion must never print a traceback into somebody's prompt
+        return []
+
+
+CronNameArgument = typer.Argument(
+    metavar="[NAME]",
+    help="The entry: cron.hourly/backup, or backup alone where only one is called so.",
+    autocompletion=complete_entries,
+    show_default=False,
+)
+
+
+def duration_s(option: str, text: str) -> float:
+    """Given what stands behind an option, return seconds. Raise UsageError if it is no duration."""
+    from resilience.errors import QuantityError
+
+    try:
+        return parse_duration_s(text)
+    except QuantityError as error:
+        raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
