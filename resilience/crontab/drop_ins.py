@@ -1,0 +1,1 @@
+"""What a file in `cron.hourly` means: it runs, it is submitted, or it is ignored and why. Pure."""

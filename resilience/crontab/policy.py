@@ -1,0 +1,1 @@
+"""Whose files may run with the owner's rights. Pure: judges facts of stat(2)."""
