@@ -27,6 +27,7 @@ _NOT_SETTINGS = frozenset(
 )
 """Directives that resil writes itself, or that belong to one submit."""
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_PROGRAM = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,18 @@ def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
             kept.append(destination)
         else:
             make_folder(destination.parent, mode=0o755)
-            write_atomic(destination, path.read_bytes(), mode=0o755 if path.stat().st_mode & 0o100 else 0o644)
+            content = path.read_bytes()
+            write_atomic(destination, content, mode=0o755 if is_program(path.name, content) else 0o644)
             written.append(destination)
     return Initialized(tuple(written), tuple(kept), notes)
+
+
+def is_program(name: str, content: bytes) -> bool:
+    """Whether a shipped file is one that is run: it says by what, and run-parts(8) would take its name. Pure.
+
+    Not by its mode: what unpacks a wheel need not keep that. A batch script, which sbatch reads, is none.
+    """
+    return content.startswith(b"#!") and _PROGRAM.fullmatch(name) is not None
 
 
 def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
@@ -177,6 +187,18 @@ signal_lead_s = {lead}
 # host = "smtp.example.org"
 # Secrets are files of mode 0600, never settings.
 # password_file = "~/.config/resil/smtp-password"
+
+[cron]
+# Who runs what lies in cron/, once `resil cron install` was typed: the first of these that works here, unless one is
+# named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
+# backend = "auto"
+# Options of sbatch for the scheduler's own job, with the backend slurm. It needs one CPU, and no GPU.
+# sbatch = {{ partition = "cpu", account = "project-123" }}
+# Batch shells of trainings start the scheduler again when it is dead.
+# revive = true
+# A dead man's switch elsewhere, which tells you when nothing here can any more.
+# ping_url_file = "~/.config/resil/ping-url"
+# digest_at = "08:00"
 
 [sbatch]
 # Any long option of sbatch.

@@ -32,3 +32,4 @@ def command(
     for note in done.notes:
         print(f"note: {note}")
     print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
+    print("and:  resil cron install  # the watchdogs in cron/ look by themselves; whom they tell stands in [alert]")

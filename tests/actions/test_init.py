@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,9 +65,38 @@ def test_a_link_that_leads_nowhere_is_something_that_is_there(tmp_path: Path) ->
 
 def test_programs_of_the_cron_folder_stay_programs(tmp_path: Path) -> None:
     init(folder=tmp_path, source=None, force=False)
-    for path in shipped_folder("cron").rglob("*"):
+    modes = {}
+    for path in (path for path in shipped_folder("cron").rglob("*") if path.is_file()):
         copy = tmp_path / "cron" / path.relative_to(shipped_folder("cron"))
-        assert os.access(copy, os.X_OK) == os.access(path, os.X_OK)
+        modes[copy.name] = copy.stat().st_mode & 0o777
+        assert modes[copy.name] == path.stat().st_mode & 0o777, "the checkout has them right, too"
+    assert (modes["watch-fs"], modes["watch-fs.slurm"], modes["crontab"]) == (0o755, 0o644, 0o644)
+
+
+def test_programs_are_programs_though_the_installation_lost_their_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What unpacks a wheel sets modes as it likes; zipfile.extractall and some installers set none."""
+    shipped = tmp_path / "shipped"
+    (shipped / "cron.hourly").mkdir(parents=True)
+    for name, mode in {"look": 0o600, "look.slurm": 0o755, "notes": 0o755}.items():
+        (shipped / "cron.hourly" / name).write_text("#!/bin/sh\n" if name != "notes" else "read me\n")
+        (shipped / "cron.hourly" / name).chmod(mode)
+    monkeypatch.setattr("resilience.actions.init.shipped_folder", lambda kind: shipped)
+    init(folder=tmp_path / "new", source=None, force=False)
+    copies = (tmp_path / "new" / "cron" / "cron.hourly").iterdir()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in copies}
+    assert modes == {"look": 0o755, "look.slurm": 0o644, "notes": 0o644}
+
+
+def test_the_examples_under_cron_can_be_used_as_they_stand(tmp_path: Path) -> None:
+    """Every line of [cron] that is commented out means what it says once the `#` is gone."""
+    head, _, table = compose_settings("x", "")[0].partition("[cron]\n")
+    lines = table.partition("\n\n")[0].splitlines()
+    examples = [line.removeprefix("# ") for line in lines if " = " in line]
+    cron = settings_of(tmp_path, f"{head}[cron]\n" + "\n".join(examples) + "\n").cron_settings
+    assert (cron.backend, cron.revive, cron.digest_at) == ("auto", True, "08:00")
+    assert cron.sbatch == {"partition": "cpu", "account": "project-123"} and cron.ping_url_file
 
 
 @pytest.mark.parametrize("name", ["my project", "été", "...", "a'b\"c", "x" * 150, "ａ"])
@@ -141,6 +170,7 @@ def test_a_hostile_directive_never_breaks_the_settings(tmp_path: Path, directive
     assert all("\n" not in note for note in notes)
 
 
+@hypothesis.settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=4))
 def test_whatever_a_script_says_the_settings_can_be_used(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
