@@ -1,0 +1,208 @@
+"""The shipped drop-ins work as they are shipped: run by the scheduler, by hand, by run-parts(8), and as jobs.
+
+Each claim is about the files that `resil init` copies, run as programs in a project that says nothing but its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.actions.init import init
+from resilience.model.cron_settings import CronSettings
+from resilience.model.submission import Submission
+from resilience.rendering.directives import parse_directives
+from resilience.schedulers.local import LocalScheduler
+from resilience.system.clock import SystemClock
+from resilience.system.process import ProcessRunner
+from tests.end_to_end.conftest import REPOSITORY
+from tests.schedulers.spooled import Lab, lab
+
+CRON = REPOSITORY / "cron"
+PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
+SCRIPTS = sorted((CRON / "slurm").iterdir())
+FULL = """
+[watch.fs]
+paths = ["."]
+crit_percent = 0
+"""
+"""A disk with anything on it is too full."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(CRON))
+
+
+each_program = pytest.mark.parametrize("path", PROGRAMS, ids=name_of)
+each_script = pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project as `resil init` writes it, in a folder where a person's own programs lie as well."""
+    folder = tmp_path / "gpt"
+    init(folder=folder, source=None, force=False)
+    (folder / "queue.py").write_text("raise SystemExit('a queue of my own')\n")
+    return folder
+
+
+def plain_environment(home: Path) -> dict[str, str]:
+    """What cron(8) gives, with no `resil` on its PATH."""
+    return {"HOME": str(home), "LOGNAME": "ada", "SHELL": "/bin/sh", "PATH": "/usr/bin:/bin"}
+
+
+def cron_environment(project: Path) -> dict[str, str]:
+    """What the scheduler gives: no more than it must."""
+    config = str(project / "resil.toml")
+    return plain_environment(project.parent) | {"RESIL_CONFIG": config, "RESIL_PYTHON": sys.executable}
+
+
+def run(argv: list[str], folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+# ---- how they are written ----------------------------------------------------------------------------------------
+
+
+def test_the_folder_has_what_was_promised() -> None:
+    watchdogs = {f"cron.quarter_hourly/{name}" for name in ("watch-fs", "watch-inodes", "watch-job", "watch-log")}
+    others = {"cron.quarter_hourly/alert-flush", "cron.hourly/heartbeat", "cron.daily/prune-logs"}
+    assert set(map(name_of, PROGRAMS)) == watchdogs | others
+    assert {path.stem for path in SCRIPTS} == {path.name for path in PROGRAMS}
+
+
+@each_program
+def test_a_drop_in_says_what_it_does_and_what_steers_it(path: Path) -> None:
+    shebang, comment, options, *_ = path.read_text().splitlines()
+    assert shebang == "#!/bin/sh" and os.access(path, os.X_OK)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", path.name), "run-parts(8) would pass it over"
+    tables = re.findall(r"\[(\w+)(?:\.[\w*]+)?\]", comment)
+    assert tables and set(tables) <= {"watch", "alert", "channel", "cron"} and "resil.toml" in comment
+    assert options.startswith("# resil: ") and "timeout=" in options
+
+
+@each_script
+def test_a_job_is_small_and_does_what_the_drop_in_does(path: Path) -> None:
+    text = path.read_text()
+    asked = dict(parse_directives(text).options)
+    assert {"job-name": path.stem, "ntasks": "1", "cpus-per-task": "1", "no-requeue": None}.items() <= asked.items()
+    assert (
+        set(asked) == {"job-name", "ntasks", "cpus-per-task", "no-requeue", "time"} and int(asked["time"] or 99) <= 30
+    )
+    (program,) = (program for program in PROGRAMS if program.name == path.stem)
+    (words,) = set(re.findall(r'-m resilience ([a-z -]+?) "\$@"', program.read_text()))
+    assert f'"${{resil[@]}}" {words}' in text
+    assert program.read_text().splitlines()[1] == text.splitlines()[1], "both say the same"
+
+
+def test_shellcheck_and_the_shells_find_no_fault() -> None:
+    found = run(["shellcheck", *map(str, (*PROGRAMS, *SCRIPTS))], CRON, {"PATH": f"{Path(sys.executable).parent}:/bin"})
+    assert (found.returncode, found.stdout) == (0, "")
+    for path in (*PROGRAMS, *SCRIPTS):
+        shell = "bash" if path in SCRIPTS else "sh"
+        assert run([shell, "-n", str(path)], CRON, {"PATH": "/usr/bin:/bin"}).stderr == ""
+
+
+# ---- as the scheduler runs them ----------------------------------------------------------------------------------
+
+
+@each_program
+def test_as_shipped_it_is_quiet_and_harmless(path: Path, project: Path) -> None:
+    """Without a channel nobody is told; without anything wrong, and on a first day, nothing is; nothing is written but
+    in the state directory."""
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    done = run([str(project / "cron" / name_of(path))], project, cron_environment(project))
+    assert done.returncode in allowed_codes(path), done
+    assert done.stderr == "" and len(done.stdout.splitlines()) <= 4, done
+    after = {path: path.stat().st_mtime_ns for path in project.rglob("*") if ".resil" not in path.parts}
+    assert {path for path in after if after[path] != before.get(path) and path != project} == set()
+
+
+def allowed_codes(path: Path) -> set[int]:
+    """What the line of options calls no failure."""
+    found = re.search(r" ok=([\d,-]+)", path.read_text())
+    codes: set[int] = set()
+    for part in (found[1] if found else "0").split(","):
+        first, _, last = part.partition("-")
+        codes.update(range(int(first), int(last or first) + 1))
+    return codes
+
+
+def test_what_a_watchdog_finds_is_no_failure_of_the_drop_in(project: Path) -> None:
+    with (project / "resil.toml").open("a") as file:
+        file.write(FULL)
+    program = project / "cron" / "cron.quarter_hourly" / "watch-fs"
+    done = run([str(program)], project, cron_environment(project))
+    assert done.stdout.startswith("FS CRITICAL") and done.returncode == 2
+    assert done.returncode in allowed_codes(program)
+
+
+# ---- by hand, and by run-parts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("run-parts") is None, reason="needs run-parts (Debian: debianutils)")
+def test_run_parts_runs_all_of_a_folder_from_anywhere(project: Path, tmp_path: Path) -> None:
+    """From a crontab of one's own: no variable of ours, another folder, resil only in the project's .venv."""
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "resil").symlink_to(Path(sys.executable).with_name("resil"))
+    if not (project / ".venv" / "bin" / "resil").exists():
+        pytest.skip("resil is not installed in this environment; `make test` installs it")
+    folder = project / "cron" / "cron.quarter_hourly"
+    done = run(["run-parts", "--verbose", str(folder)], tmp_path, plain_environment(tmp_path))
+    assert done.stderr.count("run-parts: executing") == 5 and "not found" not in done.stderr
+    for line in ("FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing waits"):
+        assert line in done.stdout
+    assert (project / ".resil").is_dir(), "it is the project's resil.toml that counts"
+
+
+# ---- as jobs -----------------------------------------------------------------------------------------------------
+
+
+def submit(opened: Lab, script: Path, folder: Path, environ: dict[str, str]) -> str:
+    """Queue a shipped script from a project folder, wait for its end; return its state, code and output."""
+    scheduler = LocalScheduler(
+        clock=SystemClock(), runner=ProcessRunner(), environ={**opened.environ, **environ}, deadline_s=20.0
+    )
+    token = os.urandom(6).hex()
+    job = opened.ended(scheduler.submit(Submission(token, ".cron", str(script), directory=str(folder))).id, 120)[0]
+    return f"{job.state} {job.exit_code}\n{opened.output(job)}"
+
+
+def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_path: Path) -> None:
+    with (project / "resil.toml").open("a") as file:
+        file.write(FULL)
+    environ = cron_environment(project)
+    with lab(tmp_path, **environ) as opened:
+        said = {script.stem: submit(opened, script, project, environ) for script in SCRIPTS}
+    assert {name for name, text in said.items() if not text.startswith("COMPLETED")} == set(), said
+    lines = {"watch-fs": "FS CRITICAL", "watch-inodes": "INODES OK", "watch-job": "JOB OK", "watch-log": "LOG OK"}
+    lines |= {"alert-flush": "nothing waits", "heartbeat": "CRON "}
+    assert [name for name, line in lines.items() if line not in said[name]] == [], said
+
+
+def test_a_job_without_resil_says_what_to_do_and_fails(project: Path, tmp_path: Path) -> None:
+    with lab(tmp_path, **plain_environment(tmp_path)) as opened:
+        said = submit(opened, CRON / "slurm" / "watch-fs.slurm", project, plain_environment(tmp_path))
+    assert said.startswith("FAILED") and "127" in said.splitlines()[0]
+    assert "neither RESIL_PYTHON, nor on PATH, nor in" in said and "try: submit from the project folder" in said
+
+
+def test_a_job_that_could_not_look_at_all_has_failed(project: Path, tmp_path: Path) -> None:
+    """An exit code of 1 to 3 is a verdict only where a line says so: Python's own failures have the same codes."""
+    (project / "resil.toml").write_text("[torn")
+    environ = cron_environment(project)
+    with lab(tmp_path, **environ) as opened:
+        said = submit(opened, CRON / "slurm" / "watch-fs.slurm", project, environ)
+    assert said.startswith("FAILED") and "is not TOML" in said
+
+
+def test_the_settings_of_the_drop_ins_exist() -> None:
+    """`prune-logs` and `heartbeat` name keys of [cron]."""
+    named = re.findall(r"(\w+_\w+) ", (CRON / "cron.daily" / "prune-logs").read_text().splitlines()[1])
+    assert named and all(hasattr(CronSettings(), key) for key in named)
