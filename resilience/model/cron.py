@@ -225,6 +225,7 @@ class Heartbeat:
         next_slot: when something is due next; None: nothing ever.
         entries: how many entries the table has.
         trouble: what went wrong in this tick itself, one sentence; empty: nothing.
+        patience_s: [cron] late_s, for those who look and do not read the settings; 0: nothing was set.
     """
 
     time: float
@@ -239,6 +240,7 @@ class Heartbeat:
     next_slot: float | None = None
     entries: int = 0
     trouble: str = ""
+    patience_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's own types."""

@@ -1,0 +1,1 @@
+"""What the watchdog of cron is made of."""
