@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 MINUTE_S = 60
@@ -83,7 +82,7 @@ class Entry:
     argv: tuple[str, ...]
     zone: str = ""
     path: str = ""
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = field(default_factory=dict)
     mail_to: str | None = None
     options: EntryOptions = EntryOptions()
 
