@@ -14,6 +14,7 @@ from pathlib import Path
 
 from resilience.actions import steer, submit
 from resilience.actions.demo_night import ToldFault, play_night
+from resilience.actions.demo_person import DemoFailed
 from resilience.actions.demo_plot import FAULTS, LABEL, PACES, WHY, Deed, Pace, due
 from resilience.actions.demo_story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.actions.project import Project
@@ -34,10 +35,6 @@ STEPS = 400
 SAVE_EVERY = 40
 POLL_S = 0.1
 _TRAINING = Path(__file__).with_name("_demo_training.py")
-
-
-class DemoFailed(ResilError):
-    """The demo did not end as it must."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.demo_night import NightFailed, play_night, shorten
+from resilience.actions.demo_night import play_night
 from resilience.actions.demo_night_set import small_disk
+from resilience.actions.demo_person import DemoFailed, shorten
 from resilience.system.clock import SystemClock
 from resilience.system.mounts import current_mounts
 from resilience.system.process import Completed, ProcessRunner
@@ -72,7 +73,7 @@ def test_what_must_go_well_and_does_not_ends_the_night_with_the_reason(
             return Completed(tuple(argv), 2, '{"incidents": []}', "resil: error: broken")
 
     monkeypatch.setattr("resilience.actions.demo_night.PATIENCE_S", 0.1)
-    with pytest.raises(NightFailed, match="resil watch fs"):
+    with pytest.raises(DemoFailed, match="resil watch fs"):
         play_night(a_world(tmp_path, Broken()), tmp_path / "night", say=lambda _: None)
 
 
