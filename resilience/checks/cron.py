@@ -22,7 +22,7 @@ class CronCheck:
     Reading = CronReading
     memory = Memory(count=1)
     argument = "entries"
-    example = "resil watch cron; resil watch cron 'cron.hourly/*'"
+    example = "resil watch cron 'cron.hourly/*'"
 
     def targets(self, settings: CronCheckSettings, scene: Scene) -> Sequence[Target]:
         """What the scheduler of this state directory left."""
