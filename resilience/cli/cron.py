@@ -77,11 +77,12 @@ def history(
     from resilience.cli.output import print_json
     from resilience.cli.show_cron_runs import history_to_json, show_history
 
-    runs = histories(open_cron_project(config), name, last)
+    cron = open_cron_project(config)
+    runs = histories(cron, name, last)
     if as_json:
         print_json("cron-history", history_to_json(runs))
     else:
-        show_history(runs, of_one=bool(name))
+        show_history(runs, of_one=bool(name), now=cron.project.world.clock.now())
 
 
 def logs(
@@ -101,7 +102,7 @@ def logs(
         raise UsageError("whose logs?", hint="resil cron logs NAME; which there are: resil cron list")
     if slot and last != 1:
         raise UsageError("--slot and --last at once: which runs are meant?", hint="leave one of them out")
-    show_logs(open_cron_project(config), name, slot=slot, last=last, follow=follow, path_only=path_only)
+    show_logs(open_cron_project(config), name, slot=slot, last=last, follows=follow, path_only=path_only)
 
 
 def doctor(
