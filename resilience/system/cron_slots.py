@@ -1,0 +1,245 @@
+"""Which slots of cron are taken, and by whom: the only arbiter between schedulers on any number of hosts.
+
+A slot is a file `slots/<key>@<slot>`, made by link(2), which the file server does once; there is no lock (open(2) on
+O_EXCL and NFS). What took it is a file of its own, `open/<key>@<slot>@<id>@<owner>`, and stays until the run is under
+way in other books: whoever finds it after a crash knows what was begun and not ended, and takes it over with rename(2),
+which succeeds once as well. All slots lie in one folder: what every tick asks is one listing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from binascii import crc32
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resilience.system.files import explain_os_error, make_folder, read_regular
+from resilience.system.process_tree import is_alive, start_ticks
+
+KEPT_SLOTS = 8
+"""So many taken slots of an entry stay as files: a scheduler that lags behind still finds that its slot was taken."""
+
+AHEAD_S = 900.0
+"""A slot this much newer than now was taken by a host whose clock is ahead, or before ours was set back, and counts.
+One that is newer still was taken by a clock that was wrong: the time of now counts at once, as in cron(8)."""
+
+FOREIGN_OPEN_S = 600.0
+"""What another host, or another boot of this one, began to take and did not hand on within this time, died there: a
+submit takes at most a minute and a half of one job, and gives up after the first that hangs."""
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+"""What link(2) says where a file system has no hard links (EPERM: vfat, some FUSE and object stores)."""
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
+
+class Claim(NamedTuple):
+    """A slot that somebody began to take.
+
+    Attributes:
+        key: the entry's.
+        id: random word of this taking; the slot's file has it as well if it was won.
+        owner: which process has it in hand, as `_owner` writes it.
+    """
+
+    key: str
+    slot: int
+    id: str
+    owner: str
+
+    @property
+    def name(self) -> str:
+        """Its file's name in `open/`."""
+        return f"{self.key}@{self.slot}@{self.id}@{self.owner}"
+
+    @property
+    def time(self) -> float:
+        """When it was taken in hand, seconds since the epoch, by the clock of its host."""
+        return float(self.owner.rpartition("-")[2])
+
+    def is_gone(self, now: float) -> bool:
+        """Whether the process that had it in hand is no more. That of another host is, when enough time has passed."""
+        machine, pid, ticks, began = self.owner.split("-")
+        if machine != _machine():
+            return abs(now - float(began)) > FOREIGN_OPEN_S
+        return not is_alive(int(pid)) or start_ticks(int(pid)) != int(ticks)
+
+
+class Slots:
+    """The slots of one project.
+
+    Args:
+        path: `<state_dir>/.cron`.
+        folder_mode, file_mode: what its folders and files are made with.
+    """
+
+    def __init__(self, path: Path, *, folder_mode: int, file_mode: int) -> None:
+        self._slots, self._open = path / "slots", path / "open"
+        self._folder_mode, self._file_mode = folder_mode, file_mode
+
+    def taken(self) -> dict[str, list[int]]:
+        """The slots taken of every entry by its key, ascending: the newest few. Raise StateDirectoryError."""
+        found: dict[str, list[int]] = {}
+        for name in _names(self._slots):
+            key, _, slot = name.rpartition("@")
+            if key and slot.isascii() and slot.isdigit():
+                found.setdefault(key, []).append(int(slot))
+        for slots in found.values():
+            slots.sort()
+        return found
+
+    def claim(self, key: str, slot: int, by: Mapping[str, Any], now: float) -> Claim | None:
+        """Take a slot for good: a Claim for exactly one caller on earth, None for everybody else.
+
+        The claim stays in `open/` until `close`: who dies before has left word. `by` says who took it, for people.
+        Raise StateDirectoryError if the folder cannot be written: then nobody has it.
+        """
+        for folder in (self._slots, self._open):
+            make_folder(folder, mode=self._folder_mode)
+        claim = Claim(key, slot, os.urandom(6).hex(), _owner(now))
+        content = json.dumps({"id": claim.id, **by}).encode() + b"\n"
+        mine, place = str(self._open / claim.name), str(self._slots / f"{key}@{slot}")
+        undo: tuple[str, ...] = (mine,)
+        try:
+            create_once(mine, content, mode=self._file_mode)
+            if link_once(mine, place, content, mode=self._file_mode):
+                undo = (place, mine)
+                _sync_folder(self._slots)
+                undo = () if self._tidy(key, slot, now) else (mine,)
+        except OSError as error:
+            raise explain_os_error(error, "take the slot", Path(place)) from error
+        finally:
+            for path in undo:
+                with suppress(OSError):
+                    os.unlink(path)  # noqa: PTH108
+        return None if undo else claim
+
+    def close(self, claim: Claim) -> None:
+        """The slot is in other hands' books now, or its end is recorded."""
+        with suppress(OSError):
+            os.unlink(self._open / claim.name)  # noqa: PTH108
+
+    def open_claims(self) -> list[Claim]:
+        """What was begun and not handed on, by living processes and dead ones. Raise StateDirectoryError."""
+        found = []
+        for name in _names(self._open):
+            with suppress(ValueError):
+                rest, id, owner = name.rsplit("@", 2)
+                key, _, slot = rest.rpartition("@")
+                _, pid, ticks, began = owner.split("-")
+                if int(pid) and int(ticks) >= 0 and int(began) >= 0:
+                    found.append(Claim(key, int(slot), id, owner))
+        return sorted(found)
+
+    def seize(self, claim: Claim, now: float) -> Claim | None:
+        """Take over what another process had in hand: the claim for exactly one caller, None for everybody else."""
+        mine = claim._replace(owner=_owner(now))
+        try:
+            os.rename(self._open / claim.name, self._open / mine.name)  # noqa: PTH104 - the manual's name
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain_os_error(error, "take over", self._open / claim.name) from error
+        return mine
+
+    def is_won(self, claim: Claim) -> bool | None:
+        """Whether a claim got its slot. None: nobody can tell any more, it is too long ago, or the crash took that."""
+        found = read_regular(self._slots / f"{claim.key}@{claim.slot}")
+        if found is None or not found[0].strip():
+            return None
+        return claim.id.encode() in found[0]
+
+    def forget(self, key: str, slots: list[int]) -> None:
+        """Remove slots of an entry: a wrong clock took them, or the entry is long gone."""
+        for slot in slots:
+            with suppress(OSError):
+                os.unlink(self._slots / f"{key}@{slot}")  # noqa: PTH108
+
+    def _tidy(self, key: str, slot: int, now: float) -> bool:
+        """Remove all but the newest slots of an entry, and say whether ours counts.
+
+        One that lags behind may have taken a slot that was run and removed long ago: it is older than all that are
+        kept. One that is not there was removed after we took it: it was ours.
+        """
+        taken = [s for s in self.taken().get(key, []) if s <= max(slot, now) + AHEAD_S]
+        old, kept = taken[:-KEPT_SLOTS], taken[-KEPT_SLOTS:]
+        self.forget(key, old)
+        return slot in kept or slot not in old
+
+
+def create_once(path: str | Path, content: bytes, *, mode: int) -> None:
+    """Make a file that was not there. Raise OSError, FileExistsError where it was."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fchmod(descriptor, mode)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def link_once(mine: str | Path, place: str | Path, content: bytes, *, mode: int) -> bool:
+    """Give a whole file of ours a name that only one can have; say whether it was us. Raise OSError.
+
+    Where there are no hard links, a file of that name is made exclusively, and filled.
+    """
+    try:
+        os.link(mine, place)
+        return True
+    except FileExistsError:
+        # An answer lost on the way is asked for again, and the second link finds the first (open(2), NOTES).
+        return os.stat(mine).st_nlink > 1  # noqa: PTH116
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    try:
+        create_once(place, content, mode=mode)
+    except FileExistsError:
+        return False
+    except OSError:  # the name is ours, and what it should say is not written: then nobody has it
+        with suppress(OSError):
+            os.unlink(place)  # noqa: PTH108
+        raise
+    return True
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names only
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explain_os_error(error, "read", folder) from error
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _owner(now: float) -> str:
+    """This process, as a word for a file's name: where its number means something, the number, its start, and now."""
+    pid = os.getpid()
+    return f"{_machine()}-{pid}-{start_ticks(pid) or 0}-{int(now)}"
+
+
+@cache
+def _machine() -> str:
+    """This boot of this machine, and the namespace that process numbers belong to (pid_namespaces(7))."""
+    facts = [os.uname().nodename]
+    with suppress(OSError):
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+    with suppress(OSError):
+        facts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115
+    return f"{crc32(' '.join(facts).encode('utf-8', 'surrogateescape')):08x}"
