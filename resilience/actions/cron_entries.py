@@ -13,7 +13,7 @@ from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
-    from resilience.model.cron import Entry, Ignored, Table
+    from resilience.model.cron import Due, Entry, Ignored, Table
 
 COUNTED_S = 7 * 86400.0
 """Missed and skipped slots are counted back so far."""
@@ -123,6 +123,14 @@ def due_names(table: Table, last: Mapping[str, int], now: float, tick_s: float) 
     from resilience.crontab.due import due
 
     return {found.entry.name for found in due(table, last, now, tick_s=tick_s)}
+
+
+def due_now(cron: CronProject) -> tuple[Due, ...]:
+    """What a tick would run now, without taking anything. Raise ResilError if the table cannot be read."""
+    from resilience.crontab.due import due
+
+    now = cron.project.world.clock.now()
+    return due(cron.read_table(), cron.state.last_slots(now), now, tick_s=cron.settings.tick_s)
 
 
 def row_of(

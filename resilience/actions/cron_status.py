@@ -126,7 +126,7 @@ def cron_status(cron: CronProject) -> CronStatus:
     driver = driver_state(cron, installation) if installation is not None else None
     troubles = (*seen["trouble"], *trouble)
     if seen["unread"]:
-        judgement = Judgement(Health.UNKNOWN, seen["unread"], _HINT_HUNG)
+        judgement = Judgement(Health.UNKNOWN, seen["unread"], seen["unread_hint"] or _HINT_HUNG)
     else:
         judgement = judge_scheduler(installation, heartbeat, driver, seen["stopped"], now=now, settings=cron.settings)
     return CronStatus(
@@ -166,7 +166,7 @@ def look_at_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, .
 def _read(cron: CronProject) -> dict[str, Any]:
     """What is on the disk, as plain data. What cannot be read is said."""
     found: dict[str, Any] = {
-        "installation": None, "heartbeat": None, "stopped": None, "unread": "", "trouble": [],
+        "installation": None, "heartbeat": None, "stopped": None, "unread": "", "unread_hint": "", "trouble": [],
         "rows": [], "next": [], "ignored": 0, "faults": 0, "lateness": [],
     }  # fmt: skip
     try:
@@ -176,7 +176,7 @@ def _read(cron: CronProject) -> dict[str, Any]:
         stopped = cron.state.stopped()
         found["stopped"] = dict(stopped) if stopped is not None else None
     except ResilError as error:
-        found["unread"] = error.message
+        found |= {"unread": error.message, "unread_hint": error.hint}
         return found
     try:
         listing = list_entries(cron)

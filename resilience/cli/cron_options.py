@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,24 @@ if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
 
 
-def open_cron_project(config: Path | None = None, *, apart: bool = False) -> CronProject:
-    """The cron of the project that the command line means.
+def open_cron_project(
+    config: Path | None = None, *, apart: bool = False, overrides: Mapping[str, str] | None = None
+) -> CronProject:
+    """The cron of the project that the command line means; `overrides` are its settings that the command line gives.
 
     `apart`: read the settings in a child with a deadline, for commands that must answer whatever hangs.
     """
     from resilience.actions.cron_project import open_cron
+    from resilience.actions.project import Project
+    from resilience.settings.load import load
+    from resilience.system.world import World
 
+    world = World()
     if apart:
         from resilience.actions.watch_settings import open_apart
-        from resilience.system.world import World
 
-        return open_cron(open_apart(World(), wanted=config))
-    from resilience.cli.options import open_project
-
-    return open_cron(open_project(config, banner=False))
+        return open_cron(open_apart(world, wanted=config, overrides=overrides))
+    return open_cron(Project(world, load(world, wanted=config, overrides=overrides)))
 
 
 def complete_entries(incomplete: str) -> list[str]:

@@ -27,6 +27,9 @@ def install(
             help="Of the backend slurm: daemon, one small job that ticks, or pulse, a short job for each tick.",
         ),
     ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take out what is installed already, if it is another backend.")
+    ] = False,
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
@@ -37,16 +40,23 @@ def install(
     """
     from resilience.cli.show_cron_driver import show_install
 
-    raise typer.Exit(
-        show_install(open_cron_project(config), backend=backend, mode=mode, dry_run=dry_run, as_json=as_json)
-    )
+    overrides = {"cron.mode": mode} if mode else {}
+    cron = open_cron_project(config, overrides=overrides)
+    raise typer.Exit(show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json))
 
 
-def uninstall(dry_run: _DryRun = False, as_json: JsonOption = False, config: ConfigOption = None) -> None:
+def uninstall(
+    force: Annotated[
+        bool, typer.Option("--force", help="Forget it also where it could not be taken out: its host is gone.")
+    ] = False,
+    dry_run: _DryRun = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
     """Undo `resil cron install`: no tick comes any more. The cron folder and the histories stay."""
     from resilience.cli.show_cron_driver import show_uninstall
 
-    raise typer.Exit(show_uninstall(open_cron_project(config), dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
 
 
 def stop(

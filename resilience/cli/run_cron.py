@@ -1,0 +1,162 @@
+"""Runs `resil cron run` and `resil cron tick`: the scheduler itself, in this very process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from resilience.cli.output import clean
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from resilience.actions.cron_project import CronProject
+    from resilience.actions.cron_tick import Ticked
+    from resilience.model.cron import RunRecord
+
+FOREGROUND = "foreground"
+_OUTCOMES = ("ended", "submitted", "skipped", "refused")
+
+
+def run_loop(cron: CronProject, *, once: bool) -> int:
+    """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
+    from resilience.actions.cron_run import run
+
+    is_told = False
+
+    def told() -> bool:
+        return is_told
+
+    def tell() -> None:
+        nonlocal is_told
+        is_told = True
+
+    if sentence := stopped_sentence_of(cron):
+        print(f"{clean(sentence)}: nothing is done")
+        print("  go on: resil cron install")
+        return 0
+    if not once:
+        print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
+        print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
+    with _flagged_by_signals(tell):
+        ran = run(cron, driver=FOREGROUND, once=once, stop=told, say=_say)
+    if once and ran.last is not None:
+        _show(ran.last)
+    elif not once:
+        print(f"ended after {ran.ticks} {'tick' if ran.ticks == 1 else 'ticks'}: {clean(ran.why)}")
+    return 0 if ran.ticks or ran.last is not None else 1
+
+
+def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
+    """One tick, or what it would do."""
+    from resilience.actions.cron_tick import tick
+    from resilience.cli.output import print_json
+
+    if dry_run:
+        return _show_due(cron, as_json=as_json)
+    ticked = tick(cron, driver=driver or "tick", wait=wait)
+    for line in ticked.lines:
+        _say(line)
+    if as_json:
+        print_json("cron-tick", _to_json(ticked))
+    else:
+        _show(ticked)
+    return 0
+
+
+def stopped_sentence_of(cron: CronProject) -> str:
+    """Who stopped the scheduler, or nothing."""
+    from resilience.actions.cron_status import stopped_sentence
+
+    stopped = cron.state.stopped()
+    return stopped_sentence(stopped, cron.project.world.clock.now()) if stopped is not None else ""
+
+
+def _show(ticked: Ticked) -> None:
+    """A line for each slot, for people; nothing where nothing was due."""
+    from resilience.actions.cron_entries import slot_text
+    from resilience.cli.show_cron import sign
+
+    if ticked.stopped:
+        print(f"{clean(ticked.stopped)}: nothing is done")
+        print("  go on: resil cron install")
+        return
+    for run in _runs(ticked):
+        text = f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}"
+        if run.job_id:
+            text += f" as job {run.job_id}"
+        if run.summary:
+            text += f": {run.summary}"
+        print(clean(text))
+
+
+def _runs(ticked: Ticked) -> Sequence[RunRecord]:
+    """What became of each slot: of those that began and ended in this tick, the end alone."""
+    ended = {(run.name, run.slot) for kind in _OUTCOMES for run in getattr(ticked, kind)}
+    begun = [run for run in ticked.started if (run.name, run.slot) not in ended]
+    return [*begun, *(run for kind in _OUTCOMES for run in getattr(ticked, kind))]
+
+
+def _to_json(ticked: Ticked) -> dict[str, object]:
+    kinds = ("started", *_OUTCOMES)
+    return {
+        "stopped": ticked.stopped or None,
+        "heartbeat": ticked.heartbeat.to_json() if ticked.heartbeat is not None else None,
+        "lines": list(ticked.lines),
+        **{kind: [run.to_json() for run in getattr(ticked, kind)] for kind in kinds},
+    }
+
+
+def _show_due(cron: CronProject, *, as_json: bool) -> int:
+    from resilience.actions.cron_entries import due_now, slot_text
+    from resilience.cli.output import print_json
+
+    found = due_now(cron)
+    if as_json:
+        rows = [{"name": due.entry.name, "slot": due.slot, "start": due.start, "reason": due.reason,
+                 "passed_over": due.passed_over} for due in found]  # fmt: skip
+        print_json("cron-due", {"due": rows})
+        return 0
+    if sentence := stopped_sentence_of(cron):
+        print(f"{clean(sentence)}: a tick would do nothing")
+        return 0
+    for due in found:
+        reason = f": {due.reason}" if due.reason else ""
+        print(clean(f"{due.entry.name} {slot_text(due.slot)} would {due.entry.kind.value}{reason}"))
+    if not found:
+        print("nothing is due")
+    return 0
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(f"resil: {clean(text)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _flagged_by_signals(tell: object) -> Iterator[None]:
+    """Have the signals that end a program set a flag; a second Ctrl-C ends it at once."""
+
+    def flag(number: int, frame: FrameType | None) -> None:
+        assert callable(tell)
+        tell()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with suppress(OSError):
+                os.write(2, b"\nresil: ending; what still runs gets 10 s. Ctrl-C again ends at once\n")
+
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in numbers}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
+    try:
+        for number in before:
+            signal.signal(number, flag)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
