@@ -1,0 +1,81 @@
+"""Has nobody make the ticks but `resil cron run`, which somebody leaves running: in tmux, a container, a login node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from resilience.errors import ResilError
+from resilience.model.cron import Heartbeat, Installation
+from resilience.model.cron_settings import CronSettings
+from resilience.model.driver import Availability, DriverState, Step
+from resilience.model.presence import Liveness
+from resilience.system.cron_folder import CronFolder
+from resilience.system.scene import Scene
+
+PATIENCE_S = 120.0
+"""A heartbeat from another machine may be this late before its silence means something: the clocks differ, too."""
+
+
+class ForegroundDriver:
+    """A process of the person's own."""
+
+    summary = "`resil cron run`, which you leave running yourself"
+    rank = 90
+
+    def availability(self, scene: Scene) -> Availability:
+        """It always can be."""
+        return Availability(True, "it needs nothing but a place to run: tmux, a container, a login node")
+
+    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+        """Nothing is written anywhere; what to run is said."""
+        return (Step("nothing is installed: leave this running yourself", self._command(installation)),)
+
+    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Nothing to do."""
+        return ()
+
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Nothing to do: who was left running ends when the person ends it."""
+        return ()
+
+    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+        """As the heartbeat says: on this machine the process is looked at, on others its last sign of life."""
+        start = f"start it, in tmux: {self._command(installation)}"
+        try:
+            beat = CronFolder(scene.state_dir, scene.group).heartbeat()
+        except ResilError as error:
+            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+        if beat is None:
+            return DriverState(Liveness.GONE, "nothing ticks yet", hint=start)
+        who = f"process {beat.pid} on {beat.host}"
+        if beat.host == scene.world.host.name and beat.pid:
+            if _is_there(beat.pid):
+                return DriverState(Liveness.ALIVE, f"{who} ticks", _next(beat))
+            return DriverState(Liveness.GONE, f"{who}, which ticked, has ended", hint=start)
+        if scene.world.clock.now() <= beat.expected + PATIENCE_S:
+            return DriverState(Liveness.ALIVE, f"{who} ticks", _next(beat))
+        return DriverState(
+            Liveness.UNKNOWN, f"{who} is late, and cannot be looked at from here", hint=f"look there, or {start}"
+        )
+
+    def _command(self, installation: Installation) -> str:
+        return f"cd {shlex.quote(installation.project)} && {shlex.quote(installation.python)} -m resilience cron run"
+
+
+def _next(beat: Heartbeat) -> float:
+    return beat.expected
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+DRIVER = ForegroundDriver()
