@@ -1,0 +1,335 @@
+"""`resil cron job`: what a job of the scheduler's chain does. It sees to its successors first, then ticks, then again.
+
+What asks the queue runs in a process of its own: a controller that hangs must not keep a tick waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
+
+from resilience.errors import EX_TEMPFAIL, ResilError, UsageError
+from resilience.model.cron import Outcome, RunRecord
+
+if TYPE_CHECKING:
+    from resilience.actions.cron_project import CronProject
+    from resilience.drivers._slurm.keeper import Kept
+    from resilience.model.cron import Installation
+
+CHAIN = "scheduler"
+"""The name, in the histories, of the chain itself: what kept it from going on, and that it goes on again."""
+
+DRIVER = "slurm"
+EXIT_ENDED = 3
+"""Of `--keep`: there shall be no chain any more."""
+
+LOOK_EVERY_S = 300.0
+"""So often the daemon looks whether its successors still wait: a controller may have lost its state. Squeue's manual
+asks not to be run in loops."""
+RETRY_S = 60.0
+"""So soon after a refusal the successors are tried again; doubled each time, up to LOOK_EVERY_S."""
+FIRST_LOOK_S = 15.0
+"""So long a tick waits for the successors to be queued first; after that both go on side by side."""
+KEEP_WITHIN_S = 200.0
+"""Sbatch's deadline, three looks for what came of it, and as much again."""
+HAND_OVER_S = 3600.0
+"""So long before its end a daemon begins to look for a moment in which nothing runs, and leaves then: what is started
+by its successor has all its time before it. A quarter of a short time limit."""
+KEPT_OUTPUTS = 20
+ENDED_EVERY_S = 10.0
+
+
+class Words(NamedTuple):
+    """The arguments: whose job it is, and of a pulse its slot. `keep`: only see to the successors."""
+
+    token: str
+    scheduler: str
+    slot: int = 0
+    keep: bool = False
+
+
+def parse_words(words: Sequence[str]) -> Words:
+    """Given the arguments, return what they say. Pure. Raise UsageError for others: only the batch script calls."""
+    given = dict(zip(words[::2], words[1::2], strict=False))
+    keep = "--keep" in words
+    if set(words[::2]) - {"--token", "--scheduler", "--slot", "--keep"} or not given.get("--token"):
+        raise UsageError("`resil cron job` is called by the scheduler's batch script", hint="resil cron install")
+    slot = given.get("--slot", "")
+    return Words(given["--token"], given.get("--scheduler", ""), int(slot) if slot.isdigit() else 0, keep)
+
+
+def main(cron: CronProject, words: Sequence[str]) -> int:
+    """Be a job of the chain, and return the exit code: 0: there are successors, or shall be none; else bash acts."""
+    told = parse_words(words)
+    installation = cron.state.installation()
+    if installation is None or installation.token != told.token:
+        _say("this installation is not the one that counts any more: no successor")
+        return EXIT_ENDED if told.keep else 0
+    if told.keep:
+        return keep(cron, installation, told)
+    return _Job(cron, installation, told).work()
+
+
+def keep(cron: CronProject, installation: Installation, told: Words) -> int:
+    """See to the successors, and write down what kept them from being queued. Return 0, EXIT_ENDED or EX_TEMPFAIL."""
+    from resilience.drivers._slurm.keeper import Keeper, script_path
+
+    project = cron.project
+    environ = project.world.environ
+    keeper = Keeper(
+        cron.state,
+        installation,
+        cron.settings,
+        project.scheduler(told.scheduler),
+        project.world.clock,
+        own=_own_id(environ.get("SLURM_JOB_ID", "")),
+        slot=told.slot,
+        script=script_path(cron.state, environ.get("RESIL_CRON_SCRIPT", "")),
+    )
+    kept = keeper.keep()
+    for words, ids in (("queued", kept.submitted), ("cancelled, too many waited:", kept.cancelled)):
+        if ids:
+            _say(f"{words} {', '.join(map(str, ids))}")
+    if kept.ended:
+        _say(f"{kept.ended}: no successor")
+        return EXIT_ENDED
+    if kept.trouble:
+        _say(f"the successors are not all queued: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
+    with suppress(ResilError):
+        record = chain_record(cron.state.history(CHAIN), kept, project.world.clock.now(), cron.project.world.host.name,
+                              environ.get("SLURM_JOB_ID", ""))  # fmt: skip
+        if record is not None:
+            cron.state.record(CHAIN, record)
+    _prune(cron)
+    return EX_TEMPFAIL if kept.trouble else 0
+
+
+def chain_record(history: Sequence[RunRecord], kept: Kept, now: float, host: str, job_id: str) -> RunRecord | None:
+    """What to write into the chain's history, or None where it says so already. Pure.
+
+    A new trouble, the same once an hour, and that it is over.
+    """
+    last = history[-1] if history else None
+    if kept.trouble:
+        left = "none" if kept.waiting is None else kept.waiting
+        summary = f"a successor of the scheduler's job could not be queued ({left} wait): {kept.trouble}"
+        if last is not None and last.outcome is Outcome.REFUSED and last.summary == summary and now - last.time < 3600:
+            return None
+        outcome = Outcome.REFUSED
+    elif last is not None and last.outcome.is_failure:
+        outcome, summary = Outcome.DONE, "the scheduler's chain is whole again"
+    else:
+        return None
+    slot = max(int(now), last.slot + 1 if last is not None else 0)
+    return RunRecord(name=CHAIN, slot=slot, outcome=outcome, time=now, host=host, job_id=job_id, summary=summary[:500])
+
+
+@dataclass
+class _Job:
+    """One job of the chain at work.
+
+    Attributes:
+        told: what the batch script said.
+        end: when SLURM ends the job, seconds since the epoch.
+        leaving: when it was told that its end is near; None: it was not.
+        ended: there shall be no chain any more.
+    """
+
+    cron: CronProject
+    installation: Installation
+    told: Words
+    end: float = math.inf
+    limit_s: float = 0.0
+    leaving: float | None = None
+    ended: bool = False
+    keeper: subprocess.Popen[bytes] | None = None
+    keeper_since: float = 0.0
+    next_look: float = 0.0
+    next_glance: float = 0.0
+    troubles: int = 0
+    waiting: Callable[[float], None] = field(default=time.sleep)
+
+    def work(self) -> int:
+        """Do it, and return the exit code."""
+        from resilience.drivers._slurm.chain import Mode
+        from resilience.drivers._slurm.keeper import mode_of
+        from resilience.drivers._slurm.script import lead_s, time_limit_s
+
+        mode = mode_of(self.installation, self.cron.settings)
+        environ = self.cron.project.world.environ
+        self.limit_s = time_limit_s(self.cron.settings, mode)
+        self.end = _end_time(environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_START_TIME", ""),
+                             self.limit_s, self._now())  # fmt: skip
+        signal.signal(signal.SIGUSR1, self._told_of_end)
+        self._start_keeper()
+        self._wait_for_keeper(min(FIRST_LOOK_S, self.limit_s / 4))
+        until = self.end - lead_s(self.limit_s)
+        try:
+            if mode is Mode.PULSE:
+                self._pulse(until)
+            else:
+                self._tick_on(until)
+        finally:
+            code = self._settle()
+        return code
+
+    def _pulse(self, until: float) -> None:
+        from resilience.actions.cron_run import run
+
+        # By this node's clock the slot may be a moment away still.
+        early_s = self.told.slot - self._now()
+        if 0 < early_s < 60:
+            self.cron.project.world.clock.sleep(early_s)
+        ran = run(self.cron, driver=DRIVER, once=True, until=until, stop=self._glance, say=_say)
+        _say(f"one tick: {ran.why}")
+
+    def _tick_on(self, until: float) -> None:
+        from resilience.actions.cron_run import run
+
+        ran = run(self.cron, driver=DRIVER, until=until, stop=self._is_time_to_go, say=_say)
+        _say(f"{ran.ticks} ticks: {ran.why}")
+
+    def _glance(self) -> bool:
+        self._tend_keeper()
+        return False
+
+    def _is_time_to_go(self) -> bool:
+        """Asked by the loop all the time: sees to the successors by the way."""
+        now = self._now()
+        self._tend_keeper()
+        if now >= self.next_look and self.keeper is None:
+            self._start_keeper()
+        if now >= self.next_glance:
+            self.next_glance = now + min(ENDED_EVERY_S, self._look_every_s)
+            self.ended = self.ended or self._is_ended()
+        near = now >= self.end - min(HAND_OVER_S, self.limit_s / 4)
+        if not (near or self.ended or self.leaving is not None):
+            return False
+        if self.leaving is not None and now >= self.leaving:
+            return True
+        return not self._anything_runs()
+
+    def _is_ended(self) -> bool:
+        with suppress(ResilError):
+            counts = self.cron.state.installation()
+            stopped = self.cron.state.stopped() is not None
+            return stopped or counts is None or counts.token != self.installation.token
+        return False
+
+    def _anything_runs(self) -> bool:
+        from resilience.crontab.running import here, liveness, marks
+        from resilience.model.presence import Liveness
+
+        with suppress(ResilError):
+            at = here()
+            return any(
+                mark.host == at.host
+                and mark.end is None
+                and liveness(mark, now=self._now(), at=at)[0] is Liveness.ALIVE
+                for mark in marks(self.cron.state)
+            )
+        return False
+
+    def _told_of_end(self, _number: int, _frame: FrameType | None) -> None:
+        """SLURM says that the end is near, or `resil cron stop` that there is no more to do."""
+        from resilience.drivers._slurm.script import lead_s
+
+        if self.leaving is None:
+            self.leaving = self._now() + lead_s(self.limit_s) / 2
+
+    # ---- the successors ---------------------------------------------------------------------------------------
+
+    @property
+    def _look_every_s(self) -> float:
+        return max(5.0, min(LOOK_EVERY_S, self.limit_s / 20))
+
+    def _start_keeper(self) -> None:
+        words = [sys.executable, "-P", "-m", "resilience", "cron", "job", "--token", self.told.token]
+        words += ["--scheduler", self.told.scheduler, "--slot", str(self.told.slot), "--keep"]
+        self.keeper_since = self._now()
+        self.next_look = self.keeper_since + self._look_every_s
+        try:
+            self.keeper = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            _say(f"the successors cannot be seen to: {error}")
+
+    def _tend_keeper(self) -> int | None:
+        """Its exit code if it has just ended."""
+        if self.keeper is None:
+            return None
+        code = self.keeper.poll()
+        if code is None:
+            if self._now() - self.keeper_since > KEEP_WITHIN_S:
+                self.keeper.kill()
+            return None
+        self.keeper = None
+        self.ended = self.ended or code == EXIT_ENDED
+        self.troubles = 0 if code in (0, EXIT_ENDED) else self.troubles + 1
+        if self.troubles:
+            pause_s = RETRY_S * 2 ** min(self.troubles - 1, 8)
+            self.next_look = self._now() + min(pause_s, self._look_every_s)
+        return code
+
+    def _wait_for_keeper(self, seconds: float) -> int | None:
+        until = time.monotonic() + seconds
+        while self.keeper is not None and time.monotonic() < until:
+            code = self._tend_keeper()
+            if code is not None:
+                return code
+            self.waiting(0.02)
+        return None
+
+    def _settle(self) -> int:
+        """At the end: are there successors? The exit code."""
+        self._wait_for_keeper(5)
+        self._end_keeper()  # one that hangs since before
+        if self.ended:
+            return 0
+        self._start_keeper()
+        code = self._wait_for_keeper(15)
+        self._end_keeper()
+        return 0 if code in (0, EXIT_ENDED) else EX_TEMPFAIL
+
+    def _end_keeper(self) -> None:
+        if self.keeper is not None:
+            self.keeper.kill()
+            self.keeper.wait()
+            self.keeper = None
+
+    def _now(self) -> float:
+        return self.cron.project.world.clock.now()
+
+
+def _end_time(end: str, start: str, limit_s: float, now: float) -> float:
+    """When the job ends. SLURM says so from 22.05 on; else its start and its limit do. Pure."""
+    if end.isdigit() and int(end) > 0:
+        return float(end)
+    return (float(start) if start.isdigit() and int(start) > 0 else now) + limit_s
+
+
+def _own_id(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _prune(cron: CronProject) -> None:
+    """Keep the newest outputs of the chain's jobs."""
+    folder = cron.state.path / "driver"
+    with suppress(OSError):
+        outputs = sorted((path for path in folder.glob("*.out")), key=lambda path: path.stat().st_mtime)
+        for path in outputs[:-KEPT_OUTPUTS]:
+            path.unlink(missing_ok=True)
+
+
+def _say(line: str) -> None:
+    """Into the job's output. It may be gone: that is no reason to stop."""
+    with suppress(OSError, ValueError):
+        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}\n".encode("utf-8", "backslashreplace"))

@@ -1,0 +1,1 @@
+"""The chain of small jobs that makes the ticks where jobs are all there is."""
