@@ -1,5 +1,5 @@
 """`resil demo`: a real small training as ten jobs, hurt and steered, told live, compared with one left alone; then a
-night of which people are told (demo_night.py)."""
+night of which people are told (demo_night.py); then a scheduler whose node dies (demo_cron.py)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resilience.actions import steer, submit
+from resilience.actions.demo_cron import CronNight, play_cron
 from resilience.actions.demo_night import ToldFault, play_night
 from resilience.actions.demo_person import DemoFailed
 from resilience.actions.demo_plot import FAULTS, LABEL, PACES, WHY, Deed, Pace, due
@@ -49,6 +50,7 @@ class DemoResult:
         reference: final loss of the uninterrupted run.
         seconds: of the whole demo.
         night: the faults of act two, and what people heard of them; none on a cluster.
+        cron: act three; None on a cluster.
         folder: where everything lies, when it was kept.
     """
 
@@ -61,6 +63,7 @@ class DemoResult:
     seconds: float
     folder: Path
     night: tuple[ToldFault, ...] = ()
+    cron: CronNight | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -71,6 +74,11 @@ class DemoResult:
     def is_told_once(self) -> bool:
         """Whether people heard of each fault of the night once, and of its end."""
         return all(fault.was_told_once for fault in self.night)
+
+    @property
+    def is_run_once(self) -> bool:
+        """Whether the scheduler outlived its node, and ran each slot once."""
+        return self.cron is None or self.cron.is_well
 
 
 @dataclass(slots=True)
@@ -116,11 +124,14 @@ def run_demo(
     stage = _set_up(project, path, PACES.get(scheduler, PACES["slurm"]))
     try:
         result = _play(stage, began, tell, show)
-        if scheduler == "local":  # act two plays on one machine: on a cluster it would wait for the queue
-            night = play_night(
-                project.world, path / "night", say=lambda sentence: tell(clock.monotonic() - began, sentence)
-            )
-            result = replace(result, night=night, seconds=clock.monotonic() - began)
+        if scheduler == "local":  # acts two and three play on one machine: on a cluster they would wait for the queue
+
+            def say(sentence: str) -> None:
+                tell(clock.monotonic() - began, sentence)
+
+            night = play_night(project.world, path / "night", say=say)
+            cron = play_cron(project.world, path / "cron", say=say)
+            result = replace(result, night=night, cron=cron, seconds=clock.monotonic() - began)
     except BaseException:
         _cancel_quietly(stage)
         tell(clock.monotonic() - began, f"everything is kept in {path}")

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.demo import JOBS, DemoFailed, DemoResult, run_demo
+from resilience.actions.demo import JOBS, DemoResult, run_demo
+from resilience.actions.demo_cron import CronNight
+from resilience.actions.demo_person import DemoFailed
 from resilience.actions.project import Project
 from resilience.cli.options import JsonOption
 from resilience.cli.output import paint, print_json, table
@@ -40,7 +42,8 @@ def command(
     """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
 
     Then a night: a disk fills, a training hangs, a queue runs dry; each is told once by mail and by Slack, to servers
-    of the demo's own, acknowledged and resolved. It needs nothing but this installation and takes less than a minute.
+    of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog tells all the same. It
+    needs nothing but this installation and takes about a minute.
     """
     world = World()  # the settings of the folder that one happens to be in are not the demo's
     project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
@@ -66,6 +69,9 @@ def command(
             "each told once when it came and once when it went" if result.is_told_once else "NOT told as they must be"
         )
         screen.say(f"{len(result.night)} faults, {once}", "green" if result.is_told_once else "red")
+    if result.cron is not None:
+        screen.say("")
+        screen.say(_cron(result.cron), "green" if result.is_run_once else "red")
     if keep or folder:
         screen.say(f"kept: {result.folder}")
     if as_json:
@@ -78,6 +84,8 @@ def command(
         raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
     if not result.is_told_once:
         raise DemoFailed("people did not hear once of each fault and of its end")
+    if not result.is_run_once:
+        raise DemoFailed("the scheduler did not outlive its node as it must")
 
 
 class _Screen:
@@ -150,6 +158,15 @@ def _night(result: DemoResult) -> Sequence[str]:
     return ["", *table(("FAULT", "INCIDENT", "MAILS", "SLACK", "TAKEN ON BY", "END TOLD"), rows)]
 
 
+def _cron(night: CronNight) -> str:
+    if not night.is_well:
+        return f"the scheduler is NOT as it must be: {night}"
+    return (
+        f"the scheduler's node died with job {night.killed}, job {night.successor} went on: {night.slots} slots, "
+        f"each run once, and the full disk told after {night.told_s:.1f} s"
+    )
+
+
 def _yes(is_so: bool) -> str:
     return "yes" if is_so else "no"
 
@@ -168,6 +185,7 @@ def _print_result(result: DemoResult) -> None:
             "reference": result.reference,
             "exact": result.is_exact,
             "night": [asdict(fault) for fault in result.night],
+            "cron": None if result.cron is None else asdict(result.cron),
             "seconds": result.seconds,
         },
     )

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from resilience.actions import demo, demo_plot
-from resilience.actions.demo import DemoFailed, DemoResult, run_demo
+from resilience.actions.demo import DemoResult, run_demo
+from resilience.actions.demo_cron import CronNight
 from resilience.actions.demo_night import ToldFault
+from resilience.actions.demo_person import DemoFailed
 from resilience.actions.project import Project
 from resilience.errors import UsageError
 from resilience.schedulers.local import LocalScheduler
@@ -64,7 +66,12 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
         nights.append(folder)
         return ()
 
+    def play_cron(world: World, folder: Path, *, say: Callable[[str], None]) -> CronNight:
+        nights.append(folder)
+        return CronNight("1", "2", "CRITICAL", 1.0, 9, 0, 0)
+
     monkeypatch.setattr(demo, "play_night", play_night)
+    monkeypatch.setattr(demo, "play_cron", play_cron)
     told: list[str] = []
     strange = {"RUN__STATE_DIR": "/nope", "RUN__COMMAND": "false", "SUBMIT__ARRAY": "99", "GUARD__POLL_S": "9"}
     project = a_project(
@@ -73,7 +80,9 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     )  # fmt: skip
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
-    assert nights == [tmp_path / "demo" / "night"], "act two has tests of its own: test_demo_night.py"
+    folders = [tmp_path / "demo" / "night", tmp_path / "demo" / "cron"]
+    assert nights == folders, "acts two and three have tests of their own: test_demo_night.py, test_demo_cron.py"
+    assert result.cron is not None and result.is_run_once
     assert [attempt.why for attempt in result.attempts] == [
         "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
         "kill switch: it saved and stopped", "finished",

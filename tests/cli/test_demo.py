@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from resilience.actions.demo import DemoResult
+from resilience.actions.demo_cron import CronNight
 from resilience.actions.demo_night import ToldFault
 from resilience.actions.demo_story import DemoAttempt
 from resilience.cli import demo
@@ -27,14 +29,22 @@ NIGHT = (
 )
 
 
-def plays(monkeypatch: pytest.MonkeyPatch, loss: float = 1.5, night: tuple[ToldFault, ...] = NIGHT) -> dict[str, Any]:
-    """Let the demo end with this loss and this night; what it was asked for is in the answer."""
+CRON = CronNight(killed="3", successor="4", mail="CRITICAL: /disk", told_s=2.1, slots=5, twice=0, left=0)
+
+
+def plays(
+    monkeypatch: pytest.MonkeyPatch,
+    loss: float = 1.5,
+    night: tuple[ToldFault, ...] = NIGHT,
+    cron: CronNight | None = CRON,
+) -> dict[str, Any]:
+    """Let the demo end with this loss, this night and this cron; what it was asked for is in the answer."""
     asked: dict[str, Any] = {}
 
     def run_demo(project: Any, *, tell: Callable[[float, str], None], **options: Any) -> DemoResult:
         asked.update(options, scheduler=project.scheduler_name())
         tell(1.0, "attempt 1 ended at step 90: crashed")
-        return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"), night)
+        return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"), night, cron)
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
     return asked
@@ -85,6 +95,27 @@ def test_a_fault_that_is_not_told_as_it_must_be_is_a_failure(
     plays(monkeypatch, night=(fault,))
     said = shell.resil("demo")
     assert said.code == 1 and "NOT told" in said.out and "did not hear once" in said.err
+
+
+def test_the_scheduler_that_outlived_its_node_is_a_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plays(monkeypatch)
+    said = shell.resil("demo")
+    assert said.code == 0
+    assert "died with job 3, job 4 went on: 5 slots, each run once, and the full disk told after 2.1 s" in said.out
+    plays(monkeypatch, night=(), cron=None)
+    assert shell.resil("demo", "--scheduler", "slurm").code == 0, "on a cluster neither act two nor three is played"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"successor": "3"}, {"successor": ""}, {"mail": ""}, {"slots": 0}, {"twice": 1}, {"left": 1}]
+)
+def test_a_scheduler_that_is_not_as_it_must_be_is_a_failure(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    plays(monkeypatch, cron=replace(CRON, **changed))
+    said = shell.resil("demo", "--json")
+    assert said.code == 1 and "did not outlive its node" in said.err
+    assert said.json["cron"] == asdict(replace(CRON, **changed))
 
 
 def test_programs_get_json_alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
