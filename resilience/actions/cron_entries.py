@@ -13,7 +13,7 @@ from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
-    from resilience.model.cron import Due, Entry, Ignored, Table
+    from resilience.model.cron import Due, Entry, Ignored
 
 COUNTED_S = 7 * 86400.0
 """Missed and skipped slots are counted back so far."""
@@ -94,6 +94,7 @@ class Listing:
 
 def list_entries(cron: CronProject) -> Listing:
     """Look at the table and at what is remembered. Raise ResilError if the table cannot be read."""
+    from resilience.crontab.due import due
     from resilience.crontab.options import default_options
     from resilience.errors import ResilError
 
@@ -102,10 +103,10 @@ def list_entries(cron: CronProject) -> Listing:
     trouble: list[str] = []
     last: dict[str, int] = {}
     try:
-        last = cron.state.last_slots()
+        last = cron.state.last_slots(now)
     except ResilError as error:
         trouble.append(error.message)
-    due = due_names(table, last, now, cron.settings.tick_s)
+    waiting = {one.entry.name for one in due(table, last, now, tick_s=cron.settings.tick_s, salt=cron.salt)}
     rows = []
     for entry in table.entries:
         runs: tuple[RunRecord, ...] = ()
@@ -114,15 +115,8 @@ def list_entries(cron: CronProject) -> Listing:
         except ResilError as error:
             trouble.append(error.message)
         usual = default_options(cron.settings, is_drop_in=bool(entry.path))
-        rows.append(row_of(entry, runs, now, is_due=entry.name in due, usual=usual))
+        rows.append(row_of(entry, runs, now, is_due=entry.name in waiting, usual=usual))
     return Listing(tuple(rows), table.ignored, tuple(dict.fromkeys(trouble)), coming(table.entries, now))
-
-
-def due_names(table: Table, last: Mapping[str, int], now: float, tick_s: float) -> set[str]:
-    """The entries of which a slot waits to be run. Pure."""
-    from resilience.crontab.due import due
-
-    return {found.entry.name for found in due(table, last, now, tick_s=tick_s)}
 
 
 def due_now(cron: CronProject) -> tuple[Due, ...]:
@@ -130,7 +124,7 @@ def due_now(cron: CronProject) -> tuple[Due, ...]:
     from resilience.crontab.due import due
 
     now = cron.project.world.clock.now()
-    return due(cron.read_table(), cron.state.last_slots(now), now, tick_s=cron.settings.tick_s)
+    return due(cron.read_table(), cron.state.last_slots(now), now, tick_s=cron.settings.tick_s, salt=cron.salt)
 
 
 def row_of(

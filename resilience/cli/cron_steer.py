@@ -75,6 +75,7 @@ def stop(
 
 def run(
     once: Annotated[bool, typer.Option("--once", help="One tick, and wait for what it started.")] = False,
+    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="Who calls, for the heartbeat.")] = "",
     config: ConfigOption = None,
 ) -> None:
     """Be the scheduler, here in the foreground: for tmux, a container, a login node. SIGTERM and Ctrl-C end it cleanly.
@@ -83,7 +84,7 @@ def run(
     """
     from resilience.cli.run_cron import run_loop
 
-    raise typer.Exit(run_loop(open_cron_project(config), once=once))
+    raise typer.Exit(run_loop(open_cron_project(config), driver=driver, once=once))
 
 
 def tick(

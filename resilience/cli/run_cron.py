@@ -22,7 +22,7 @@ FOREGROUND = "foreground"
 _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 
-def run_loop(cron: CronProject, *, once: bool) -> int:
+def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
     from resilience.actions.cron_run import run
 
@@ -43,7 +43,7 @@ def run_loop(cron: CronProject, *, once: bool) -> int:
         print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
         print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
     with _flagged_by_signals(tell):
-        ran = run(cron, driver=FOREGROUND, once=once, stop=told, say=_say)
+        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=told, say=_say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
