@@ -114,11 +114,8 @@ def _at_start(entry: Entry, base: int | None, now: float, tick_s: float, started
     if started is None:
         return []
     slot = int(started)
-    if base is None:
-        # Written while the scheduler was running already: it waits for the next start, as in cron.
-        is_due = 0 <= now - started <= _on_time_s(tick_s)
-    else:
-        is_due = base < slot <= now
+    # First seen later in its life: written while it ran, so it waits for the next start, as in cron.
+    is_due = 0 <= now - started <= _on_time_s(tick_s) if base is None else base < slot <= now
     return [Due(entry=entry, slot=slot, start=float(slot), reason="the scheduler has started")] if is_due else []
 
 
