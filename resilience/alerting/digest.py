@@ -21,6 +21,8 @@ STORM_OVER = 20
 """More messages than this become one, however young they are."""
 FOLD_AT = 100
 """As many messages of one channel are folded into one file, however young they are."""
+NEWS = "news"
+"""The check of a line that is about no incident."""
 MOST_LINES = 2000
 MOST_NOTICES = 40
 SUMMARY_CHARACTERS = 200
@@ -64,7 +66,9 @@ _ORDER = {verdict: number for number, verdict in enumerate(Verdict)}
 
 
 def lines_of(alert: Alert) -> tuple[Line, ...]:
-    """The incidents of one alert."""
+    """The incidents of one alert; a message about none is a line that is over as it is told."""
+    if alert.title:
+        return (_news(alert),)
     return tuple(_line(notice, alert.time) for notice in alert.notices)
 
 
@@ -86,6 +90,22 @@ def _line(notice: Notice, time: float) -> Line:
         ended=time if over else 0.0,
         bad=0.0 if over else time,
         acknowledged_by=notice.acknowledged_by,
+    )
+
+
+def _news(alert: Alert) -> Line:
+    return Line(
+        episode=alert.id,
+        fingerprint=alert.id,
+        check=NEWS,
+        subject=alert.host,
+        fault="",
+        verdict=Verdict.OK,
+        worst=Verdict.OK,
+        summary=_short(alert.title),
+        since=alert.time,
+        time=alert.time,
+        ended=alert.time,
     )
 
 
@@ -176,7 +196,7 @@ def _notice(line: Line) -> Notice:
 
 def story(line: Line) -> str:
     """What became of an incident, in one line. For instance, `was CRITICAL, over after 2 h 10 min: 99% used`."""
-    if not line.ended:
+    if not line.ended or line.check == NEWS:
         return line.summary
     was = f"was {line.worst.value}, " if line.worst is not Verdict.OK else ""
     return f"{was}over after {format_duration(max(0.0, line.ended - line.since))}: {line.summary}"

@@ -138,6 +138,7 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
             return alert
         alert = replace(
             alert,
+            body=_middle_cut(alert.body, limit_bytes // 2 if characters else 0),
             notices=tuple(
                 replace(
                     notice,
@@ -151,6 +152,24 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
     while size(alert) > limit_bytes and len(alert.notices) > 1:
         alert = replace(alert, notices=alert.notices[: len(alert.notices) // 2])
     return alert
+
+
+def _middle_cut(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
+    """The first lines and the last that fit: the end of an output is where it says what went wrong."""
+    if sum(len(line.encode("utf-8", "surrogatepass")) + 3 for line in lines) <= most_bytes:
+        return lines
+    head: list[str] = []
+    tail: list[str] = []
+    room = most_bytes - 60
+    for first, last in zip(lines, reversed(lines), strict=True):
+        for kept, line in ((tail, last), (head, first)):
+            short = _cut(line, 1000)
+            room -= len(short.encode("utf-8", "surrogatepass")) + 3
+            if room < 0 or len(head) + len(tail) >= len(lines):
+                left_out = len(lines) - len(head) - len(tail)
+                return (*head, f"... ({left_out} lines left out)", *reversed(tail))
+            kept.append(short)
+    return lines
 
 
 def _cut(text: str, characters: int) -> str:

@@ -220,7 +220,7 @@ class Outbox:
         done = replace(entry, ended=now, answer=answer, host=host, error="", hint="")
         if not done.is_digest:  # what was said is known; the evidence was in the message
             notices = tuple(replace(notice, evidence=()) for notice in done.alert.notices[:20])
-            done = replace(done, alert=replace(done.alert, notices=notices))
+            done = replace(done, alert=replace(done.alert, notices=notices, body=()))
         try:
             self._sent.write(entry.name, encode(done))
         except StateDirectoryError:

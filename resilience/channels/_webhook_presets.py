@@ -46,6 +46,7 @@ def plain_alert(alert: Alert) -> dict[str, Any]:
         }
         for notice in record["notices"][:MAX_NOTICES]
     ]
+    record["body"] = list(clean_lines(alert.body))
     cleaned = {key: clean_line(value, 2000) if isinstance(value, str) else value for key, value in record.items()}
     return {
         "schema": "resil/1",
@@ -78,8 +79,8 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     thread_of = lasting[0] if alert.is_digest and lasting else alert.thread
     key = cut(f"resil-{clean_line(thread_of, 300)}", 255)
     action = "trigger"
-    if alert.is_resolved and not open_episodes(alert, thread):
-        action = "resolve"
+    if alert.title or (alert.is_resolved and not open_episodes(alert, thread)):
+        action = "resolve"  # nobody is paged to hear that all is well: what is not there cannot be resolved
     elif alert.notices and all(notice.acknowledged_by for notice in alert.notices):
         action = "acknowledge" if alert.reason not in (Reason.WORSE, Reason.ESCALATED) else "trigger"
     first = alert.notices[0] if alert.notices else None
@@ -121,7 +122,7 @@ def ntfy(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
         "topic": TOPIC,
         "title": headline(alert, 200),
         "message": cut(plain_text(alert, 3000), 3500),  # longer ones (4,096 bytes) become attachments
-        "priority": 2 if alert.is_test else priority,
+        "priority": 2 if alert.is_test or alert.title else priority,
         "tags": ["test_tube" if alert.is_test else tags[state_of(alert)]],
         "sequence_id": re.sub(r"[^A-Za-z0-9_-]", "_", clean_line(alert.id, 60))[:60] or "resil",
     }

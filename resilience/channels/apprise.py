@@ -64,8 +64,8 @@ class AppriseChannel:
     def compose(self, alert: Alert, settings: AppriseSettings, thread: Mapping[str, str]) -> AppriseMessage:
         """Title and plain text."""
         kind = {Verdict.OK: "success", Verdict.CRITICAL: "failure"}.get(alert.verdict, "warning")
-        if alert.is_test or alert.is_resolved:
-            kind = "info" if alert.is_test else "success"
+        if alert.is_test or alert.title or alert.is_resolved:
+            kind = "info" if alert.is_test or alert.title else "success"
         return AppriseMessage(f"[resil] {headline(alert)}", plain_text(alert, TEXT_LIMIT), kind)
 
     def send(self, message: AppriseMessage, settings: AppriseSettings, world: World) -> Mapping[str, str]:

@@ -69,6 +69,9 @@ class Alert:
         total: how many incidents it is about, those left out of `notices` included.
         is_test: sent by `resil alert test`.
         is_digest: stands for messages that could not be delivered in time.
+        title: of a message that is about no incident, the daily word that all is well for instance: its one line. Such
+            a message has no notices.
+        body: the lines below the title.
     """
 
     id: str
@@ -82,6 +85,8 @@ class Alert:
     total: int = 1
     is_test: bool = False
     is_digest: bool = False
+    title: str = ""
+    body: tuple[str, ...] = ()
 
     @property
     def is_resolved(self) -> bool:
@@ -118,7 +123,12 @@ def alert_from_json(record: Mapping[str, Any]) -> Alert:
     )
     return Alert(
         **_known(Alert, record)
-        | {"reason": Reason(record["reason"]), "verdict": Verdict(record["verdict"]), "notices": notices}
+        | {
+            "reason": Reason(record["reason"]),
+            "verdict": Verdict(record["verdict"]),
+            "notices": notices,
+            "body": tuple(map(str, record.get("body", ()))),
+        }
     )
 
 

@@ -19,6 +19,9 @@ from resilience.quantities import format_duration
 MAX_NOTICES = 25
 """So many incidents are told in full; the others are counted. Nobody reads more of them in a message."""
 
+BODY_LINES, BODY_WIDTH = 400, 1000
+"""Of a message about no incident, in plain text."""
+
 EVIDENCE_LINES = 20
 EVIDENCE_WIDTH = 300
 
@@ -95,9 +98,11 @@ def clean_lines(texts: tuple[str, ...], *, lines: int = EVIDENCE_LINES, width: i
 
 
 def state_word(alert: Alert) -> str:
-    """How it stands, in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`."""
+    """How it stands, in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
     if alert.is_test:
         return "TEST"
+    if alert.title:
+        return "INFO"
     if alert.is_resolved:
         return "RESOLVED"
     word = alert.verdict.value + _ASIDES.get(alert.reason, "")
@@ -106,6 +111,8 @@ def state_word(alert: Alert) -> str:
 
 def headline(alert: Alert, limit: int = 180) -> str:
     """One line that says it all. For instance, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
+    if alert.title:  # no incident: nothing stands in any way
+        return clean_line(alert.title, limit)
     word = state_word(alert)
     if not alert.notices:
         return clean_line(f"{word}: {alert.total} incidents", limit)
@@ -117,7 +124,12 @@ def headline(alert: Alert, limit: int = 180) -> str:
 
 
 def runbook(alert: Alert) -> tuple[Story, ...]:
-    """What happened, where, since when, what to do, how to acknowledge: for each incident that is told in full."""
+    """What happened, where, since when, what to do, how to acknowledge: for each incident that is told in full.
+
+    A message about no incident is one story: its title and its body.
+    """
+    if alert.title:
+        return (_news(alert),)
     return tuple(_story(alert, notice) for notice in alert.notices[:MAX_NOTICES])
 
 
@@ -134,6 +146,11 @@ def in_project(alert: Alert, command: str) -> str:
 
 def plain_text(alert: Alert, limit: int = 200_000) -> str:
     """The whole message as plain text."""
+    if alert.title:
+        shown = clean_lines(alert.body, lines=BODY_LINES, width=BODY_WIDTH)
+        return (
+            cut("\n".join([headline(alert), *([""] if shown else []), *shown]), limit) + f"\n\n-- \n{footer(alert)}\n"
+        )
     parts = [] if alert.notices else [headline(alert)]
     for story in runbook(alert):
         width = max(len(label) for label, _ in story.rows) + 2
@@ -164,6 +181,13 @@ def moment(seconds: float) -> str:
 def is_command(label: str, value: str) -> bool:
     """Whether a row of a story holds what can be pasted into a shell: most advice is a sentence."""
     return label in ("Look", "Acknowledge", "Project") or (label == "Do" and _COMMAND.fullmatch(value) is not None)
+
+
+def _news(alert: Alert) -> Story:
+    rows: tuple[tuple[str, str], ...] = (("From", clean_line(alert.host, 100) or "resil"),)
+    if alert.project:
+        rows = (*rows, ("Project", clean_line(alert.project, 400)))
+    return Story(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
 
 
 def _story(alert: Alert, notice: Notice) -> Story:

@@ -1,0 +1,74 @@
+"""A message that is about no incident: every channel tells it as what it is, and nobody is paged for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resilience.actions.alert_routes import channels
+from resilience.alerting.digest import compose_digest, lines_of, merge
+from resilience.alerting.entry import LIMIT_BYTES, Entry, decode, encode, trimmed
+from resilience.alerting.sending import readable
+from resilience.channels import _webhook_presets
+from resilience.model.alert import Alert, Reason, alert_from_json, alert_to_json
+from resilience.model.message import headline, plain_text, runbook
+from resilience.model.verdict import Verdict
+
+NEWS = Alert(
+    id="cron-digest-20261120", thread="cron-digest", reason=Reason.FIRST, verdict=Verdict.OK, time=1_800_000_000.0,
+    host="login1", project="/home/ada/gpt", notices=(), total=0,
+    title="resil is alive: 1,440 ticks, 2 open incidents", body=("96 runs of 8 entries", "next: backup at 04:00"),
+)  # fmt: skip
+
+
+def test_its_title_is_the_headline_and_its_body_the_text_without_a_verdict() -> None:
+    assert headline(NEWS) == NEWS.title
+    text = plain_text(NEWS)
+    assert text.startswith(NEWS.title) and "96 runs of 8 entries\nnext: backup" in text and "login1" in text
+    assert "CRITICAL" not in text and "ack" not in text
+
+
+def test_it_survives_the_outbox() -> None:
+    assert alert_from_json(alert_to_json(NEWS)) == NEWS
+    assert decode(encode(Entry(alert=NEWS, channel="email", queued=1.0))).alert == NEWS
+
+
+def test_a_body_without_end_is_cut_in_the_middle_for_the_outbox() -> None:
+    long = replace(NEWS, body=tuple(f"line {n} {'x' * 100}" for n in range(100_000)))
+    entry = trimmed(long)
+    assert len(encode(Entry(alert=entry, channel="email", queued=1.0))) < LIMIT_BYTES + 1000
+    assert entry.body[0].startswith("line 0 ") and entry.body[-1].startswith("line 99999 ")
+    assert any("left out" in line for line in entry.body)
+
+
+@pytest.mark.parametrize("name", ["email", "slack", "webhook", "console", "command", "apprise"])
+def test_every_channel_composes_it(name: str) -> None:
+    channel = channels().load(name)
+    shown = readable(channel.compose(NEWS, channel.Settings(), {}))
+    assert "resil is alive" in shown and "alert ack" not in shown
+    if name != "console":
+        assert "96 runs of 8 entries" in shown
+
+
+@pytest.mark.parametrize("preset", sorted(_webhook_presets.PRESETS))
+def test_every_service_gets_its_title(preset: str) -> None:
+    payload = _webhook_presets.PRESETS[preset](NEWS, {})
+    assert "resil is alive" in str(payload)
+
+
+def test_nobody_is_paged_to_hear_that_all_is_well() -> None:
+    assert _webhook_presets.pagerduty(NEWS, {})["event_action"] == "resolve"
+    assert _webhook_presets.pagerduty_ends(NEWS) == ()
+    assert _webhook_presets.ntfy(NEWS, {})["priority"] == 2
+
+
+def test_no_block_that_slack_gets_is_empty() -> None:
+    for story in runbook(NEWS):
+        assert story.rows and all(value for _, value in story.rows)
+
+
+def test_a_line_of_it_stands_in_the_digest_of_an_outage() -> None:
+    lines = merge(lines_of(NEWS))
+    digest = compose_digest(lines, id="digest-1", now=1_800_000_100.0, host="login1", project="/p")
+    assert NEWS.title in plain_text(digest)
