@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.actions.cron_drivers import Choice
-from resilience.actions.project import Project
+from resilience.actions.cron_drivers import AUTO, Choice, choose, driver_of, drivers
+from resilience.actions.cron_environment import facts_of
+from resilience.actions.cron_project import CronProject, open_cron
+from resilience.actions.watchdogs import scene_of
+from resilience.errors import ResilError, UsageError
 from resilience.model.cron import Installation
 from resilience.model.driver import Step
+from resilience.system.files import write_atomic
+
+if TYPE_CHECKING:
+    from resilience.actions.project import Project
+
+WITH_MODE = ("slurm", "scrontab")
+"""Drivers that keep a process running, or start one for each tick: [cron] mode says which."""
+
+_TABLES = ("crontab", "scrontab", "systemd")
+"""Drivers whose lines name the project, and so are found where nobody remembers the installation."""
+
+
+class AlreadyInstalled(ResilError):
+    """Something makes the ticks of this project already, and it is not what was asked for.
+
+    Attributes:
+        installation: what makes them.
+    """
+
+    def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.installation = installation
 
 
 class Installed(NamedTuple):
@@ -46,17 +77,208 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     """Have a driver make the ticks of this project. Doing it again does nothing, and takes back a `stop`.
 
     `backend` (empty: the settings') is `auto` or a driver's name. With `replace`, one that is installed already is
-    taken out first. Raise ResilError, saying whose, if somebody else's, or another driver, makes the ticks; then, and
-    after every failure, everything is as it was.
+    taken out first. Raise AlreadyInstalled, saying whose, if somebody else's, or another driver, makes the ticks, and
+    ResilError if it could not be done; then, and after every failure, everything is as it was.
     """
-    raise NotImplementedError
+    cron = open_cron(project)
+    wanted = backend or cron.settings.backend
+    existing = cron.state.installation()
+    if existing is not None:
+        is_same = existing.by == project.world.host.user and wanted in (AUTO, existing.driver)
+        if is_same and not (replace and existing.host != project.world.host.name):
+            return _again(cron, existing, dry_run=dry_run)
+        if not replace:
+            raise _already(existing, project, wanted)
+    choice = choose(project, wanted)
+    installation = _new(cron, choice)
+    scene = scene_of(project)
+    if dry_run:
+        before = () if existing is None else (Step(f"take out what makes the ticks now: {_who(existing, project)}"),)
+        steps = (*before, *choice.driver.plan(installation, cron.settings, scene))
+        return Installed(choice, installation, steps=steps)
+    notes: tuple[str, ...] = ()
+    if existing is not None:
+        removed = uninstall(project, force=True)
+        notes = (*removed.lines, *removed.notes)
+    counts = cron.state.install(installation)
+    if counts.token != installation.token:  # somebody was quicker
+        if counts.by == installation.by and counts.driver == installation.driver:
+            return _again(cron, counts, dry_run=False)
+        raise _already(counts, project, wanted)
+    stopped = _unstop(cron)
+    try:
+        steps = tuple(choice.driver.plan(installation, cron.settings, scene))
+        lines = tuple(choice.driver.install(installation, cron.settings, scene))
+    except BaseException:
+        _forget(cron, installation)
+        _stop_again(cron, stopped)
+        raise
+    noted = f"noted in {cron.state.path / 'driver.json'} that {choice.name} makes the ticks"
+    return Installed(choice, installation, steps, (*lines, noted), (*notes, *_taken_back(stopped)))
 
 
 def uninstall(project: Project, *, force: bool = False) -> Removed:
-    """Have nothing make the ticks any more. Raise ResilError if it could not be taken out; `force` forgets it then."""
-    raise NotImplementedError
+    """Have nothing make the ticks any more. Raise ResilError if it could not be taken out; `force` forgets it then.
+
+    Meanwhile the project is stopped, so that no job of a chain is submitted behind our back.
+    """
+    cron = open_cron(project)
+    existing = cron.state.installation()
+    if existing is None:
+        return Removed(None, _sweep(cron))
+    stopped = cron.state.stopped()
+    if stopped is None:
+        cron.state.stop(project.world.host.user, "it is being uninstalled", project.world.clock.now())
+    notes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    try:
+        try:
+            lines = tuple(driver_of(existing.driver).uninstall(existing, cron.settings, scene_of(project)))
+        except ResilError as error:
+            if not force:
+                if not error.hint:
+                    error.hint = "if it is gone for good: resil cron uninstall --force"
+                raise
+            notes = (
+                f"could not be taken out: {error.message}",
+                "what still ticks there finds nothing to do that does not run here as well: each slot runs once",
+            )
+        _forget(cron, existing)
+    finally:
+        if stopped is None:
+            cron.state.unstop()
+    return Removed(existing, lines, notes)
 
 
 def stop(project: Project, why: str = "") -> Removed:
-    """Have no tick run anything any more, and take away what is queued. `install` takes it back."""
-    raise NotImplementedError
+    """Have no tick run anything any more, and take away what is queued. `install` takes it back.
+
+    Everybody who may write in the state directory can do that, whoever installed it.
+    """
+    cron = open_cron(project)
+    cron.state.stop(project.world.host.user, why, project.world.clock.now())
+    existing = cron.state.installation()
+    if existing is None:
+        return Removed(None)
+    try:
+        lines = driver_of(existing.driver).uninstall(existing, cron.settings, scene_of(project))
+    except ResilError as error:
+        note = f"what makes the ticks could not be taken away ({error.message}); they do nothing from now on"
+        return Removed(existing, notes=(note, *([error.hint] if error.hint else ())))
+    return Removed(existing, tuple(lines))
+
+
+def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Installed:
+    """Bring what is installed up to date: mostly there is nothing to do."""
+    project, scene = cron.project, scene_of(cron.project)
+    driver = driver_of(existing.driver)
+    fresh = changed(existing, project=str(project.loaded.project), python=sys.executable, facts=facts_of(project))
+    fresh = changed(fresh, mode=_mode(cron, existing.driver))
+    choice = Choice(existing.driver, driver, f"it makes the ticks already: {_who(existing, project)}", ())
+    steps = tuple(driver.plan(fresh, cron.settings, scene))
+    if dry_run:
+        notes = ("the scheduler is stopped, and would go on",) if cron.state.stopped() is not None else ()
+        return Installed(choice, fresh, steps=steps, notes=notes)
+    stopped = _unstop(cron)
+    try:
+        lines = tuple(driver.install(fresh, cron.settings, scene))
+        if (now := cron.state.installation()) is None or now.token != existing.token:
+            raise ResilError("somebody uninstalled it while it was being installed", hint="resil cron status")
+        if fresh != existing:
+            text = json.dumps(fresh.to_json(), indent=1) + "\n"
+            write_atomic(cron.state.path / "driver.json", text, mode=cron.state.file_mode)
+    except BaseException:
+        _stop_again(cron, stopped)
+        raise
+    return Installed(choice, fresh, steps if lines else (), lines, _taken_back(stopped))
+
+
+def _new(cron: CronProject, choice: Choice) -> Installation:
+    project = cron.project
+    if not sys.executable:
+        raise ResilError("it cannot be told which Python this is", hint="call resil by its absolute path")
+    return Installation(
+        driver=choice.name,
+        token=os.urandom(8).hex(),
+        time=project.world.clock.now(),
+        by=project.world.host.user,
+        host=project.world.host.name,
+        project=str(project.loaded.project),
+        python=sys.executable,
+        mode=_mode(cron, choice.name),
+        facts=facts_of(project),
+    )
+
+
+def _mode(cron: CronProject, name: str) -> str:
+    mode = cron.settings.mode
+    if mode not in ("daemon", "pulse"):
+        raise UsageError(f"[cron] mode is {mode!r}", hint="it can be daemon or pulse")
+    return mode if name in WITH_MODE else ""
+
+
+def _who(installation: Installation, project: Project) -> str:
+    """`alice has crontab on login1 do that since 2026-11-20T19:00:00+01:00`."""
+    from resilience.system.clock import iso_time
+
+    by = "you have" if installation.by == project.world.host.user else f"{installation.by} has"
+    return f"{by} {installation.driver} on {installation.host} do that since {iso_time(installation.time)}"
+
+
+def _already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
+    mine = installation.by == project.world.host.user
+    if mine:
+        backend = f" --backend {wanted}" if wanted != AUTO else ""
+        hint = f"it is enough: resil cron status; to have {wanted} instead: resil cron install{backend} --replace"
+    else:
+        hint = f"it is enough: resil cron status; only {installation.by} can take it out: resil cron uninstall"
+    return AlreadyInstalled(
+        f"the ticks of this project are made already: {_who(installation, project)}", installation, hint=hint
+    )
+
+
+def _forget(cron: CronProject, installation: Installation) -> None:
+    """Take back what `CronFolder.install` wrote, if it is still ours."""
+    with suppress(ResilError):
+        now = cron.state.installation()
+        if now is not None and now.token != installation.token:
+            return
+    cron.state.uninstall()
+
+
+def _unstop(cron: CronProject) -> Mapping[str, Any] | None:
+    """Take back a `stop` before anything is queued: a job that finds one ends without a successor."""
+    stopped = cron.state.stopped()
+    if stopped is not None:
+        cron.state.unstop()
+    return stopped
+
+
+def _stop_again(cron: CronProject, stopped: Mapping[str, Any] | None) -> None:
+    if stopped is not None:
+        with suppress(ResilError, OSError):
+            now = stopped.get("time")
+            when = now if isinstance(now, int | float) else cron.project.world.clock.now()
+            cron.state.stop(str(stopped.get("by", "")), str(stopped.get("why", "")), when)
+
+
+def _taken_back(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if stopped is None:
+        return ()
+    why = f" ({stopped['why']})" if stopped.get("why") else ""
+    return (f"it was stopped by {stopped.get('by') or 'somebody'}{why}, and goes on now",)
+
+
+def _sweep(cron: CronProject) -> tuple[str, ...]:
+    """Take out lines of this project whose installation nobody remembers: the state directory was removed."""
+    host, project = cron.project.world.host, cron.project
+    nobody = Installation(
+        driver="", token="0" * 16, time=0.0, by=host.user, host=host.name, project=str(project.loaded.project),
+        python=sys.executable,
+    )  # fmt: skip
+    lines: list[str] = []
+    for name in _TABLES:
+        if name in drivers().names():
+            with suppress(ResilError):
+                lines += driver_of(name).uninstall(nobody, cron.settings, scene_of(project))
+    return tuple(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +12,14 @@ from resilience.drivers._ticks import programs
 from resilience.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
 from resilience.drivers._ticks.daemon import PID_FILES, find_daemon, hides_processes
 from resilience.drivers._ticks.editing import with_ours, without_ours
-from resilience.drivers._ticks.marks import headline, tokens_of
+from resilience.drivers._ticks.marks import headline, mark, tokens_of
 from resilience.drivers._ticks.place import output_file, table_state, wrong_host
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.driver import Availability, DriverState, Step
 from resilience.model.presence import Liveness
+from resilience.system.files import read_regular, write_atomic
 from resilience.system.scene import Scene
 
 LONGEST_COMMAND = 990
@@ -95,7 +98,11 @@ class CrontabDriver:
             return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
         if hides_processes(self.proc):
             reason = f"crontab works, but whether a cron daemon runs on {host} cannot be seen"
-            return Availability(False, reason, "does it? Then: resil cron install --backend crontab --force")
+            return Availability(
+                False,
+                reason,
+                "`systemctl status cron` (or crond) tells; else take another: resil cron install --backend slurm",
+            )
         reason = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
         return Availability(False, reason, "an administrator starts it: systemctl enable --now cron (or crond)")
 
@@ -103,11 +110,15 @@ class CrontabDriver:
         """The lines, unless they stand there."""
         wrong_host(installation, scene, "crontab")
         lines = table_lines(installation, scene)
+        steps = []
+        script = script_text(installation, scene)
+        if script and _content(script_file(scene)) != script:
+            steps.append(Step(f"write {script_file(scene)}", script))
         table = self.program.read(scene) or ""
-        if with_ours(table, lines, {installation.token} | tokens_of(table, scene.state_dir)) == table:
-            return ()
-        what = f"write these lines into the crontab of {scene.world.host.user} on {scene.world.host.name}"
-        return (Step(f"{what}, before all others", "\n".join(lines)),)
+        if with_ours(table, lines, {installation.token} | tokens_of(table, scene.state_dir)) != table:
+            what = f"write these lines into the crontab of {scene.world.host.user} on {scene.world.host.name}"
+            steps.append(Step(f"{what}, before all others", "\n".join(lines)))
+        return steps
 
     def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
         """Write the lines."""
@@ -115,7 +126,10 @@ class CrontabDriver:
         lines = table_lines(installation, scene)
         output_file(scene, "crontab")
         mine = {installation.token}
+        script = script_text(installation, scene)
         try:
+            if script and _content(script_file(scene)) != script:
+                write_atomic(Path(script_file(scene)), script, mode=0o700)
             done = programs.change(
                 self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, scene.state_dir)), scene
             )
@@ -133,6 +147,8 @@ class CrontabDriver:
             lambda table: without_ours(table, {installation.token} | tokens_of(table, scene.state_dir)),
             scene,
         )
+        with suppress(OSError):
+            Path(script_file(scene)).unlink(missing_ok=True)
         where = f"the crontab of {scene.world.host.user} on {scene.world.host.name}"
         return (f"took our lines out of {where}",) if done else ()
 
@@ -151,7 +167,7 @@ class CrontabDriver:
             return DriverState(
                 Liveness.GONE,
                 f"the line is in the crontab of {installation.by}, but no cron daemon runs on {installation.host}",
-                hint="an administrator starts it; until then: resil cron install --backend slurm --force",
+                hint="an administrator starts it; until then: resil cron install --backend slurm --replace",
             )
         now = scene.world.clock.now()
         return found._replace(next_tick=now - now % 60 + 60)
@@ -161,19 +177,47 @@ def table_lines(installation: Installation, scene: Scene) -> tuple[str, ...]:
     """Our lines. Raise ResilError if cron could not read them. Pure.
 
     The whole command is one word for /bin/sh: a `SHELL=/bin/csh` that somebody writes above it later does no harm. cron
-    makes a line break of each `%` that has no backslash before it (crontab(5)).
+    makes a line break of each `%` that has no backslash before it (crontab(5)). Where the command is too long for cron
+    (a module system's LD_LIBRARY_PATH), it stands in a script beside the heartbeat, and the line calls that.
     """
+    inner = _command(installation, scene)
+    if not _fits(inner):
+        script = script_file(scene)
+        inner = f": {mark(installation.token)}; exec /bin/sh {shlex.quote(script)}"
+        if not _fits(inner):
+            raise ResilError(f"the path {script} is too long for a crontab", hint="choose another state_dir")
+    return headline(installation, scene.state_dir), f"* * * * * {_as_cron_reads(inner)}"
+
+
+def script_text(installation: Installation, scene: Scene) -> str:
+    """The script that the line calls; empty: the line needs none. Pure."""
+    inner = _command(installation, scene)
+    return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, scene.state_dir)}\n{inner}\n"
+
+
+def script_file(scene: Scene) -> str:
+    """Where that script lies."""
+    return str(Path(output_file(scene, "crontab", make=False)).with_suffix(".sh"))
+
+
+def _command(installation: Installation, scene: Scene) -> str:
     refuse_unwritable(installation, where="a crontab", bad=_BAD)
     words = tick_words(installation, "tick", "--driver", "crontab")
-    inner = shell_command(installation, words, output=output_file(scene, "crontab", make=False))
+    return shell_command(installation, words, output=output_file(scene, "crontab", make=False))
+
+
+def _as_cron_reads(inner: str) -> str:
     quoted = "'" + inner.replace("'", "'\"'\"'") + "'"
-    command = f"/bin/sh -c {quoted}".replace("%", r"\%")
-    if len(command.encode("utf-8", "surrogateescape")) > LONGEST_COMMAND:
-        raise ResilError(
-            f"the line for the crontab would have {len(command)} characters, and cron reads {LONGEST_COMMAND}",
-            hint="set what you set with RESIL_... variables in resil.toml instead, or move the project",
-        )
-    return headline(installation, scene.state_dir), f"* * * * * {command}"
+    return f"/bin/sh -c {quoted}".replace("%", r"\%")
+
+
+def _fits(inner: str) -> bool:
+    return len(_as_cron_reads(inner).encode("utf-8", "surrogateescape")) <= LONGEST_COMMAND
+
+
+def _content(path: str) -> str:
+    found = read_regular(Path(path))
+    return "" if found is None else found[0].decode("utf-8", "surrogateescape")
 
 
 DRIVER = CrontabDriver()
