@@ -200,7 +200,8 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's own types; defaults are left out."""
-        return {key: getattr(self, key) for key in self.__slots__ if getattr(self, key) not in (None, "", 0)}
+        found = {key: getattr(self, key) for key in self.__slots__}
+        return {key: value for key, value in found.items() if value not in (None, "") and (value or key != "pid")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunRecord:

@@ -64,13 +64,19 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """Given a text, return it without these secrets, without those read in this process, and without anybody's password
     in an address. For instance, `https://hooks.slack.com/services/T0/B0/xyz` gives `https://hooks.slack.com/REDACTED`.
     """
-    table = dict(_known)
-    for secret in secrets:
-        table |= needles(secret)
+    table = all_needles(secrets)
     for needle in sorted(table, key=len, reverse=True):
         if needle in text:
             text = text.replace(needle, table[needle])
     return _USER_INFO.sub(f"{REDACTED}@", text)
+
+
+def all_needles(secrets: Iterable[str] = ()) -> dict[str, str]:
+    """What gives these secrets away, and those read in this process: as `needles`."""
+    table = dict(_known)
+    for secret in secrets:
+        table |= needles(secret)
+    return table
 
 
 def remember(secret: str) -> None:

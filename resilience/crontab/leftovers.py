@@ -1,0 +1,39 @@
+"""Ends what a dead supervisor has left on this machine: the processes of its session."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from resilience.system.process_tree import is_alive
+
+
+def end_session(leader: int) -> int:
+    """Kill the processes of a session whose leader has died; return how many.
+
+    The kernel gives the number of a session to nobody else while one process of it is left (setsid(2), alloc_pid): so
+    whoever has it is of that session, unless the number is that of a living process.
+    """
+    if leader <= 1 or is_alive(leader):
+        return 0
+    ended = 0
+    for pid in session_members(leader):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            ended += 1
+    return ended
+
+
+def session_members(leader: int) -> tuple[int, ...]:
+    """The living processes of a session, by number (proc_pid_stat(5), field 6)."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names only
+        if not name.isdigit():
+            continue
+        with suppress(OSError):
+            fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+            if len(fields) > 3 and int(fields[3]) == leader and fields[0] not in (b"Z", b"X") and int(name) != leader:
+                found.append(int(name))
+    return tuple(found)
