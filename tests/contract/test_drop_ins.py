@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 
 from resilience.actions.init import init
+from resilience.crontab.crontab_file import parse_crontab
+from resilience.crontab.environment import environment_of
+from resilience.crontab.options import default_options, parse_options
+from resilience.model.cron import Entry, Kind, Table
 from resilience.model.cron_settings import CronSettings
 from resilience.model.submission import Submission
 from resilience.rendering.directives import parse_directives
@@ -59,8 +63,17 @@ def plain_environment(home: Path) -> dict[str, str]:
 
 def cron_environment(project: Path) -> dict[str, str]:
     """What the scheduler gives: no more than it must."""
-    config = str(project / "resil.toml")
-    return plain_environment(project.parent) | {"RESIL_CONFIG": config, "RESIL_PYTHON": sys.executable}
+    entry = Entry(name="cron.hourly/x", place="cron/cron.hourly/x", schedule="@hourly", kind=Kind.RUN, argv=("x",))
+    return environment_of(
+        entry,
+        3600,
+        environ={},
+        home=project.parent,
+        user="ada",
+        config=project / "resil.toml",
+        python=sys.executable,
+        resil_folder=str(project),
+    )
 
 
 def run(argv: list[str], folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -126,12 +139,8 @@ def test_as_shipped_it_is_quiet_and_harmless(path: Path, project: Path) -> None:
 
 def allowed_codes(path: Path) -> set[int]:
     """What the line of options calls no failure."""
-    found = re.search(r" ok=([\d,-]+)", path.read_text())
-    codes: set[int] = set()
-    for part in (found[1] if found else "0").split(","):
-        first, _, last = part.partition("-")
-        codes.update(range(int(first), int(last or first) + 1))
-    return codes
+    (text,) = re.findall(r"(?m)^# resil: (.*)$", path.read_text())
+    return set(parse_options(text, default_options(CronSettings(), is_drop_in=True)).options.ok)
 
 
 def test_what_a_watchdog_finds_is_no_failure_of_the_drop_in(project: Path) -> None:
@@ -200,6 +209,19 @@ def test_a_job_that_could_not_look_at_all_has_failed(project: Path, tmp_path: Pa
     with lab(tmp_path, **environ) as opened:
         said = submit(opened, CRON / "slurm" / "watch-fs.slurm", project, environ)
     assert said.startswith("FAILED") and "is not TOML" in said
+
+
+def test_the_examples_of_the_crontab_can_be_used_as_they_stand() -> None:
+    """Every line that is commented out means what it says once the `#` is gone."""
+    text = (CRON / "crontab").read_text()
+    assert parse_crontab(text, "crontab", CronSettings()) == Table(), "as shipped, nothing is scheduled"
+    lines = [line.removeprefix("# ") for line in text.splitlines()]
+    examples = [line for line in lines if re.match(r"[\d*][^ ]* |[A-Z_]+=", line)]
+    table = parse_crontab("\n".join(examples), "crontab", CronSettings())
+    assert table.ignored == () and len(table.entries) == 3
+    morning, look, archive = table.entries
+    assert (morning.argv, morning.mail_to) == (("resil", "status"), "you@example.org")
+    assert look.options.ok == (0, 1, 2, 3) and archive.argv[:2] == ("/bin/sh", "-c") and archive.zone == "Europe/Paris"
 
 
 def test_the_settings_of_the_drop_ins_exist() -> None:
