@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shutil
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.model.cron import Entry, Kind
 from resilience.system.cron_folder import CronFolder
 
 if TYPE_CHECKING:
     from resilience.actions.project import Project
-    from resilience.model.cron import Table
+    from resilience.crontab.running import Here
+    from resilience.crontab.supervisor import Supervised
+    from resilience.model.cron import Ignored, Table
     from resilience.model.cron_settings import CronSettings
+    from resilience.system.ports import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +37,89 @@ class CronProject:
     folder: Path
     state: CronFolder
 
+    @property
+    def salt(self) -> str:
+        """Whose jitter it is: this user's, and this project's."""
+        return f"{self.project.world.host.uid}:{self.state.path.parent}"
+
+    def environment(self, entry: Entry, slot: int) -> dict[str, str]:
+        """What a run of an entry sees."""
+        import sys
+
+        from resilience.crontab.environment import environment_of
+
+        world, loaded = self.project.world, self.project.loaded
+        return environment_of(
+            entry,
+            slot,
+            environ=world.environ,
+            home=world.host.home,
+            user=world.host.user,
+            config=loaded.path or loaded.project / "resil.toml",
+            python=sys.executable,
+            resil_folder=str(Path(sys.executable).parent),
+            tool_folders=_tool_folders(world.environ.get("PATH", os.defpath)),
+            keep=self._named_variables(),
+        )
+
+    def _named_variables(self) -> tuple[str, ...]:
+        """The variables that [channel.*] settings name: `password_variable = "SMTP_PASSWORD"`."""
+        tables = self.project.loaded.settings.channels.values()
+        found = (value for table in tables for key, value in table.values.items() if key.endswith("_variable"))
+        return tuple(value for value in found if isinstance(value, str) and value)
+
+    def supervised(self) -> Supervised:
+        """The runs of a scheduler that begins now."""
+        from resilience.crontab.environment import secrets_of
+        from resilience.crontab.supervisor import Supervised
+
+        world = self.project.world
+        return Supervised(
+            self.state,
+            self.settings,
+            project=self.project.loaded.project,
+            environment=self.environment,
+            refuse=self.refuse,
+            secrets=secrets_of(world.environ, self._named_variables()),
+            clock=world.clock,
+            at=self.here(),
+        )
+
+    def here(self) -> Here:
+        """This machine, as the marks of what runs name it."""
+        from resilience.crontab.running import here
+
+        return here()._replace(host=self.project.world.host.name)
+
+    def refuse(self, entry: Entry) -> Ignored | None:
+        """Why a drop-in may not run now, where it might have run when the table was read; None: it may."""
+        return None
+
+    def scheduler(self, name: str = "") -> Scheduler:
+        """The scheduler that the jobs of entries go to. Raise UsageError if there is no such scheduler."""
+        return self.project.scheduler(name)
+
+    def apart(self) -> CronProject:
+        """The same, whose scheduler's programs see the environment of entries instead of the person's own."""
+        nobody = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
+        world = self.project.world
+        own = {name: value for name, value in world.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
+        environ = {**own, **self.environment(nobody, 0)}
+        return replace(self, project=replace(self.project, world=replace(world, environ=environ)))
+
     def read_table(self) -> Table:
         """What the cron folder says now. Raise ResilError if it cannot be read."""
         from resilience.crontab.folder import read_table
 
         project = self.project
-        group = project.loaded.settings.run.group
-        return read_table(self.folder, self.settings, uid=project.world.host.uid, group=group)
+        loaded = project.loaded
+        return read_table(
+            self.folder,
+            self.settings,
+            uid=project.world.host.uid,
+            group=loaded.settings.run.group,
+            project=loaded.project,
+        )
 
 
 def open_cron(project: Project) -> CronProject:
@@ -45,3 +128,10 @@ def open_cron(project: Project) -> CronProject:
     settings = loaded.settings.cron_settings
     folder = loaded.project / Path(settings.folder).expanduser()
     return CronProject(project, settings, folder, CronFolder(loaded.state_dir, loaded.settings.run.group))
+
+
+@cache
+def _tool_folders(path: str) -> tuple[str, ...]:
+    """The folders of sbatch and squeue, where they are on PATH."""
+    found = (shutil.which(program, path=path) for program in ("sbatch", "squeue"))
+    return tuple(dict.fromkeys(os.path.dirname(program) for program in found if program))  # noqa: PTH120

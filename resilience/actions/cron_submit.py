@@ -1,22 +1,301 @@
-"""Queues a slot's job: exactly one for each slot, whoever asks, however often."""
+"""Queues a slot's job: exactly one for each slot, whoever asks, however often; and hears what became of the jobs.
+
+The token of a job is made of the state directory, the entry and the slot. So whoever takes over from a tick that was
+killed, or that got no answer, asks for the same job, and finds it where it was queued already. A job that is under way
+is remembered by the name of an empty file, `jobs/<key>@<slot>@<job>@<scheduler>`: one listing, and one query for all.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from resilience.errors import ResilError, SchedulerUnavailable
+from resilience.model.cron import RUN_NAME, Entry, Outcome, RunRecord
+from resilience.model.job import Job, JobId
+from resilience.model.job_state import JobState
+from resilience.model.presence import Liveness
+from resilience.model.submission import Submission, Submitted
+from resilience.system.files import explain_os_error, make_folder
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
-    from resilience.model.cron import Entry, RunRecord
+    from resilience.system.cron_slots import Claim
+    from resilience.system.ports import Scheduler
+
+MOST_SCRIPT_BYTES = 4 * 2**20
+"""sbatch takes no larger script (max_script_size, slurm.conf(5))."""
 
 
-def token_of(cron: CronProject, entry: Entry, slot: int) -> str:
+class QueuedJob(NamedTuple):
+    """A job that a slot has queued, and that was not seen to end yet."""
+
+    key: str
+    slot: int
+    job_id: JobId
+    scheduler: str
+
+    @property
+    def file_name(self) -> str:
+        """Its name in `jobs/`."""
+        return f"{self.key}@{self.slot}@{self.job_id}@{self.scheduler}"
+
+
+def token_of(cron: CronProject, key: str, slot: int) -> str:
     """The word by which a slot's job is found: the same from every host and every try."""
-    raise NotImplementedError
+    import hashlib
+
+    raw = "\0".join((os.fspath(cron.state.path), key, str(slot)))
+    return hashlib.sha256(raw.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
+    """What is handed to the scheduler for a slot. Raise StateDirectoryError if the script cannot be read."""
+    from resilience.rendering.directives import parse_directives
+
+    script = Path(entry.path or entry.argv[0])
+    try:
+        with script.open("rb") as file:
+            text = file.read(MOST_SCRIPT_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise explain_os_error(error, "read", script) from error
+    said = {name for name, _ in parse_directives(text).options}
+    environ = cron.project.world.environ
+    options: dict[str, str | None] = {}
+    if "job-name" not in said and "SBATCH_JOB_NAME" not in environ:
+        options["job-name"] = script.stem
+    if "output" not in said and "SBATCH_OUTPUT" not in environ:
+        options["output"] = str(cron.state.path / "output" / _escaped(entry.key) / "%j.out")
+    return Submission(
+        token=token_of(cron, entry.key, slot),
+        run=RUN_NAME,
+        script=str(script),
+        script_args=tuple(entry.argv[1:]),
+        options=options,
+        directory=str(cron.project.loaded.project),
+        environment=cron.environment(entry, slot),
+    )
+
+
+def _escaped(text: str) -> str:
+    """A folder's name in a file name pattern of sbatch, where `%` begins a pattern (sbatch(1), FILENAME PATTERN)."""
+    return text.replace("%", "%%")
 
 
 def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
-    """Queue the job of a slot, or find the one that is queued: SUBMITTED or REFUSED.
+    """Queue the job of a slot, or find the one that is queued: SUBMITTED or REFUSED. Writes no history.
 
-    Raise SubmissionUncertain if nobody can say what came of it: the next tick asks again.
+    Raise SchedulerUnavailable if it was not sent, or nobody can say what came of it: the next tick asks again.
     """
-    raise NotImplementedError
+    world = cron.project.world
+    scheduler = cron.scheduler()
+    try:
+        submission = submission_of(cron, entry, slot)
+        output = submission.options.get("output")
+        if output is not None:
+            make_folder(cron.state.path / "output" / entry.key, mode=cron.state.folder_mode)
+        submitted = scheduler.submit(submission)
+    except SchedulerUnavailable:
+        raise
+    except ResilError as error:
+        summary = f"{error.message}; try: {error.hint}" if error.hint else error.message
+        return _record(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
+    return replace(
+        _submitted(cron, entry.name, slot, scheduler.name, submitted.id, submitted),
+        started=world.clock.now(),
+        output=f"{submitted.id}.out" if output is not None else "",
+    )
+
+
+def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collection[Entry]) -> Iterator[RunRecord]:
+    """Carry the claimed submits out, and hear what became of earlier jobs; yield what is in the history now.
+
+    Each claim is taken over first: by this process and no other. What the scheduler could not be asked about stays
+    claimed: whoever looks next, takes it over. Raise SchedulerUnavailable then, at the end.
+    """
+    state, now = cron.state, cron.project.world.clock.now
+    by_key = {entry.key: entry for entry in entries}
+    mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
+    alive: dict[str, list[QueuedJob]] = {}
+    trouble: SchedulerUnavailable | None = None
+    try:
+        for job, ended in follow(cron, by_key):
+            if ended is None:
+                alive.setdefault(job.key, []).append(job)
+            else:
+                yield ended
+    except SchedulerUnavailable as error:
+        trouble = error
+    newest = {claim.key: claim.slot for claim in sorted(mine)}
+    for claim in sorted(mine):
+        if trouble is not None:
+            break  # one that hangs takes a minute; they would all
+        entry = by_key.get(claim.key)
+        if state.slots.is_won(claim) is False:
+            state.slots.close(claim)
+            continue
+        try:
+            is_old = claim.slot < newest[claim.key] and (entry is None or entry.options.catch_up <= 1)
+            if entry is None or is_old:
+                record = _look_only(cron, claim, entry)
+            else:
+                record = _submit(cron, entry, claim.slot, alive.get(claim.key, []))
+        except SchedulerUnavailable as error:
+            trouble = error
+            break
+        if record.outcome is Outcome.SUBMITTED:
+            alive.setdefault(claim.key, []).append(_remember(cron, claim.key, record))
+        state.record(claim.key, record)
+        state.slots.close(claim)
+        yield record
+    if trouble is not None:
+        raise trouble
+
+
+def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJob]) -> RunRecord:
+    from resilience.model.cron import Overlap
+
+    earlier = [job for job in alive if job.slot != slot]
+    if earlier and entry.options.overlap is Overlap.SKIP:
+        jobs = ", ".join(str(job.job_id) for job in earlier)
+        summary = f"job {jobs} of an earlier slot is not over" if len(earlier) == 1 else f"jobs {jobs} are not over"
+        return _record(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
+    if refused := cron.refuse(entry):
+        summary = f"{refused.reason}; try: {refused.hint}" if refused.hint else refused.reason
+        return _record(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
+    if earlier and entry.options.overlap is Overlap.REPLACE:
+        cron.scheduler().cancel([job.job_id for job in earlier])
+    return submit_slot(cron, entry, slot)
+
+
+def _look_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecord:
+    """What came of a submit whose time is over: a newer slot is there already, or the entry is gone."""
+    name = entry.name if entry is not None else claim.key.replace("+", "/")
+    found = cron.scheduler().find(token_of(cron, claim.key, claim.slot))
+    if found:
+        job_id = found[0].id.whole
+        return _submitted(cron, name, claim.slot, cron.scheduler().name, job_id, Submitted(job_id, recovered=True))
+    why = "a newer slot was there before it could be submitted" if entry is not None else "its entry is gone"
+    return _record(cron, name, claim.slot, Outcome.MISSED, summary=why)
+
+
+def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[QueuedJob, RunRecord | None]]:
+    """What became of the jobs queued earlier: by one query. The record is in the history then; None: it is not over.
+
+    Raise SchedulerUnavailable if the queue does not answer. A job that nobody knows any more counts as not over until
+    that is certain.
+    """
+    queued = queued_jobs(cron)
+    for name in dict.fromkeys(job.scheduler for job in queued):
+        scheduler = cron.scheduler(name)
+        ids = {job.job_id.array for job in queued if job.scheduler == name}
+        rows = scheduler.jobs(finished=True, keep=lambda number, *_, ids=ids: number in ids)
+        for job in (job for job in queued if job.scheduler == name):
+            found = [row for row in rows if row.id.array == job.job_id.array]
+            record = _ending(cron, job, found, scheduler, entries.get(job.key))
+            if record is not None:
+                cron.state.record(job.key, record)
+                forget(cron, job)
+            yield job, record
+
+
+def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
+    """The jobs not seen to end yet, oldest slot first. Raise StateDirectoryError if they cannot be listed."""
+    folder = cron.state.path / "jobs"
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names only
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise explain_os_error(error, "read", folder) from error
+    found = []
+    for name in names:
+        with suppress(ValueError, ResilError):
+            rest, job_id, scheduler = name.rsplit("@", 2)
+            key, _, slot = rest.rpartition("@")
+            found.append(QueuedJob(key, int(slot), JobId.parse(job_id), scheduler))
+    return tuple(sorted(found, key=lambda job: (job.slot, job.key)))
+
+
+def forget(cron: CronProject, job: QueuedJob) -> None:
+    """A job is over."""
+    with suppress(OSError):
+        (cron.state.path / "jobs" / job.file_name).unlink()
+
+
+def _remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
+    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
+    folder = cron.state.path / "jobs"
+    make_folder(folder, mode=cron.state.folder_mode)
+    path = folder / job.file_name
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, cron.state.file_mode))
+    except OSError as error:
+        raise explain_os_error(error, "write", path) from error
+    return job
+
+
+def _ending(
+    cron: CronProject, job: QueuedJob, rows: Sequence[Job], scheduler: Scheduler, entry: Entry | None
+) -> RunRecord | None:
+    if any(row.state.is_alive for row in rows):
+        return None
+    if not rows:  # ended longer ago than the queue remembers, or the controller lost its memory
+        presence = scheduler.presence(job.job_id, mine=True)
+        if presence.liveness is not Liveness.GONE:
+            return None
+        rows = [presence.job] if presence.job is not None else []
+    name = entry.name if entry is not None else job.key.replace("+", "/")
+    if not rows:
+        summary = f"job {job.job_id} is over; how it ended is not known: the scheduler has forgotten it"
+        return replace(_record(cron, name, job.slot, Outcome.SUBMITTED, summary=summary), job_id=str(job.job_id))
+    ok = entry.options.ok if entry is not None else (0,)
+    worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
+    return replace(
+        _record(cron, name, job.slot, _outcome(worst, ok), summary=f"job {worst.id}: {worst.state}"),
+        started=worst.start_time,
+        exit_code=_exit_code(worst),
+        job_id=str(job.job_id),
+        host=worst.nodes,
+        time=worst.end_time or cron.project.world.clock.now(),
+        output=f"{job.job_id}.out" if _has_output(cron, job) else "",
+    )
+
+
+def _outcome(job: Job, ok: Collection[int]) -> Outcome:
+    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and _exit_code(job) in ok):
+        return Outcome.DONE
+    return Outcome.TIMEOUT if job.state is JobState.TIMEOUT else Outcome.FAILED
+
+
+def _exit_code(job: Job) -> int | None:
+    if job.exit_code is None:
+        return None
+    return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
+
+
+def _has_output(cron: CronProject, job: QueuedJob) -> bool:
+    return (cron.state.path / "output" / job.key / f"{job.job_id}.out").is_file()
+
+
+def _submitted(
+    cron: CronProject, name: str, slot: int, scheduler: str, job_id: JobId, submitted: Submitted
+) -> RunRecord:
+    found = " (found by its token)" if submitted.recovered else ""
+    notes = "; ".join(("", *submitted.notes))
+    record = _record(cron, name, slot, Outcome.SUBMITTED, summary=f"job {job_id} of {scheduler}{found}{notes}")
+    return replace(record, job_id=str(job_id))
+
+
+def _record(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
+    from resilience.system.redaction import redact
+
+    world = cron.project.world
+    line = redact(" ".join(summary.split()))[:500]
+    return RunRecord(
+        name=name, slot=slot, outcome=outcome, time=world.clock.now(), host=world.host.name, summary=line
+    )  # fmt: skip

@@ -141,6 +141,11 @@ class CronFolder:
                         found[run.slot] = run
         return tuple(found[slot] for slot in sorted(found))
 
+    def beginnings(self, key: str, slot: int) -> int:
+        """How often the run of a slot was begun."""
+        lines = self._lines(self.path / "history" / f"{key}.jsonl")
+        return sum(line.get("slot") == slot and line.get("outcome") == Outcome.RUNNING for line in lines)
+
     def _lines(self, path: Path) -> Iterator[Mapping[str, Any]]:
         with suppress(OSError):
             if stat.S_ISREG(path.lstat().st_mode):

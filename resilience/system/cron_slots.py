@@ -61,10 +61,14 @@ class Claim(NamedTuple):
         """When it was taken in hand, seconds since the epoch, by the clock of its host."""
         return float(self.owner.rpartition("-")[2])
 
+    def is_mine(self) -> bool:
+        """Whether this process has it in hand."""
+        return self.owner.rpartition("-")[0] == _owner(0).rpartition("-")[0]
+
     def is_gone(self, now: float) -> bool:
         """Whether the process that had it in hand is no more. That of another host is, when enough time has passed."""
-        machine, pid, ticks, began = self.owner.split("-")
-        if machine != _machine():
+        where, pid, ticks, began = self.owner.split("-")
+        if where != machine():
             return abs(now - float(began)) > FOREIGN_OPEN_S
         return not is_alive(int(pid)) or start_ticks(int(pid)) != int(ticks)
 
@@ -231,11 +235,11 @@ def _sync_folder(path: Path) -> None:
 def _owner(now: float) -> str:
     """This process, as a word for a file's name: where its number means something, the number, its start, and now."""
     pid = os.getpid()
-    return f"{_machine()}-{pid}-{start_ticks(pid) or 0}-{int(now)}"
+    return f"{machine()}-{pid}-{start_ticks(pid) or 0}-{int(now)}"
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """This boot of this machine, and the namespace that process numbers belong to (pid_namespaces(7))."""
     facts = [os.uname().nodename]
     with suppress(OSError):
