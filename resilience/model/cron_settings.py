@@ -29,6 +29,7 @@ class CronSettings:
         late_s: a tick this long overdue is late. 0: twice the expected pause, at least three minutes.
         ping_url: a dead man's switch, as healthchecks.io has them: asked at the start and the end of each tick.
         ping_url_file: file (mode 0600) that holds the address, where it is a secret.
+        ping_allow_http: whether the address may be plain http to another machine than this.
         digest_at: local time of the daily message that all is well: `"08:00"`. Empty: none.
     """
 
@@ -49,4 +50,5 @@ class CronSettings:
     late_s: float = 0.0
     ping_url: str = ""
     ping_url_file: str = ""
+    ping_allow_http: bool = False
     digest_at: str = ""

@@ -28,6 +28,8 @@ _SPEAKING = re.compile(r"[a-z]+([-_.][a-z]+)*|v?[0-9]{1,2}|")
 
 def hidden(row: SettingRow) -> SettingRow:
     """The row as it can be shown to anybody: in tables of channels and watchdogs, no value that may be a secret."""
+    if row.key == "cron.ping_url" and row.value:  # whoever knows it can say that all is well
+        return replace(row, value=_address(str(row.value), is_secret=True))
     if not row.key.startswith(("channel.", "watch.")):
         return row
     value = _hidden(row.key.rpartition(".")[2], row.value)
