@@ -199,4 +199,4 @@ def test_a_thousand_are_composed_in_a_moment() -> None:
     given = [news(f"job {n}") for n in range(1000)]
     began = time.monotonic()
     alert_of(*given)
-    assert time.monotonic() - began < 2  # 0.02 s on a quiet core
+    assert time.monotonic() - began < 10  # 0.02 s on a quiet core

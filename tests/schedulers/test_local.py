@@ -430,7 +430,7 @@ def test_a_bash_script_can_cancel_and_see_states_by_files_alone(local: Lab) -> N
         (folder / "cancel").touch()
         began = time.monotonic()
         until(lambda folder=folder: (folder / "state").read_text() == "CANCELLED\n")  # type: ignore[misc]
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["the array's file", "a file per task"])

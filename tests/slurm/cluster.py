@@ -261,7 +261,7 @@ class Cluster(Clients):
     def _freeze(self, name: str) -> None:
         process = self._daemons[name]
         process.send(signal.SIGSTOP)
-        until(lambda: process.stopped or not process.alive, f"{name} to stop", 5)
+        until(lambda: process.stopped or not process.alive, f"{name} to stop", 30)
 
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._daemons[name]

@@ -198,7 +198,7 @@ def requeued(story: Story, name: str) -> Run:
 def test_the_twin_of_a_lost_job_waits_and_the_old_one_ends_without_saving(story: Story) -> None:
     run = requeued(story, "twin-python")
     trained = run.steps[1][-1]
-    until(lambda: run.steps[1][-1] > trained, "the first copy to train on: SLURM has given it up, it knows nothing", 5)
+    until(lambda: run.steps[1][-1] > trained, "the first copy to train on: SLURM has given it up, it knows nothing", 30)
     until(lambda: 2 in run.steps, "the twin to train", 90)
     assert not run.overlaps()
     assert run.end(1)["end"] == "superseded"

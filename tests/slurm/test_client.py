@@ -497,7 +497,7 @@ def test_a_slurm_conf_that_is_missing_does_not_outlast_the_deadline(cluster: Clu
     with pytest.raises(SchedulerUnavailable):
         slurm.jobs()
     assert slurm.presence(JobId(1)).liveness is Liveness.UNKNOWN
-    assert time.monotonic() - began < 7
+    assert time.monotonic() - began < 20
 
 
 def test_a_machine_without_slurm_says_what_to_do() -> None:

@@ -110,7 +110,7 @@ def test_stop_cleans_up_even_when_the_keeper_was_killed() -> None:
         cluster.wait_for(job, "RUNNING")
         daemon = cluster.daemon("slurmctld")
         os.kill(cluster.keeper_pid, signal.SIGKILL)
-        until(lambda: not daemon.alive, "the daemons to follow the keeper", 5)
+        until(lambda: not daemon.alive, "the daemons to follow the keeper", 30)
     assert not cluster.root.exists()
     assert belonging(cluster.root) == set()
     assert cgroups(cluster.root.name) == []

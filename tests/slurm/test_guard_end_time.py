@@ -79,7 +79,7 @@ def frozen(cluster: Cluster) -> Iterator[Cluster]:
 def test_a_controller_that_hangs_gives_no_answer_and_costs_no_more_than_the_deadline(frozen: Cluster) -> None:
     began = time.monotonic()
     assert ask_slurm("1", frozen.environment(), deadline_s=1.0) is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_a_job_that_slurm_lets_overrun_has_the_limit_for_its_end_and_stops_for_that() -> None:

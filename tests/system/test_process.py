@@ -26,7 +26,7 @@ from resilience.system.process import (
 from tests.system.hung import hung_folder, release
 
 RUNNER = ProcessRunner()
-SLACK_S = 2.0
+SLACK_S = 15.0
 """What a loaded machine may add; every program here would run for a minute."""
 
 

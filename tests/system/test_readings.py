@@ -88,7 +88,7 @@ def test_what_is_no_file_is_an_error_and_left_alone(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(StateDirectoryError, match="not a regular file"):
         its_file.load(NOW)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 15
     its_file.path.unlink()
     its_file.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StateDirectoryError):

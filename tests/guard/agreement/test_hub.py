@@ -99,7 +99,7 @@ def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
                 time.sleep(0.01)
         assert is_hung_up(silent)
         assert is_hung_up(slow)
-        assert time.monotonic() - begin < 8
+        assert time.monotonic() - begin < 30
     assert_they_agree(ranks)
 
 

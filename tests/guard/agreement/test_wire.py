@@ -139,7 +139,7 @@ def test_a_drain_ends_in_time_although_the_other_end_stays(pair: Pair) -> None:
     begin = time.monotonic()
     pair.member.end_sending()
     pair.member.drain(0.2)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_a_lost_connection_is_said_once_and_closing_twice_is_nothing(pair: Pair) -> None:

@@ -72,8 +72,8 @@ def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: 
     killed = time.monotonic()
     for rank in ranks:
         rank.process.wait()
-    wait_until(lambda: not node.mirrors(), 2.0)
-    assert time.monotonic() - killed < 2.0
+    wait_until(lambda: not node.mirrors(), 15.0)
+    assert time.monotonic() - killed < 20.0
     assert shows(node, 0, step=43, gone=True) and shows(node, 1, step=43, gone=True)
     assert [path.name for path in node.run.rglob("*") if path.is_file()] == ["12.n1"]
     assert set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*")) <= temporary
@@ -86,7 +86,7 @@ def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_
         wait_until(lambda: list((run / "agreement").glob("12-*")))
         wait_until(lambda: len(node.beats().get("rank", {})) == 2 and not list((run / "beats").glob(".*")))
         launch.kill()
-        wait_until(lambda: not node.mirrors(), 5.0)
+        wait_until(lambda: not node.mirrors(), 20.0)
         assert list((run / "agreement").iterdir()) == []
         left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
         assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
@@ -113,7 +113,7 @@ def test_the_address_of_another_launch_under_the_same_name_is_left_alone(tmp_pat
         another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
         replace_file(file, json.dumps(another), mode=0o600)
         launch.kill()
-        wait_until(lambda: not node.mirrors(), 5.0)
+        wait_until(lambda: not node.mirrors(), 20.0)
         assert json.loads(file.read_text()) == another
 
 
@@ -127,7 +127,7 @@ def test_as_long_as_a_rank_lives_the_address_stays(tmp_path: Path) -> None:
         wait_until(lambda: shows(node, 0, gone=True))
         assert len(list((run / "agreement").iterdir())) == 1
         launch.kill(1)
-        wait_until(lambda: not node.mirrors(), 5.0)
+        wait_until(lambda: not node.mirrors(), 20.0)
         assert list((run / "agreement").iterdir()) == []
 
 
@@ -260,7 +260,7 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> N
     rank.process.kill()
     rank.process.wait()
     try:
-        wait_until(lambda: not node.mirrors(), 2.0)
+        wait_until(lambda: not node.mirrors(), 20.0)
         assert shows(node, 0, gone=True)
         os.kill(worker, 0)  # it still lives, and holds a copy of the rank's socket
     finally:
@@ -362,11 +362,11 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
         wait_until(lambda: ranks[1].ask("mirror._line.tend() or mirror._line._is_welcome"))
         began = time.monotonic()
         assert ranks[1].ask("mirror.locate()") is None
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 20.0
         assert len(node.mirrors()) == 1
         for rank in ranks:
             rank.process.kill()
-        wait_until(lambda: not node.mirrors(), 8.0)
+        wait_until(lambda: not node.mirrors(), 20.0)
 
 
 def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
             pass
 
     trigger = AfterSave()
-    with TrainingGuard.from_env({}, triggers=[trigger], **{**QUIET, "poll_s": 1.0}) as guard:
+    with TrainingGuard.from_env({}, triggers=[trigger], **{**QUIET, "poll_s": 6.0}) as guard:
         for _ in range(5):
             assert not guard.step()
         start = time.monotonic()
@@ -382,7 +382,7 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
         while not (decision := guard.step()):
             assert time.monotonic() < start + 20
             time.sleep(0.001)
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 5  # not only at the next poll
     assert (decision.save, decision.stop, trigger.has_saved) == (False, True, 5)
 
 
