@@ -11,7 +11,7 @@ is passed over costs the same for a day and a year. A clock set back makes nothi
 from __future__ import annotations
 
 from binascii import crc32
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from resilience.crontab.expression import Schedule, parse_schedule
@@ -23,9 +23,6 @@ LATE_TICKS = 2.0
 
 LEAST_LATE_S = 60.0
 """Cron itself knows no finer time than a minute."""
-
-FUTURE_S = 3600.0
-"""A slot that was taken so long before its time was taken by a clock that went wrong (or by another host's)."""
 
 _COUNTED_S = 100 * 366 * 86400
 """What is older than this is not counted: a clock in another century has no right to our time."""
@@ -89,15 +86,6 @@ def start_of(entry: Entry, slot: int, salt: str = "") -> float:
     following = schedule_of(entry).next_after(slot)
     room_s = jitter_s if following is None else min(jitter_s, following - slot)
     return float(slot + int(share * room_s))
-
-
-def newest_taken(taken: Iterable[int], now: float) -> int | None:
-    """Of the slots taken of an entry, the one that counts as its last; None: there is none.
-
-    Slots of the far future were taken while a clock was wrong. They stay taken, but must not silence the entry until
-    that day has come.
-    """
-    return max((slot for slot in taken if slot <= now + FUTURE_S), default=None)
 
 
 @lru_cache(maxsize=4096)
