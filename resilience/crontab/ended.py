@@ -38,12 +38,15 @@ class End(NamedTuple):
     summary: str
 
 
-def judge_end(status: int | None, cause: Cause, options: EntryOptions, *, left: int = 0, stuck: int = 0) -> End:
+def judge_end(
+    status: int | None, cause: Cause, options: EntryOptions, *, why: str = "", left: int = 0, stuck: int = 0
+) -> End:
     """Given how the program ended, return what became of its run.
 
     Args:
         status: as os.waitstatus_to_exitcode gives it: minus the signal that ended it; None: it has not ended.
         cause: why it was ended by its supervisor.
+        why: what the scheduler said when it stopped it.
         left: how many processes it had left behind, that were ended.
         stuck: how many processes could not be ended.
     """
@@ -51,7 +54,7 @@ def judge_end(status: int | None, cause: Cause, options: EntryOptions, *, left: 
     if cause is Cause.TIMEOUT:
         outcome, said = Outcome.TIMEOUT, f"ended after its timeout of {format_duration(options.timeout_s)}"
     elif cause is Cause.STOPPED:
-        outcome, said = Outcome.CUT_SHORT, "ended because its scheduler was told to end"
+        outcome, said = Outcome.CUT_SHORT, f"ended because {why or 'its supervisor was told to end'}"
     elif cause is Cause.REPLACED:
         outcome, said = Outcome.CUT_SHORT, "ended because its next slot had come (overlap=replace)"
     elif status is None:

@@ -61,8 +61,8 @@ class Started(NamedTuple):
 class _Run:
     """A run under way, as the scheduler sees it."""
 
-    def __init__(self, entry: Entry, record: RunRecord, mark: Mark, news: int) -> None:
-        self.entry, self.record, self.mark, self.news = entry, record, mark, news
+    def __init__(self, entry: Entry, record: RunRecord, mark: Mark, news: int, asks: int) -> None:
+        self.entry, self.record, self.mark, self.news, self.asks = entry, record, mark, news, asks
         self.heard = b""
         timeout_s = entry.options.timeout_s
         self.overdue = time.monotonic() + longest_s(timeout_s) + _SLACK_S if timeout_s else float("inf")
@@ -100,8 +100,9 @@ class Supervised:
         return tuple(run.record for run in self._runs if not run.is_told)
 
     def start(self, entry: Entry, slot: int) -> Started:
-        """Begin the run of a slot that was taken before, and return at once. Never raises ResilError.
+        """Begin the run of a slot, and return at once. Never raises ResilError.
 
+        Whoever asks has taken the slot, and has written RUNNING into the history, before.
         What can be known only when it is started (no such program, a drop-in that the policy refuses now) comes as an
         end: REFUSED.
         """
@@ -143,10 +144,14 @@ class Supervised:
                 watch.register(pipe, select.POLLIN)
             watch.poll(1000 * min(left, NAP_S))
 
-    def end_all(self, grace_s: float) -> tuple[RunRecord, ...]:
+    def end_all(self, grace_s: float, why: str = "its scheduler was told to end") -> tuple[RunRecord, ...]:
         """End all that is under way: SIGTERM; SIGKILL after `grace_s`, and never later than ten seconds. Return their
-        ends: CUT_SHORT. Who does not end at all is left to its supervisor, and to the next tick (`settle`)."""
+        ends: CUT_SHORT, because of `why`. Who does not end at all is left to its supervisor, and to the next tick
+        (`settle`)."""
         found = list(self.poll())
+        for run in self._runs:
+            with suppress(OSError):  # it may have died
+                os.write(run.asks, why.encode("utf-8", "replace")[:1000])
         for time_s in (grace_s, 2 * _REAP_S + _SLACK_S / 2):
             for run in self._runs:
                 with suppress(ProcessLookupError):  # its number is kept until we have reaped it
@@ -196,22 +201,25 @@ class Supervised:
 
     def _fork(self, entry: Entry, record: RunRecord, order: Order) -> RunRecord:
         news, tells = os.pipe2(os.O_CLOEXEC)
+        asked, asks = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # No handler of ours may run in the child before it has its own: it would believe itself the scheduler.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             pid = fork()
             if pid == 0:
-                live(order, tells)
+                live(order, tells, asked)
         except OSError:
             os.close(news)
+            os.close(asks)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(tells)
+            os.close(asked)
         os.set_blocking(news, False)
         record = replace(record, pid=pid)
         mark = Mark(entry.name, entry.key, order.slot, *self._at, pid, start_ticks(pid) or 0, record.time, None)
-        self._runs.append(_Run(entry, record, mark, news))
+        self._runs.append(_Run(entry, record, mark, news, asks))
         return record
 
     # ---- end --------------------------------------------------------------------------------------------------
@@ -249,6 +257,7 @@ class Supervised:
 
     def _forget(self, run: _Run) -> None:
         os.close(run.news)
+        os.close(run.asks)
         self._runs.remove(run)
         self._leaving.append(run.record.pid)
         self._reap()
@@ -271,15 +280,15 @@ def settle(folder: CronFolder, *, now: float, at: Here | None = None) -> tuple[R
     be read, or nothing can be written.
     """
     found = []
-    here_ = at or here()
+    at = at or here()
     for mark in marks(folder):
         if mark.end is not None:
             record = mark.end
         else:
-            state, reason = look(folder, mark, now=now, at=here_)
+            state, reason = look(folder, mark, now=now, at=at)
             if state is not Liveness.GONE:
                 continue
-            if (mark.host, mark.boot, mark.namespace) == here_:
+            if (mark.host, mark.boot, mark.namespace) == at:
                 end_session(mark.pid)
             known = next((run for run in folder.history(mark.key) if run.slot == mark.slot), None)
             if known is not None and known.outcome is not Outcome.RUNNING:  # it died between line and mark

@@ -1,25 +1,22 @@
 """The life of a supervisor: one process that watches over one run, and writes down how it ended.
 
-It is forked by the scheduler, outlives it, and is the parent of everything that the run leaves behind
-(PR_SET_CHILD_SUBREAPER, prctl(2)): so no zombie stays, no process escapes the timeout, and when there is no child left,
-nothing is left. What it writes to the state directory is written by a thread beside it (scribe.py): a disk that hangs
-keeps no run from being ended.
+It is forked by the scheduler, and outlives it. What it writes to the state directory is written by a thread beside it
+(scribe.py): a disk that hangs keeps no run from being ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from resilience.crontab.bounded import Bounded, Secrets, last_line
 from resilience.crontab.ended import Cause, End, judge_end, why_not_started
@@ -37,19 +34,11 @@ from resilience.crontab.launch import (
 from resilience.crontab.output import OutputFile, prune
 from resilience.crontab.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
 from resilience.crontab.scribe import Scribe, Task
+from resilience.crontab.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, Watch, Watched, Wishes
 from resilience.model.cron import Entry, Ignored, Outcome, RunRecord
 from resilience.system.cron_folder import CronFolder
 from resilience.system.ports import Clock
-from resilience.system.process_tree import descendants, is_alive, start_ticks
-
-KILL_AFTER_S = 10.0
-"""Between SIGTERM and SIGKILL."""
-
-LINGER_S = 5.0
-"""What a run leaves behind may take so long to end by itself, when its program has ended."""
-
-GIVE_UP_S = 5.0
-"""Who is still there so long after SIGKILL waits in the kernel, and is left there."""
+from resilience.system.process_tree import is_alive, start_ticks
 
 PATIENCE_S = 10.0
 """The scheduler hears of an end at the latest so long after it, even if it cannot be written down."""
@@ -57,22 +46,8 @@ PATIENCE_S = 10.0
 LAST_S = 60.0
 """A file system that does not answer has so long to take the end of a run."""
 
-SPILL_S = 1.0
-"""Whoever looks at the output of a run under way sees what is older than this."""
-
 _SIGN_ON_S = 5.0
 _AGAIN_S = 0.05
-_CHUNK_BYTES = 2**18
-_DRAIN = 64
-
-
-class _Phase(Enum):
-    """How far the end of a run is. `_moment` is when the next phase begins."""
-
-    RUNS = "its program runs"
-    LINGERS = "its program has ended, and something of it is still there"
-    TERMED = "it was asked to end"
-    KILLED = "it is killed"
 
 
 class Order(NamedTuple):
@@ -110,24 +85,26 @@ def longest_s(timeout_s: float) -> float:
     return _SIGN_ON_S + timeout_s + KILL_AFTER_S + LINGER_S + KILL_AFTER_S + GIVE_UP_S + PATIENCE_S
 
 
-def live(order: Order, news: int) -> NoReturn:
-    """The supervisor's whole life. What there is to tell the scheduler goes into the pipe `news`, as JSON lines."""
+def live(order: Order, news: int, asked: int) -> NoReturn:
+    """The supervisor's whole life. What there is to tell the scheduler goes into the pipe `news`, as a line of JSON;
+    why the scheduler ends a run comes out of the pipe `asked`."""
     code = 1
     try:
         reset_signals()
+        news, asked = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (news, asked))
         os.setsid()
         for stream in range(3):
             with suppress(OSError):
                 os.close(stream)
         for _ in range(3):  # the lowest free ones
             os.open(os.devnull, os.O_RDWR)
-        close_all([news])
+        close_all([news, asked])
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what the scheduler had not flushed is its own
         os.umask(0o007 if order.folder.group else 0o077)
         with suppress(OSError):
             os.chdir("/")  # a folder that is unmounted, or hangs, is nothing to us
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        WatchedRun(order, news).live()
+        WatchedRun(order, news, asked).live()
         code = 0
     except BaseException as error:
         with suppress(BaseException):
@@ -139,16 +116,11 @@ def live(order: Order, news: int) -> NoReturn:
 class WatchedRun:
     """One run, from its mark to its end."""
 
-    def __init__(self, order: Order, news: int) -> None:
-        self._order, self._news = order, news
+    def __init__(self, order: Order, news: int, asked: int) -> None:
+        self._order, self._news, self._asked = order, news, asked
         self._entry, self._folder = order.entry, order.folder
-        self._cause, self._asked = Cause.NONE, 0
+        self._wishes = Wishes()
         self._program: Launched | None = None
-        self._status: int | None = None
-        self._trouble = b""
-        self._phase, self._moment, self._kills_again = _Phase.RUNS, float("inf"), 0.0
-        self._alone = self._gave_up = self._hurries = False
-        self._left = 0
         now = order.clock.now()
         timeout_s = order.entry.options.timeout_s
         self._mark = Mark(
@@ -160,14 +132,6 @@ class WatchedRun:
         self._file = OutputFile(order.folder, self._entry.key, order.slot)
         self._started: float | None = None
         self._notes: list[str] = []
-        self._wake, waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for number, handler in ((signal.SIGTERM, self._stop), (signal.SIGUSR1, self._replaced)):
-            signal.signal(number, handler)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._scribe = Scribe()
 
     def live(self) -> None:
@@ -179,20 +143,12 @@ class WatchedRun:
     # ---- begin ------------------------------------------------------------------------------------------------
 
     def _sign_on(self) -> None:
-        """Leave the mark, and say in the history that it runs; go on without where neither can be written: what runs
-        may be what frees the disk, or what tells of it."""
-        until = time.monotonic() + _SIGN_ON_S
-        running = RunRecord(
-            name=self._entry.name, slot=self._order.slot, outcome=Outcome.RUNNING, time=self._mark.started,
-            started=self._mark.started, host=self._mark.host, pid=self._mark.pid,
-        )  # fmt: skip
-        for task in (
-            self._scribe.do("say that it runs", lambda: write_mark(self._folder, self._mark)),
-            self._scribe.do("write its history", lambda: add(self._folder, self._entry.key, running)),
-        ):
-            task.wait(until)
-            if why := task.why_not():
-                self._notes.append(why)
+        """Leave the mark; go on without where it cannot be written: what runs may be what frees the disk, or what tells
+        of it."""
+        task = self._scribe.do("say that it runs", lambda: write_mark(self._folder, self._mark))
+        task.wait(time.monotonic() + _SIGN_ON_S)
+        if why := task.why_not():
+            self._notes.append(why)
 
     def _end_earlier(self) -> End | None:
         """End the runs that this one replaces; return an end where that cannot be done."""
@@ -206,18 +162,18 @@ class WatchedRun:
                 return End(Outcome.SKIPPED, None, why)
             except ProcessLookupError:
                 continue
-            while _is_that(mark) and time.monotonic() < until and self._cause is Cause.NONE:
+            while _is_that(mark) and time.monotonic() < until and self._wishes.cause is Cause.NONE:
                 time.sleep(_AGAIN_S)
                 with suppress(ChildProcessError):
                     os.waitpid(-1, os.WNOHANG)
-            if _is_that(mark) and self._cause is Cause.NONE:
+            if _is_that(mark) and self._wishes.cause is Cause.NONE:
                 return End(Outcome.SKIPPED, None, f"an earlier run is under way: process {mark.pid} does not end")
         return None
 
     def _begin(self) -> End | None:
         """Start the program; return an end where it cannot be started."""
-        if self._cause is not Cause.NONE:
-            return judge_end(None, self._cause, self._entry.options)
+        if self._wishes.cause is not Cause.NONE:
+            return self._judge(Watched(None))
         self._started = self._order.clock.now()
         try:
             self._program = launch(
@@ -235,126 +191,33 @@ class WatchedRun:
         self._started = None
         return End(Outcome.REFUSED, None, f"{reason} ({hint})" if hint else reason)
 
-    # ---- while it runs ----------------------------------------------------------------------------------------
-
     def _watch(self) -> End:
         """Take what it writes, end it when its time is up, and return when nothing of it is left."""
         assert self._program is not None
-        now = time.monotonic()
-        timeout_s = self._entry.options.timeout_s
-        if timeout_s > 0:
-            self._moment = now + timeout_s
-        self._spills, self._touches = now + SPILL_S, now + REFRESH_S
+        options = self._entry.options
         spill: Task | None = None
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (self._program.output, self._program.trouble, self._wake):
-                selector.register(descriptor, selectors.EVENT_READ)
-            while True:
-                for ready, _ in selector.select(self._pause()):
-                    if not self._receive(ready.fd):
-                        selector.unregister(ready.fd)
-                self._reap()
-                if self._status is not None and self._alone:
-                    break
-                now = time.monotonic()
-                self._decide(now)
-                if self._gave_up:
-                    break
-                if now >= self._spills:
-                    self._spills = now + SPILL_S
-                    if (spill is None or spill.is_over) and (words := self._words.take_head()):
-                        spill = self._scribe.do("keep its output", partial(self._file.append, words))
-                if now >= self._touches:
-                    self._touches = now + REFRESH_S
-                    self._scribe.do("touch its mark", lambda: touch_mark(self._folder, self._mark))
-        for _ in range(_DRAIN):  # what lies in the pipe; not for ever: somebody else may hold it
-            if not self._receive(self._program.output, at_end=True):
-                break
-        while self._receive(self._program.trouble, at_end=True):
-            pass
-        if self._trouble:
-            return self._refused(*explain(self._trouble, self._entry.argv[0]))
-        stuck = len(_alive_descendants()) if self._gave_up else 0
-        return judge_end(self._status, self._cause, self._entry.options, left=self._left, stuck=stuck)
+        touched = time.monotonic()
 
-    def _pause(self) -> float:
-        moment = min(self._moment, self._touches)
-        if self._phase is _Phase.KILLED:
-            moment = min(moment, self._kills_again)
-        if self._words.has_head:
-            moment = min(moment, self._spills)
-        return min(max(0.0, moment - time.monotonic()), 3600.0)
+        def each_second(now: float) -> None:
+            nonlocal spill, touched
+            if (spill is None or spill.is_over) and (words := self._words.take_head()):
+                spill = self._scribe.do("keep its output", partial(self._file.append, words))
+            if now - touched >= REFRESH_S:
+                touched = now
+                self._scribe.do("touch its mark", partial(touch_mark, self._folder, self._mark))
 
-    def _receive(self, descriptor: int, *, at_end: bool = False) -> bool:
-        """Take what has come; return whether more may come (at the end: whether something had come)."""
-        assert self._program is not None
-        try:
-            chunk = os.read(descriptor, _CHUNK_BYTES)
-        except BlockingIOError:
-            return not at_end
-        if descriptor == self._program.output:
-            self._words.add(chunk)
-        elif descriptor == self._program.trouble:
-            self._trouble += chunk
-        return bool(chunk)
+        seen = Watch(self._program, options.timeout_s, self._words, self._wishes).keep(each_second)
+        if seen.trouble:
+            return self._refused(*explain(seen.trouble, self._entry.argv[0]))
+        return self._judge(seen)
 
-    def _reap(self) -> None:
-        """Take note of ends: of the program, and of all that has lost its parent."""
-        assert self._program is not None
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._alone = True
-                return
-            if pid == 0:
-                return
-            if pid == self._program.pid:
-                self._status = os.waitstatus_to_exitcode(status)
-
-    def _decide(self, now: float) -> None:
-        """Do what is due: SIGTERM, SIGKILL, or give up."""
-        is_time = now >= self._moment
-        if self._phase is _Phase.RUNS and self._status is not None:
-            self._phase, self._moment, is_time = _Phase.LINGERS, now + LINGER_S, False
-        elif self._phase is _Phase.RUNS and is_time and self._cause is Cause.NONE:
-            self._cause = Cause.TIMEOUT
-        if self._phase in (_Phase.RUNS, _Phase.LINGERS) and (is_time or self._hurries):
-            if self._status is not None:
-                self._left = len(_alive_descendants())
-            self._signal_all(signal.SIGTERM)
-            self._signal_all(signal.SIGCONT)  # who is stopped hears nothing else
-            self._phase, self._moment, is_time = _Phase.TERMED, now + KILL_AFTER_S, False
-        if self._phase is _Phase.TERMED and (is_time or self._asked > 1):
-            self._phase, self._moment, is_time = _Phase.KILLED, now + GIVE_UP_S, False
-        if self._phase is _Phase.KILLED and now >= self._kills_again:  # again and again: it may be starting others
-            self._signal_all(signal.SIGKILL)
-            self._kills_again = now + _AGAIN_S
-        self._gave_up = self._phase is _Phase.KILLED and is_time
-
-    def _signal_all(self, number: int) -> None:
-        """To the process group, and to each that has left it."""
-        assert self._program is not None
-        group = self._program.pid if self._status is None else 0  # its number may be another's after that
-        if group:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, number)
-        for pid in descendants(os.getpid()):
-            with suppress(ProcessLookupError, PermissionError):
-                if not group or os.getpgid(pid) != group:
-                    os.kill(pid, number)
-
-    def _stop(self, *_: Any) -> None:
-        self._asked += 1
-        self._hurry(Cause.STOPPED)
-
-    def _replaced(self, *_: Any) -> None:
-        self._hurry(Cause.REPLACED)
-
-    def _hurry(self, cause: Cause) -> None:
-        self._hurries = True
-        if self._status is None:  # whose program has ended has done its work
-            self._cause = self._cause or cause
+    def _judge(self, seen: Watched) -> End:
+        why = ""
+        if self._wishes.cause is Cause.STOPPED:
+            with suppress(OSError):
+                why = os.read(self._asked, 4096).decode("utf-8", "replace")
+        options = self._entry.options
+        return judge_end(seen.status, self._wishes.cause, options, why=why, left=seen.left, stuck=seen.stuck)
 
     # ---- end --------------------------------------------------------------------------------------------------
 
@@ -407,7 +270,3 @@ class WatchedRun:
 
 def _is_that(mark: Mark) -> bool:
     return start_ticks(mark.pid) == mark.ticks and is_alive(mark.pid)
-
-
-def _alive_descendants() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if is_alive(pid)]
