@@ -67,17 +67,17 @@ def run(
 
     A tick that fails is said, and the next one comes as if nothing had been.
     """
-    if once:
-        from resilience.actions.cron_tick import tick
-
-        done = tick(cron, driver=driver, until=until)
-        for line in done.lines:
-            say(line)
-        return Ran(1, done, "one tick was asked for")
-    if stop is not None:
+    if stop is None:
+        with _flag_of_signals() as is_told:
+            return run(cron, driver=driver, once=once, until=until, stop=is_told, say=say, grace_s=grace_s)
+    if not once:
         return _Loop(cron, driver, until, stop, say).run(grace_s)
-    with _flag_of_signals() as is_told:
-        return _Loop(cron, driver, until, is_told, say).run(grace_s)
+    from resilience.actions.cron_tick import tick
+
+    done = tick(cron, driver=driver, until=until, stop=stop, grace_s=grace_s)
+    for line in done.lines:
+        say(line)
+    return Ran(1, done, "one tick was asked for")
 
 
 class _Loop:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 GAP = 3.0
 """Ticks that are further apart than this many times their pause are another life of the scheduler."""
 
+PULSING = frozenset({"slurm", "scrontab"})
+"""Drivers whose single ticks come every `pulse_s`; those of the others, every `tick_s`."""
+
 MOST_RUNS = 3
 """A slot that is cut short may be run so often in all, where its entry allows that: it may be what kills us."""
 
@@ -119,7 +122,8 @@ class Ticker:
         self._cron, self._driver = cron, driver
         self._clock = cron.project.world.clock
         settings = cron.settings
-        self.period_s = period_s or (settings.pulse_s if driver == "slurm" else settings.tick_s)
+        # What lives for long calls `run`: a single tick of these is a pulse.
+        self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
         self._until = until
         self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
         self._runs: Supervised | None = None
@@ -274,6 +278,7 @@ class Ticker:
             next_slot=self._next(table, last) if table.entries else None,
             entries=len(table.entries),
             trouble=trouble,
+            patience_s=self._cron.settings.late_s,
         )
         self._cron.state.beat(beat)
         return beat
@@ -333,10 +338,6 @@ class Ticker:
         return self._write(one.entry.key, replace(record, count=one.passed_over))
 
     def _start(self, entry: Entry, slot: int) -> Ticked:
-        running = replace(
-            self._record(entry.name, slot, Outcome.RUNNING), started=self._clock.now(), pid=os.getpid()
-        )  # fmt: skip
-        self._cron.state.record(entry.key, running)
         started = self._supervised().start(entry, slot)
         if started.is_running:
             return Ticked.of((started.record,))
@@ -398,29 +399,43 @@ def _told(heard: Heard | None) -> Ticked:
     return Ticked.of(heard.records, (heard.trouble,) if heard.trouble else ())
 
 
-def tick(cron: CronProject, *, driver: str, wait: bool = True, until: float | None = None) -> Ticked:
+def tick(
+    cron: CronProject,
+    *,
+    driver: str,
+    wait: bool = True,
+    until: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    grace_s: float = 10.0,
+) -> Ticked:
     """Do what is due, and leave a sign of life. `driver`: who makes the ticks: `crontab`, `slurm`, `foreground` ...
 
     With `wait`, return when all that was started has ended; without, when it is under way. Slots that are held back by
-    their jitter are waited for in either case. `until`: as of `run`.
+    their jitter are waited for in either case. `until`, `stop`, `grace_s`: as of `run`.
     Raise StateDirectoryError if nothing can be written: then nothing runs, because nobody could know that it ran.
     """
     from resilience.actions.cron_tell import Teller
 
     clock, teller = cron.project.world.clock, Teller(cron)
     ticker = Ticker(cron, driver=driver, until=until)
+
+    def is_over() -> bool:
+        return stop() or (until is not None and clock.now() >= until)
+
     teller.begins()
     done = Ticked()
     try:
         done = ticker.tick()
         deadline = clock.monotonic() + ticker.period_s
         while not done.stopped and (start := ticker.waits_until()) is not None:
-            if clock.monotonic() + (start - clock.now()) > deadline:
+            if clock.monotonic() + (start - clock.now()) > deadline or is_over():
                 break
-            clock.sleep(max(0.01, start - clock.now()))
-            done = done.plus(ticker.again())
+            clock.sleep(min(1.0, max(0.01, start - clock.now())))
+            done = done.plus(ticker.again()).plus(ticker.poll()) if clock.now() >= start else done
         if wait:
-            done = _wait(ticker, done, clock.monotonic)
+            done = _wait(ticker, done, clock.monotonic, is_over)
+            if ticker.is_running:
+                done = done.plus(ticker.end_all(grace_s))
         if ticker.failure is not None:
             raise ticker.failure
     except ResilError as error:
@@ -432,10 +447,10 @@ def tick(cron: CronProject, *, driver: str, wait: bool = True, until: float | No
     return done
 
 
-def _wait(ticker: Ticker, done: Ticked, monotonic: Callable[[], float]) -> Ticked:
-    while ticker.is_running:
-        done = done.plus(ticker.poll(60.0))
+def _wait(ticker: Ticker, done: Ticked, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> Ticked:
+    while ticker.is_running and not is_over():
+        done = done.plus(ticker.poll(60.0, is_over=is_over))
     until = monotonic() + CLERK_S
-    while ticker.is_busy and monotonic() < until:
+    while ticker.is_busy and monotonic() < until and not is_over():
         done = done.plus(ticker.poll(NAP_S))
     return done
