@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.errors import ResilError
+from resilience.model.storage import LASTING
 from resilience.system.child import run_apart
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _KEPT = (
     # How alerts leave the site.
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    # What the watchdogs look at, where the settings name no paths.
+    *LASTING,
 )
 _LOADER = ("PYTHONPATH", "LD_LIBRARY_PATH")
 """Kept only where the interpreter does not start without."""

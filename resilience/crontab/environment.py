@@ -5,11 +5,15 @@
 | HOME, LOGNAME, USER | of whose rights it runs with |
 | SHELL | `/bin/sh` |
 | LANG | as the scheduler has it; `C.UTF-8` where it has none |
-| TZ | as the scheduler has it; absent where it has none |
+| TZ, LC_ALL | as the scheduler has them; absent where it has none |
 | PATH | the folder of `resil`, `/usr/local/bin:/usr/bin:/bin`, and the folders of `sbatch` and `squeue` |
 | XDG_* | as the scheduler has them: where settings and caches lie |
-| SLURM_CONF, SLURM_JWT | as the scheduler has them: how to reach SLURM |
-| RESIL_SECTION__KEY | as the scheduler has them: settings |
+| SLURM_CONF, SLURM_JWT, SBATCH_ACCOUNT ... | as the scheduler has them: how to reach SLURM, and where jobs go |
+| RESIL_SECTION__KEY, RESIL_PLUGINS | as the scheduler has them: settings, plugins |
+| RESIL_LOCAL_* | as the scheduler has them: where the embedded scheduler is |
+| HTTPS_PROXY, SSL_CERT_FILE ... | as the scheduler has them: how alerts leave the site |
+| PYTHONPATH, LD_LIBRARY_PATH | as the scheduler has them: without, RESIL_PYTHON may not start |
+| SCRATCH, WORK ... | as the scheduler has them: what `resil watch fs` looks at |
 | what `x_variable` of [channel.*] names | as the scheduler has it: secrets of channels |
 | the crontab's own `NAME=value` lines | as written above the line; LOGNAME and USER cannot be changed (crontab(5)) |
 | RESIL_CONFIG | this project's `resil.toml` |
@@ -27,10 +31,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from resilience.model.cron import Entry
+from resilience.model.storage import LASTING
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 
-_PASSED = re.compile(r"LANG|TZ|XDG_[A-Z0-9_]+|SLURM_CONF|SLURM_JWT|RESIL_[A-Z0-9_]+?__[A-Z0-9_]+")
+_PASSED = re.compile(
+    r"LANG|LC_ALL|TZ|XDG_[A-Z0-9_]+|RESIL_[A-Z0-9_]+?__[A-Z0-9_]+|RESIL_PLUGINS|RESIL_LOCAL_[A-Z_]+"
+    r"|SLURM_(CONF|CONF_SERVER|CLUSTERS|SACK_SOCKET|JWT)"
+    r"|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|CONSTRAINT|CLUSTERS|WCKEY)"
+    r"|(HTTP|HTTPS|NO|ALL)_PROXY|(http|https|no|all)_proxy|SSL_CERT_FILE|SSL_CERT_DIR|(REQUESTS|CURL)_CA_BUNDLE"
+    rf"|PYTHONPATH|LD_LIBRARY_PATH|{'|'.join(LASTING)}"
+)
 _NOT_CHANGED = {"LOGNAME", "USER"}
 """Vixie cron forbids the first: mail and at(1) believe it; programs read either."""
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from resilience.actions.cron_environment import _KEPT as KEPT
+from resilience.actions.cron_environment import plan_environment
 from resilience.actions.init import init
 from resilience.crontab.crontab_file import parse_crontab
 from resilience.crontab.environment import environment_of
@@ -61,13 +63,13 @@ def plain_environment(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "LOGNAME": "ada", "SHELL": "/bin/sh", "PATH": "/usr/bin:/bin"}
 
 
-def cron_environment(project: Path) -> dict[str, str]:
-    """What the scheduler gives: no more than it must."""
+def cron_environment(project: Path, **environ: str) -> dict[str, str]:
+    """What a scheduler that has these variables gives: no more than it must."""
     entry = Entry(name="cron.hourly/x", place="cron/cron.hourly/x", schedule="@hourly", kind=Kind.RUN, argv=("x",))
     return environment_of(
         entry,
         3600,
-        environ={},
+        environ=environ,
         home=project.parent,
         user="ada",
         config=project / "resil.toml",
@@ -150,6 +152,23 @@ def test_what_a_watchdog_finds_is_no_failure_of_the_drop_in(project: Path) -> No
     done = run([str(program)], project, cron_environment(project))
     assert done.stdout.startswith("FS CRITICAL") and done.returncode == 2
     assert done.returncode in allowed_codes(program)
+
+
+def test_a_watchdog_sees_the_storage_that_its_person_sees(project: Path, tmp_path: Path) -> None:
+    """The environment of crontab is nearly empty. What `resil watch fs` looks at by hand, the drop-in looks at, too."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    person = {"SCRATCH": str(scratch), "HTTPS_PROXY": "http://proxy:3128", "RESIL_PLUGINS": "/mine", "TMPDIR": "/tmp/7"}
+    kept = plan_environment(person, user="ada", home=tmp_path, config=None, folders=())
+    environ = cron_environment(project, **kept)
+    assert person.items() - environ.items() == {("TMPDIR", "/tmp/7")}, "that is a folder of one session"
+    done = run([str(project / "cron" / "cron.quarter_hourly" / "watch-fs"), "--explain"], project, environ)
+    assert "$SCRATCH" in done.stdout
+
+
+def test_what_an_install_records_reaches_what_runs(project: Path, tmp_path: Path) -> None:
+    kept = plan_environment(dict.fromkeys(KEPT, "x"), user="ada", home=tmp_path, config=None, folders=())
+    assert set(KEPT) <= set(kept) and kept.keys() <= cron_environment(project, **kept).keys()
 
 
 # ---- by hand, and by run-parts -----------------------------------------------------------------------------------

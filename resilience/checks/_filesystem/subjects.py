@@ -14,21 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilience.errors import UsageError
+from resilience.model.storage import STORAGE_VARIABLES
 from resilience.system.mounts import MEMORY_TYPES, Mount, mount_of
-
-STORAGE_VARIABLES = (
-    "SCRATCH", "WORK", "STORE", "PROJECT", "DATA",  # nearly everywhere
-    "JOBSCRATCH", "ALL_CCFRWORK", "ALL_CCFRSTORE", "ALL_CCFRSCRATCH",  # IDRIS
-    "CCCSCRATCHDIR", "CCCWORKDIR", "CCCSTOREDIR",  # TGCC
-    "PSCRATCH", "CFS", "CSCRATCH",  # NERSC
-    "MEMBERWORK", "PROJWORK", "WORLDWORK",  # OLCF
-    "STOCKYARD", "CORRAL",  # TACC
-    "FAST", "PUBLIC", "CINECA_SCRATCH",  # CINECA
-    "PROJECT_HOME", "GROUP_SCRATCH", "GROUP_HOME", "OAK", "L_SCRATCH",  # Stanford, Juelich
-    "SCRATCHDIR", "WORKDIR", "PROJECTDIR", "PROJECT_DIR", "TMPDIR", "LOCAL_SCRATCH", "SLURM_TMPDIR", "SCRATCH_LOCAL",
-    "HPCVAULT", "VSC_SCRATCH", "VSC_DATA", "BEEOND", "WORK_DIR", "SCRATCH_DIR",  # NHR@FAU, VSC and others
-)  # fmt: skip
-"""Variables by which sites name their storage, from their user guides."""
 
 CHECKPOINT_FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 """Folders of a project that hold checkpoints, when nothing else is said."""
