@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -226,6 +227,8 @@ def schedule_in_words(schedule: str, zone: str = "") -> str:
     words = _FOLDER_WORDS.get(text.lower(), "")
     if not words and text.lower().startswith("@every "):
         words = f"every {text[7:]}"
+    if match := re.fullmatch(r"\*/([0-9]+) \* \* \* \*", text):
+        words = f"every {int(match[1])} minutes" if 60 % max(1, int(match[1])) == 0 else ""
     if not words and not text.startswith("@"):
         from datetime import UTC, datetime
 

@@ -183,6 +183,7 @@ def _running(cron: CronProject) -> set[tuple[str, int]]:
 
 
 def _dead_marks(cron: CronProject, now: float) -> int:
-    from resilience.crontab.running import liveness, marks
+    from resilience.crontab.running import here, liveness, marks
 
-    return sum(liveness(mark, now=now)[0] is Liveness.GONE for mark in marks(cron.state))
+    at = here()
+    return sum(liveness(mark, now=now, at=at)[0] is Liveness.GONE for mark in marks(cron.state))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from resilience.actions.cron_entries import EntryRow, Listing, slot_text
 from resilience.actions.cron_status import CronStatus, Health
 from resilience.cli.output import clean, paint, table
+from resilience.cli.show_cron_driver import installation_to_json
 from resilience.model.cron import Outcome, RunRecord
 from resilience.quantities import format_duration
 
@@ -164,7 +165,7 @@ def status_to_json(found: CronStatus) -> dict[str, Any]:
         "reason": found.judgement.reason,
         "advice": found.judgement.advice,
         "time": found.now,
-        "installation": _installation(found),
+        "installation": installation_to_json(found.installation),
         "driver": None
         if driver is None
         else {
@@ -183,15 +184,6 @@ def status_to_json(found: CronStatus) -> dict[str, Any]:
         "ignored": found.ignored,
         "faults": found.faults,
         "trouble": list(found.trouble),
-    }
-
-
-def _installation(found: CronStatus) -> dict[str, Any] | None:
-    """Without its token: whoever has that could speak in its name."""
-    if found.installation is None:
-        return None
-    return {key: value for key, value in found.installation.to_json().items() if key != "token"} | {
-        "facts": dict(found.installation.facts)
     }
 
 

@@ -88,11 +88,14 @@ def _installed_to_json(done: Installed, *, dry_run: bool) -> dict[str, Any]:
 
 
 def installation_to_json(installation: Installation | None) -> dict[str, Any] | None:
-    """An installation as JSON's own types, without its token: whoever has that could speak in its name."""
+    """An installation as JSON's own types, without its token: whoever has that could speak in its name.
+
+    Without the environment of its ticks too (facts that begin with `$`): that is nobody's business, and long.
+    """
     if installation is None:
         return None
     record = {key: value for key, value in installation.to_json().items() if key != "token"}
-    return record | {"facts": dict(installation.facts)}
+    return record | {"facts": {key: value for key, value in installation.facts.items() if key[:1] != "$"}}
 
 
 def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> int:
