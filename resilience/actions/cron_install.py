@@ -14,7 +14,7 @@ from resilience.actions.cron_drivers import AUTO, Choice, choose, driver_of, dri
 from resilience.actions.cron_environment import facts_of
 from resilience.actions.cron_project import CronProject, open_cron
 from resilience.actions.watchdogs import scene_of
-from resilience.errors import ResilError, UsageError
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.model.cron import Installation
 from resilience.model.driver import Step
 from resilience.system.files import write_atomic
@@ -82,7 +82,7 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     """
     cron = open_cron(project)
     wanted = backend or cron.settings.backend
-    existing = cron.state.installation()
+    existing = _existing(cron, forget=replace and not dry_run)
     if existing is not None:
         is_same = existing.by == project.world.host.user and wanted in (AUTO, existing.driver)
         if is_same and not (replace and existing.host != project.world.host.name):
@@ -123,7 +123,7 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
     Meanwhile the project is stopped, so that no job of a chain is submitted behind our back.
     """
     cron = open_cron(project)
-    existing = cron.state.installation()
+    existing = _existing(cron, forget=force)
     if existing is None:
         return Removed(None, _sweep(cron))
     stopped = cron.state.stopped()
@@ -191,6 +191,17 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
         _stop_again(cron, stopped)
         raise
     return Installed(choice, fresh, steps if lines else (), lines, _taken_back(stopped))
+
+
+def _existing(cron: CronProject, *, forget: bool) -> Installation | None:
+    """What makes the ticks. With `forget`, a record of it that nobody can read is put aside."""
+    try:
+        return cron.state.installation()
+    except StateDirectoryError:
+        if not forget or not (cron.state.path / "driver.json").exists():
+            raise
+        cron.state.set_aside("driver.json")
+        return None
 
 
 def _new(cron: CronProject, choice: Choice) -> Installation:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from resilience.errors import ResilError
-from resilience.model.cron import Heartbeat, Installation
+from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.driver import Availability, DriverState, Step
 from resilience.model.presence import Liveness
@@ -29,7 +29,9 @@ class ForegroundDriver:
         return Availability(True, "it needs nothing but a place to run: tmux, a container, a login node")
 
     def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
-        """Nothing is written anywhere; what to run is said."""
+        """Nothing is written anywhere; what to run is said, unless it runs."""
+        if self.state(installation, settings, scene).liveness is Liveness.ALIVE:
+            return ()
         return (Step("nothing is installed: leave this running yourself", self._command(installation)),)
 
     def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
@@ -52,20 +54,16 @@ class ForegroundDriver:
         who = f"process {beat.pid} on {beat.host}"
         if beat.host == scene.world.host.name and beat.pid:
             if _is_there(beat.pid):
-                return DriverState(Liveness.ALIVE, f"{who} ticks", _next(beat))
+                return DriverState(Liveness.ALIVE, f"{who} ticks", beat.expected)
             return DriverState(Liveness.GONE, f"{who}, which ticked, has ended", hint=start)
         if scene.world.clock.now() <= beat.expected + PATIENCE_S:
-            return DriverState(Liveness.ALIVE, f"{who} ticks", _next(beat))
+            return DriverState(Liveness.ALIVE, f"{who} ticks", beat.expected)
         return DriverState(
             Liveness.UNKNOWN, f"{who} is late, and cannot be looked at from here", hint=f"look there, or {start}"
         )
 
     def _command(self, installation: Installation) -> str:
         return f"cd {shlex.quote(installation.project)} && {shlex.quote(installation.python)} -m resilience cron run"
-
-
-def _next(beat: Heartbeat) -> float:
-    return beat.expected
 
 
 def _is_there(pid: int) -> bool:

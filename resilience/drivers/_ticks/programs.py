@@ -57,11 +57,11 @@ class Program(Protocol):
         ...
 
 
-def ask(scene: Scene, argv: Sequence[str], *, timeout_s: float = READ_S, stdin: str = "") -> Completed:
-    """Run the program of a table, in plain English, with a deadline. Raise NoAnswer if it gave none."""
+def ask(scene: Scene, argv: Sequence[str], *, timeout_s: float = 0.0, stdin: str = "") -> Completed:
+    """Run the program of a table, in plain English, within READ_S unless said otherwise. Raise NoAnswer if it gave none."""
     env = {**scene.world.environ, "LC_ALL": "C"}
     try:
-        return scene.world.runner.run(argv, timeout_s=timeout_s, env=env, stdin=stdin)
+        return scene.world.runner.run(argv, timeout_s=timeout_s or READ_S, env=env, stdin=stdin)
     except ProbeError as error:
         kind = NoAnswer if error.transient else NotForUs
         raise kind(error.message, hint=error.hint, transient=error.transient) from error

@@ -1,0 +1,220 @@
+"""What every driver of cron promises: the built-in ones, and the guide's, dropped into a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from resilience.actions import cron_drivers
+from resilience.actions.cron_drivers import driver_of
+from resilience.drivers import crontab, systemd
+from resilience.drivers._ticks import programs
+from resilience.model.cron import Heartbeat, Installation
+from resilience.model.cron_settings import CronSettings
+from resilience.model.driver import Availability, DriverState, Step
+from resilience.model.presence import Liveness
+from resilience.plugins import PLUGIN_PATH, Family
+from resilience.system.cron_folder import CronFolder
+from resilience.system.ports import Driver
+from resilience.system.scene import Scene
+from tests.drivers.site import Site, an_installation
+from tests.fakes import DOWN, NOW
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "how-to" / "write-a-driver.md"
+BUILT_IN = Family("drivers", "DRIVER", ()).names()
+EVERYBODY = (*BUILT_IN, "sitecron")
+SETTINGS = CronSettings()
+BEFORE = b"MAILTO=me@example.org\n# mine\n0 3 * * * /bin/true\n"
+
+
+class Stage(NamedTuple):
+    """A driver on a machine where it can be used."""
+
+    driver: Driver
+    site: Site
+    scene: Scene
+    installation: Installation
+
+
+def heartbeat(stage: Stage) -> None:
+    """A process of ours ticks."""
+    beat = Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW, host="login1", pid=os.getpid())
+    CronFolder(stage.scene.state_dir).beat(beat)
+
+
+def nothing(_: Stage) -> None:
+    """Nothing happens."""
+
+
+BLIND: dict[str, Callable[[Stage], object]] = {
+    "crontab": lambda stage: stage.site.break_program("crontab", "echo 'Segmentation fault' >&2; exit 139"),
+    "scrontab": lambda stage: stage.site.break_program("scrontab", "echo 'Unable to contact slurmctld' >&2; exit 1"),
+    "systemd": lambda stage: stage.site.break_program("systemctl", "echo 'Connection timed out' >&2; exit 1"),
+    "slurm": lambda stage: setattr(stage.site.queue, "trouble", DOWN),
+    "foreground": lambda stage: (stage.scene.state_dir / ".cron" / "heartbeat").write_text("{"),
+    "sitecron": lambda stage: (stage.site.folder / "sitecron").rename(stage.site.folder / "unmounted"),
+}
+"""How each comes to be unable to look."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    text = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert text is not None
+    plugins = tmp_path / "plugins"
+    (plugins / "drivers").mkdir(parents=True)
+    (plugins / "drivers" / "sitecron.py").write_text(text[1])
+    monkeypatch.setenv(PLUGIN_PATH, str(plugins))
+    monkeypatch.setattr(programs, "READ_S", 20.0)
+    monkeypatch.setattr(crontab, "find_daemon", lambda *_: "cron, process 1")
+    monkeypatch.setattr(systemd, "DRIVER", systemd.SystemdDriver(linger=tmp_path / "site" / "linger"))
+    cron_drivers.drivers.cache_clear()
+    (tmp_path / "site").mkdir()
+    found = Site(tmp_path / "site")
+    (found.folder / "sitecron").mkdir()
+    (found.folder / "sitecron" / "colleague").write_bytes(BEFORE)
+    found.write_table(BEFORE, "crontab")
+    found.write_table(BEFORE.replace(b"MAILTO=me@example.org\n", b""), "scrontab")
+    yield found
+    cron_drivers.drivers.cache_clear()
+
+
+def stage_of(site: Site, name: str, project: str = "one", token: str = "0123456789abcdef") -> Stage:
+    scene = site.scene(project)
+    world = scene.world
+    environ = {**world.environ, "SITECRON": str(site.folder / "sitecron")}
+    scene = scene._replace(world=type(world)(world.clock, world.runner, environ, world.host, world.cwd))
+    installation = an_installation(scene, name, token, "daemon" if name == "slurm" else "")
+    CronFolder(scene.state_dir).install(installation)  # as `resil cron install` does first
+    return Stage(driver_of(name), site, scene, installation)
+
+
+def test_there_are_the_five_that_the_house_promises() -> None:
+    assert {"scrontab", "crontab", "systemd", "slurm", "foreground"} <= set(BUILT_IN)
+    ranks = [driver_of(name).rank for name in ("scrontab", "crontab", "systemd", "slurm", "foreground")]
+    assert ranks == sorted(set(ranks)), "what `auto` prefers"
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_it_says_in_a_line_what_it_is(site: Site, name: str) -> None:
+    driver = driver_of(name)
+    assert 5 < len(driver.summary) < 100 and "\n" not in driver.summary and isinstance(driver.rank, int)
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_it_is_available_where_it_can_be_used_and_says_why(site: Site, name: str) -> None:
+    stage = stage_of(site, name)
+    before = site.snapshot()
+    found = stage.driver.availability(stage.scene)
+    assert isinstance(found, Availability) and found.is_available and found.reason, found
+    assert site.snapshot() == before
+
+
+@pytest.mark.parametrize("name", [name for name in EVERYBODY if name not in ("foreground", "slurm")])
+def test_without_its_program_it_is_not_available_and_nobody_is_hurt(site: Site, name: str, tmp_path: Path) -> None:
+    stage = stage_of(site, name)
+    (tmp_path / "empty").mkdir()
+    world = stage.scene.world
+    bare = type(world)(world.clock, world.runner, {"PATH": str(tmp_path / "empty")}, world.host, world.cwd)
+    scene = stage.scene._replace(world=bare)
+    found = stage.driver.availability(scene)
+    assert not found.is_available and found.reason
+    assert stage.driver.state(stage.installation, SETTINGS, scene).liveness is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["crontab", "scrontab", "systemd"])
+def test_a_program_that_hangs_is_left_and_nothing_is_known(
+    site: Site, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of(site, name)
+    site.break_program({"systemd": "systemctl"}.get(name, name), "exec sleep 1000")
+    monkeypatch.setattr(programs, "READ_S", 0.3)
+    scene = stage.scene._replace(scheduler_deadline_s=0.3)
+    found = stage.driver.availability(scene)
+    assert not found.is_available and "0.3 s" in found.reason
+    assert stage.driver.state(stage.installation, SETTINGS, scene).liveness is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_a_dry_run_changes_nothing_and_shows_every_word(site: Site, name: str) -> None:
+    stage = stage_of(site, name)
+    before = site.snapshot()
+    steps = stage.driver.plan(stage.installation, SETTINGS, stage.scene)
+    assert steps and all(isinstance(step, Step) and step.what and "\n" not in step.what for step in steps)
+    assert any(stage.installation.python in step.text for step in steps)
+    assert site.snapshot() == before and not stage.site.queue.submissions
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_to_install_twice_is_to_install_once(site: Site, name: str) -> None:
+    stage = stage_of(site, name)
+    first = stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    assert name == "foreground" or first
+    after, jobs = site.snapshot(), len(site.queue.submissions)
+    if name == "foreground":
+        heartbeat(stage)
+    assert list(stage.driver.plan(stage.installation, SETTINGS, stage.scene)) == []
+    assert list(stage.driver.install(stage.installation, SETTINGS, stage.scene)) == []
+    assert site.snapshot() == after and len(site.queue.submissions) == jobs
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_to_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
+    stage = stage_of(site, name)
+    before = site.snapshot()
+    stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    assert name in ("foreground", "slurm") or site.snapshot() != before
+    stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+    jobs = {key: value for key, value in site.snapshot().items() if key != "scrontab.jobs"}
+    assert jobs == before
+    assert not site.queue.jobs()
+    assert list(stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)) == [], "nothing there is no error"
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_its_state_is_alive_then_gone_and_unknown_when_it_cannot_be_asked(site: Site, name: str) -> None:
+    stage = stage_of(site, name)
+
+    def state() -> DriverState:
+        found = stage.driver.state(stage.installation, SETTINGS, stage.scene)
+        assert found.summary and "\n" not in found.summary
+        return found
+
+    assert state().liveness is Liveness.GONE and state().hint, "before"
+    stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    if name == "foreground":
+        heartbeat(stage)
+    found = state()
+    assert found.liveness is Liveness.ALIVE, found
+    assert found.next_tick is None or found.next_tick >= NOW
+    if name == "foreground":
+        CronFolder(stage.scene.state_dir).beat(
+            Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW, host="login1", pid=2**22 + 1)
+        )
+    stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+    assert state().liveness is Liveness.GONE
+    BLIND[name](stage)
+    assert state().liveness is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_two_projects_live_side_by_side(site: Site, name: str) -> None:
+    one, two = stage_of(site, name), stage_of(site, name, "two", "fedcba9876543210")
+    for stage in (one, two):
+        stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    alone = site.snapshot()
+    one.driver.uninstall(one.installation, SETTINGS, one.scene)
+    if name != "foreground":
+        assert one.driver.state(one.installation, SETTINGS, one.scene).liveness is Liveness.GONE
+        assert two.driver.state(two.installation, SETTINGS, two.scene).liveness is Liveness.ALIVE
+    one.driver.install(one.installation, SETTINGS, one.scene)
+    assert set(site.snapshot()) == set(alone)
+    for stage in (one, two):
+        stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+    assert site.table("crontab") == BEFORE
