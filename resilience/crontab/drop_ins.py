@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from resilience.crontab.options import MARK, parse_options
@@ -123,6 +124,22 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
         path=found.path,
         options=options.options,
     )
+
+
+def leave_out_twins(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
+    """Of `watch` and `watch.slurm` in one folder, which are the same thing, only the job is kept.
+
+    A drop-in ships as both, and both together would do everything twice.
+    """
+    kept = tuple(found)
+    jobs = {one.name.rpartition(".")[0]: one for one in kept if isinstance(one, Entry) and one.kind is Kind.SUBMIT}
+    for one in kept:
+        twin = jobs.get(one.name) if isinstance(one, Entry) else None
+        if isinstance(one, Entry) and twin is not None:
+            beside = twin.name.rpartition("/")[2]
+            yield Ignored(one.place, f"{beside} beside it is submitted instead", f"remove one of them: rm {one.place}")
+        else:
+            yield one
 
 
 def _judge_name(found: Found) -> Ignored | None:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from resilience.crontab.crontab_file import parse_crontab
-from resilience.crontab.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, shown
+from resilience.crontab.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
 from resilience.crontab.links import explain, facts_of, follow
 from resilience.crontab.options import default_options
 from resilience.crontab.policy import Policy, Refusal
@@ -188,7 +188,7 @@ class _Reader:
             names = list(self.names(path))
         except OSError as error:
             return Table(ignored=(Ignored(place, explain(error), "", True),))
-        judged = [self.drop_in(name, file, above or own) for _, file in names]
+        judged = list(leave_out_twins(self.drop_in(name, file, above or own) for _, file in names))
         if own is not None:
             judged.insert(0, Ignored(place, own.reason, own.hint, True))
         return Table(

@@ -19,6 +19,7 @@ from resilience.actions.cron_environment import plan_environment
 from resilience.actions.init import init
 from resilience.crontab.crontab_file import parse_crontab
 from resilience.crontab.environment import environment_of
+from resilience.crontab.folder import read_table
 from resilience.crontab.options import default_options, parse_options
 from resilience.model.cron import Entry, Kind, Table
 from resilience.model.cron_settings import CronSettings
@@ -114,6 +115,26 @@ def test_a_job_is_small_and_does_what_the_drop_in_does(path: Path) -> None:
     (words,) = set(re.findall(r'-m resilience ([a-z -]+?) "\$@"', program.read_text()))
     assert f'"${{resil[@]}}" {words}' in text
     assert program.read_text().splitlines()[1] == text.splitlines()[1], "both say the same"
+
+
+def test_what_is_shipped_is_scheduled_and_nothing_of_it_is_a_fault(project: Path) -> None:
+    table = read_table(project / "cron", CronSettings())
+    assert {entry.name for entry in table.entries} == set(map(name_of, PROGRAMS))
+    assert not [ignored for ignored in table.ignored if ignored.is_fault]
+
+
+def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens(project: Path) -> None:
+    """As the page beside them says: a link to the batch script. Whoever forgets the executable has nothing twice."""
+    folder = project / "cron" / "cron.quarter_hourly"
+    (folder / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
+    for _ in range(2):
+        table = read_table(project / "cron", CronSettings())
+        (entry,) = (entry for entry in table.entries if "watch-fs" in entry.name)
+        assert entry.kind is Kind.SUBMIT
+        if (folder / "watch-fs").exists():
+            (ignored,) = (ignored for ignored in table.ignored if ignored.place.endswith("/watch-fs"))
+            assert "watch-fs.slurm beside it is submitted instead" in ignored.reason
+            (folder / "watch-fs").unlink()
 
 
 def test_shellcheck_and_the_shells_find_no_fault() -> None:
