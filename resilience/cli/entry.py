@@ -1,8 +1,8 @@
 """The command `resil`: runs the command line, and turns every error into a sentence and an exit code.
 
-`resil status`, the call people make most, and `resil watch NAME` and `resil watch --all`, which cron makes every
-minute, do not load Typer: half the time they take would go there. The test of this module holds that both ways print
-the same.
+`resil status`, the call people make most, and `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
+makes every minute, do not load Typer: half the time they take would go there. The tests of this module and of the tick
+hold that both ways print the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_UNKNOWN = 3
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     arguments = sys.argv[1:]
-    if not _is_plain_status(arguments) and not _is_plain_watch(arguments):
+    if not _is_plain_status(arguments) and not _is_plain_watch(arguments) and _plain_tick(arguments) is None:
         sys.exit(run(arguments))
     gc.disable()  # it is over before there is anything to collect
     _leave(run(arguments))
@@ -51,6 +51,8 @@ def run(arguments: Sequence[str]) -> int:
             code = _run_status(arguments)
         elif _is_plain_watch(arguments):
             code = _run_watch(arguments)
+        elif (tick := _plain_tick(arguments)) is not None:
+            code = _run_tick(tick)
         else:
             code = _run_typer(arguments)
         sys.stdout.flush()  # here a broken pipe can still be answered
@@ -140,6 +142,37 @@ def _run_watch(arguments: Sequence[str]) -> int:
     from resilience.cli.run_watch import WatchRequest, run_watch
 
     return run_watch(WatchRequest(name=None if arguments[1] == "--all" else arguments[1]))
+
+
+def _plain_tick(arguments: Sequence[str]) -> dict[str, str] | None:
+    """The options of `cron tick`, as drivers and people's crontabs write them; None: it is another command."""
+    if tuple(arguments[:2]) != ("cron", "tick"):
+        return None
+    found = {}
+    words = iter(arguments[2:])
+    for word in words:
+        name, separator, value = word.partition("=")
+        if name not in ("--driver", "--config"):
+            return None
+        value = value if separator else next(words, "")
+        if not value or value.startswith("-"):
+            return None
+        found[name] = value
+    return found
+
+
+def _run_tick(options: dict[str, str]) -> int:
+    from pathlib import Path
+
+    from resilience.actions.cron_project import open_cron
+    from resilience.actions.project import Project
+    from resilience.cli.run_cron import run_tick
+    from resilience.settings.load import load
+    from resilience.system.world import World
+
+    world, config = World(), options.get("--config")
+    cron = open_cron(Project(world, load(world, wanted=Path(config) if config else None)))
+    return run_tick(cron, driver=options.get("--driver", ""), wait=True, dry_run=False, as_json=False)
 
 
 def _run_typer(arguments: Sequence[str]) -> int:
