@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VARIABLE = "$"
 """Facts of an installation whose names begin so are environment variables of its ticks: `$PATH`."""
 
-PROGRAMS = ("sbatch", "squeue", "scontrol")
+PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
 """Whose folders belong to the PATH of the ticks."""
 
 _SEARCH_S = 5.0
@@ -78,7 +78,7 @@ def plan_environment(
 
 
 def _program_folders(world: World) -> tuple[str, ...]:
-    """The folders of SLURM's commands. A folder of PATH may hang: then none is found."""
+    """The folders of our command and of SLURM's. A folder of PATH may hang: then none is found."""
     import shutil
 
     path = world.environ.get("PATH")

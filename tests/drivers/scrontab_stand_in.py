@@ -106,8 +106,8 @@ def main(arguments: list[str]) -> int:
             print("There are errors in your crontab.")
             return 1
         state["jobs"] = []
-        for first, last, options, spec, command in entries:
-            command = command.decode("utf-8", "surrogateescape")
+        for first, last, options, spec, raw in entries:
+            command = raw.decode("utf-8", "surrogateescape")
             state["jobs"].append(
                 {
                     "id": state["next"],
