@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from resilience.actions import cron_notes
 from resilience.actions.alert_routes import channels, routes_of
 from resilience.actions.alert_state import open_alert_state
 from resilience.actions.alerts import NO_CHANNEL
@@ -26,6 +27,10 @@ def deliver(project: Project, *, patient: bool = False, deadline_s: float = 300.
     """
     state, routes, world = open_alert_state(project), routes_of(project), project.world
     state.bring_home()
+    if not state.trouble and cron_notes.is_noted(project):
+        from resilience.actions.notify import notify
+
+        notify(project, (), deliver_s=0.0)  # into the outbox, with what waits there already
     end = world.clock.monotonic() + deadline_s
     failed: set[str] = set()
     while True:

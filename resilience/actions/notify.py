@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from resilience.actions import cron_notes
 from resilience.actions.alert_state import AlertState, open_alert_state
 from resilience.actions.project import Project
 from resilience.alerting.grouping import Letter
@@ -48,7 +49,10 @@ def notify(project: Project, reports: Sequence[Report], *, deliver_s: float = DE
         host=world.host.name,
         project=str(project.loaded.project),
     )
-    told = notifier.tell(reports, world.clock.now())
+    noted = () if state.trouble else cron_notes.noted(project, reports)
+    told = notifier.tell((*reports, *noted), world.clock.now())
+    if not state.trouble:
+        cron_notes.forget(project)
     flushed = _deliver(project, state.outbox, deliver_s)
     lines = [*(_line(letter) for letter in told.letters), *(_of(flushed) if flushed is not None else ())]
     if moved:

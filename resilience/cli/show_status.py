@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from resilience.actions.cron_late import late_notice
 from resilience.actions.fold_jobs import JobRow
 from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table
@@ -33,12 +34,16 @@ def show_status(
     """Look and print, once or every `watch_s` seconds; return the exit code: 75 when the scheduler did not answer."""
     while True:
         statuses = _look(project, run, fresh=fresh)
+        late = late_notice(project)
         if as_json:
-            print_json("status", {"runs": [_to_json(status) for status in statuses]})
+            told = {"cron": late} if late else {}
+            print_json("status", {"runs": [_to_json(status) for status in statuses], **told})
         else:
             if watch_s is not None and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
             _show(project, statuses, everything=everything)
+            if late:
+                print(f"{paint('cron', 'red')}  {clean(late)}")
         if watch_s is None:
             break
         sys.stdout.flush()

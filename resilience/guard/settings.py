@@ -30,6 +30,7 @@ class GuardSettings:
         save_switch: whether `switches/save` makes it save.
         switch_owners: whose switch files are obeyed: owner, group or any. Default: what the folder's mode allows.
         superseded: whether a newer attempt of the run stops this one, without a save.
+        cron: whether a scheduler of cron that is late is told, in the journal and by an alert.
         signals: which signals ask to save and stop. A second INT takes effect at once; so does a second TERM, a second
             later and outside of a save.
         host_memory: whether the memory of the node, of the job's cgroups and of /dev/shm is watched.
@@ -68,6 +69,7 @@ class GuardSettings:
     save_switch: bool = True
     switch_owners: str = ""
     superseded: bool = True
+    cron: bool = True
     signals: tuple[str, ...] = ("USR1", "TERM")
     host_memory: bool = True
     host_memory_percent: float = 95.0

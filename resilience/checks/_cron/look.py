@@ -18,7 +18,7 @@ from resilience.model.cron import Heartbeat, Installation, Outcome, RunRecord
 from resilience.model.cron_settings import CronSettings
 from resilience.model.reading import Timed
 from resilience.quantities import format_duration
-from resilience.system.cron_folder import CronFolder
+from resilience.system.cron_folder import CronFolder, Damaged
 from resilience.system.files import read_regular
 
 TAIL_LINES = 15
@@ -68,9 +68,7 @@ def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None
     damaged = ""
     try:
         heartbeat = folder.heartbeat()
-    except StateDirectoryError as error:
-        if error.transient or not (folder.path / "heartbeat").is_file():
-            raise
+    except Damaged as error:
         damaged = error.message
     installation = _installation(folder)
     if heartbeat is None and not damaged and installation is None:

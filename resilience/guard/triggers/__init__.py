@@ -28,6 +28,10 @@ def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder,
             found.append(KillSwitch(switches))
         if settings.save_switch:
             found.append(SaveSwitch(switches))
+        if settings.cron:
+            from resilience.guard.triggers.late_cron import LateCron
+
+            found.append(LateCron(place, recorder))
     if settings.walltime:
         from resilience.guard.triggers.walltime import Walltime
 

@@ -13,6 +13,7 @@ from resilience.errors import StateDirectoryError
 from resilience.model.cron import Heartbeat, Installation, Outcome, RunRecord
 from resilience.model.reading import Timed
 from resilience.system.cron_folder import CronFolder
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 NOW = 1_800_000_000.0
 SETTINGS = CronCheckSettings()
@@ -86,10 +87,18 @@ def test_a_damaged_sign_of_life_is_seen_as_that(folder: CronFolder, content: str
     assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
+def test_a_folder_in_its_place_is_damage_as_well(folder: CronFolder) -> None:
+    (folder.path / "heartbeat").mkdir(parents=True)
+    assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
+
+
+@needs_root
 def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(folder: CronFolder) -> None:
-    folder.path.mkdir(parents=True)
-    (folder.path / "heartbeat").mkdir()
-    with pytest.raises(StateDirectoryError):
+    beat(folder)
+    (folder.path / "heartbeat").chmod(0o600)
+    folder.path.chmod(0o755)
+    open_the_way(folder.path / "heartbeat")
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError):
         look(folder, SETTINGS, {}, NOW)
 
 

@@ -24,7 +24,7 @@ from resilience.guard.watch import asked_here, name_of
 from tests.system.people import needs_root
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "guard.md"
-OF_A_RUN = ["finished", "stop", "superseded", "kill", "save"]
+OF_A_RUN = ["finished", "stop", "superseded", "kill", "save", "cron"]
 OF_EVERY_JOB = ["walltime", "host_memory", "shared_memory", "gpu_memory"]
 ASKED_BY_THE_STEP = {Signals.name, Loss.name}
 """The guard has them always; what switches them off makes them ask for nothing."""
