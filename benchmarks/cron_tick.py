@@ -89,8 +89,10 @@ def _count_system_calls(program: Program, output: Path) -> int:
     done = subprocess.run(argv, env=dict(program.env), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise BenchmarkError(f"strace: {done.stderr.strip()[-300:]}")
-    (total,) = (line.split() for line in output.read_text().splitlines() if line.endswith(" total"))
-    return int(next(word for word in total[2:] if word.isdigit()))
+    # % time, seconds, usecs/call, calls, errors (or nothing), name: strace(1). The sum at the end lacks columns in old
+    # releases.
+    rows = [line.split() for line in output.read_text().splitlines()]
+    return sum(int(row[3]) for row in rows if len(row) >= 5 and row[3].isdigit() and row[-1] != "total")
 
 
 def _jobs_of_a_day(settings: CronSettings, drop_ins: int) -> tuple[Claim, ...]:

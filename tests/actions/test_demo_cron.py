@@ -32,8 +32,8 @@ def test_the_scheduler_outlives_its_node_and_its_watchdog_tells(tmp_path: Path) 
 
 def test_a_watchdog_that_tells_nobody_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same act, with a disk that does not fill: it must not end well by itself."""
-    monkeypatch.setattr(demo_cron, "PATIENCE_S", 8.0)
-    monkeypatch.setattr(Disk, "fill", lambda disk: None)
+    monkeypatch.setattr(demo_cron, "PATIENCE_S", demo_cron.PATIENCE_S)
+    monkeypatch.setattr(Disk, "fill", lambda disk: setattr(demo_cron, "PATIENCE_S", 3.0))
     told: list[str] = []
     with pytest.raises(DemoFailed, match="nobody was told of the full disk"):
         play_cron(a_world(tmp_path, NoMount()), tmp_path / "cron", say=told.append)
