@@ -76,7 +76,7 @@ def test_patience_is_the_settings_or_the_scheduler_s_own(project: Project) -> No
     from resilience.model.cron_settings import CronSettings
 
     strict = replace(project.loaded.settings, cron=CronSettings(late_s=10))
-    assert late_notice(replace(project, loaded=replace(project.loaded, settings=strict)))
+    assert late_notice(replace(project, loaded=project.loaded._replace(settings=strict)))
 
 
 @pytest.mark.timeout(30)
