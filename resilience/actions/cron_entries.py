@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +154,7 @@ def row_of(
         path=entry.path,
         words=schedule_in_words(entry.schedule, entry.zone),
         kind=entry.kind.value,
-        command="" if entry.path else redact(" ".join(entry.argv)),
+        command="" if entry.path else redact(shlex.join(entry.argv)),
         timeout_s=entry.options.timeout_s,
         options=unusual_options(entry.options, usual),
         next=next_run(entry, now),

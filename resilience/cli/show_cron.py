@@ -204,7 +204,7 @@ def show_listing(found: Listing, now: float, folder: Path) -> None:
 
 
 def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
-    timeout = format_duration(row.timeout_s) if row.timeout_s else "none"
+    timeout = "" if row.kind == "submit" else format_duration(row.timeout_s) if row.timeout_s else "none"
     options = " ".join(f"{key}={value}" if value else key for key, value in row.options.items() if key != "timeout")
     upcoming = "now" if row.is_due else when(row.next, now) if row.next is not None else "-"
     command = row.command if len(row.command) <= 60 else f"{row.command[:57]}..."
