@@ -150,7 +150,7 @@ class Bounded:
         return head + line_break + f"... {said} left out ...\n".encode() + self._secrets.redact(tail[begin:])
 
     def _head_end(self) -> int:
-        line_end = self._head.rfind(b"\n", max(self._given, self._half - _LINE_BYTES), self._half)
+        line_end = self._head.rfind(b"\n", max(0, self._half - _LINE_BYTES), self._half)
         cut = line_end + 1 if line_end >= 0 else self._half
         return self._secrets.end_of(self._head, max(cut, self._given))
 
