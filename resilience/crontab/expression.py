@@ -67,11 +67,12 @@ def parse_schedule(text: str, zone: str = "") -> Schedule:
             f"{text.strip()!r} has {len(words)} fields, and a schedule has five",
             hint=f"write {fields}: `30 4 * * *` is every day at 04:30",
         )
-    for word, (name, low, high, names) in zip(words, _FIELDS, strict=True):
-        _check_field(word, name, low, high, names)
-    expression = " ".join(words)
+    expression = " ".join(
+        _read_field(word, name, low, high, names)
+        for word, (name, low, high, names) in zip(words, _FIELDS, strict=True)
+    )
     _check_that_it_comes(expression)
-    return Schedule(expression, zone, expression)
+    return Schedule(" ".join(words), zone, expression)
 
 
 def _parse_every(words: list[str]) -> int:
@@ -94,8 +95,12 @@ def _alias_hint(word: str) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
-def _check_field(word: str, name: str, low: int, high: int, names: Sequence[str]) -> None:
-    """Hold one field against cron's grammar: what is no list of `*`, `A`, `A-B`, `*/N` and `A-B/N` is refused."""
+def _read_field(word: str, name: str, low: int, high: int, names: Sequence[str]) -> str:
+    """Hold one field against cron's grammar: what is no list of `*`, `A`, `A-B`, `*/N` and `A-B/N` is refused.
+
+    Return it as cronsim takes it for the same: of `4-4/7` it would make 4-59/7.
+    """
+    terms = []
     for term in word.split(","):
         match = re.fullmatch(_TERM, term)
         if match is None:
@@ -107,6 +112,7 @@ def _check_field(word: str, name: str, low: int, high: int, names: Sequence[str]
             wrapped = f"{match['first']}-{names[-1] if names else high},{names[0] if names else low}-{match['last']}"
             hint = "write SUN as 7: 5-7" if name == _FIELDS[4][0] and ends[1] == 0 else f"write {wrapped}"
             raise ScheduleError(f"{name}: the range {term!r} ends before it begins, so it never comes", hint=hint)
+        terms.append(term if len(set(ends)) != 1 else str(ends[0]))
         if not match["stepped"]:
             continue
         if int(match["step"]) == 0:
@@ -116,6 +122,7 @@ def _check_field(word: str, name: str, low: int, high: int, names: Sequence[str]
             raise ScheduleError(
                 f"{name}: {term!r} has a step and no range", hint=f"write {match['first']}-{high}{match['stepped']}"
             )
+    return ",".join(terms)
 
 
 def _number(text: str, name: str, low: int, high: int, names: Sequence[str]) -> int:

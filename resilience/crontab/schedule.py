@@ -154,6 +154,8 @@ def _matches(expression: str, start: int, end: int) -> int:
 
     fields = fields_of(expression)
     minutes = sorted(60 * hour + minute for hour in fields.hours for minute in fields.minutes)
+    if end <= start:  # where clocks are set back
+        return 0
     first_day, first = divmod(-(-start // 60), 1440)
     last_day, last = divmod(-(-end // 60), 1440)
     epoch = date(1970, 1, 1).toordinal()
