@@ -14,6 +14,8 @@ umask "$file_mask"
 folder=$state/driver
 job=${SLURM_JOB_ID:-0}
 ended=''
+# Where the state directory is not there or hangs, the copy that SLURM keeps for this job still is.
+script=$0
 
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T %s\n' -1 "$*"; }
 
@@ -29,23 +31,25 @@ pause() {
 }
 
 # Look at the state directory in a child, because it may hang: 0 ours, 10 not there, 11 stopped, 12 somebody else's,
-# 13 no answer within a minute.
+# 13 no answer within a minute, 14 ours, but without the batch script.
 look_at_state() {
   local child i
+  script=$0
   (
     [[ -d $state ]] || exit 10
     [[ ! -e $state/stop ]] || exit 11
     [[ -e $state/driver.json ]] || exit 12
     text=$(<"$state/driver.json") || exit 13
     [[ $text == *"\"$token\""* ]] || exit 12
+    [[ -r $folder/job.bash ]] || exit 14
   ) </dev/null >/dev/null 2>&1 &
   child=$!
   for ((i = 0; i < 600; i++)); do
     kill -0 "$child" 2>/dev/null || {
-      wait "$child"
+      wait "$child" && script=$folder/job.bash
       return
     }
-    ((i < 20)) && sleep 0.02 || sleep 0.1
+    sleep "0.$((i < 20 ? 0 : 1))2"
   done
   return 13
 }
@@ -62,7 +66,7 @@ others() {
 
 # queue_one DELAY_S ARGUMENT...: submit a job of the chain that begins no sooner; a pulse at its slot.
 queue_one() {
-  local delay_s=$1 script=$folder/job.bash seed=$job letter=d now
+  local delay_s=$1 seed=$job letter=d now
   shift
   printf -v now '%(%s)T' -1
   if [[ $mode == pulse ]]; then
@@ -71,15 +75,13 @@ queue_one() {
     ((seed > now)) || seed=$((now / pulse_s * pulse_s + pulse_s))
     delay_s=$((seed - now))
   fi
-  # Where the state directory is not there, the copy that SLURM keeps for this job still is.
-  [[ -r $script ]] || script=$0
   (cd / && client sbatch --parsable --comment="resil:.cron:$token-$letter$seed.bash$now" --begin="now+$delay_s" \
     "${options[@]}" "$script" "$@" slot="$([[ $mode == pulse ]] && echo "$seed")" 2>&1)
 }
 
 # keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends.
 keep_chain() {
-  local pause_s=5 there said found
+  local pause_s=2 there said found
   while :; do
     look_at_state
     found=$?
@@ -107,7 +109,7 @@ revive() {
   local mark there said now
   look_at_state
   case $? in
-    0) ;;
+    0 | 14) ;;
     11) say "the scheduler was stopped on purpose" && return 0 ;;
     10 | 12) say "this scheduler is not installed any more" && return 0 ;;
     *) say "the state directory does not answer: nothing was looked at" && return 75 ;;
@@ -147,7 +149,7 @@ revive() {
 tell_history() { # One line for the history of the chain, for those who look on from other machines.
   local now text=${1//[\\\"]/ }
   printf -v now '%(%s)T' -1
-  [[ -d $state/history ]] || return 0
+  mkdir -p "$state/history" || return 0
   printf '{"name":"scheduler","slot":%d,"outcome":"failed","time":%d,"exit_code":%d,"job_id":"%s","host":"%s","summary":"%s"}\n' \
     "$now" "$now" "$2" "$job" "${SLURMD_NODENAME-}" "${text//[$'\n\t']/ }" >>"$state/history/scheduler.jsonl"
 } 2>/dev/null
@@ -162,7 +164,9 @@ main() {
   look_at_state
   found=$?
   # Not by --output: a job whose output cannot be opened is lost before its first line.
-  ((found == 10 || found == 13)) || { : >>"$folder/$job.out"; } 2>/dev/null && exec >>"$folder/$job.out" 2>&1
+  if ((found != 10 && found != 13)) && { : >>"$folder/$job.out"; } 2>/dev/null; then
+    exec >>"$folder/$job.out" 2>&1
+  fi
   case $found in
     11) say "stopped on purpose: no successor" && return 0 ;;
     12) say "this installation is not the one that counts any more: no successor" && return 0 ;;

@@ -1,4 +1,4 @@
-"""The batch script of the scheduler's jobs, and the options they are submitted with. Pure, but for the file it reads."""
+"""The batch script of the scheduler's jobs, and their options. Pure, but for the file it reads."""
 
 from __future__ import annotations
 

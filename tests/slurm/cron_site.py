@@ -1,0 +1,143 @@
+"""A person's project on the test cluster whose scheduler is a chain of jobs, and what can be seen of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resilience.model.cron import Outcome, RunRecord
+from resilience.system.cron_folder import CronFolder
+from tests.slurm.cluster import Cluster
+from tests.slurm.processes import until
+
+SETTINGS = """\
+[cron]
+backend = "slurm"
+mode = "{mode}"
+tick_s = 1
+pulse_s = {pulse_s}
+time_limit_s = {limit_s}
+pulse_limit_s = 60
+jitter_s = 0
+{more}
+[cron.sbatch]
+mem = "500M"
+{sbatch}
+"""
+
+
+class Row(NamedTuple):
+    """One job of the chain, as squeue shows it."""
+
+    id: str
+    state: str
+    comment: str
+    reason: str
+    node: str
+
+
+@dataclass
+class Site:
+    """One project folder of one user."""
+
+    cluster: Cluster
+    name: str
+    user: str
+    mode: str = "daemon"
+    pulse_s: int = 3
+    limit_s: int = 600
+    crontab: str = "@every 2s /bin/true # resil: name=beat catch_up=none\n"
+    more: str = ""
+    sbatch: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.shared / self.name
+
+    @property
+    def state(self) -> Path:
+        return self.folder / ".resil" / ".cron"
+
+    @property
+    def cron(self) -> CronFolder:
+        return CronFolder(self.folder / ".resil")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        self.cluster.run(["mkdir", "-p", str(path.parent)], self.user, cwd="/", check=True)
+        self.cluster.run(["tee", str(path)], self.user, cwd="/", input=text, check=True)
+
+    def make(self) -> Site:
+        settings = SETTINGS.format(
+            mode=self.mode, pulse_s=self.pulse_s, limit_s=self.limit_s, more=self.more, sbatch=self.sbatch
+        )
+        self.write("resil.toml", settings)
+        self.write("cron/crontab", self.crontab)
+        return self
+
+    def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder, timeout=120, env=self.env)
+
+    def install(self, *words: str) -> str:
+        done = self.resil("cron", "install", "--backend", "slurm", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def revive(self) -> subprocess.CompletedProcess[str]:
+        return self.cluster.run(["bash", str(self.state / "revive.bash")], self.user, cwd="/")
+
+    # ---- what can be seen -------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> str:
+        return str(json.loads((self.state / "driver.json").read_text())["token"])
+
+    def rows(self) -> list[Row]:
+        """All jobs of the chain that SLURM remembers, oldest first. (No name says so: this project's token does.)"""
+        mark = f"resil:.cron:{self.token}-"
+        rows = [Row(*line.split("|")) for line in self.cluster.squeue("%A|%T|%k|%r|%N", "-u", self.user)]
+        return sorted((row for row in rows if mark in row.comment), key=lambda row: int(row.id))
+
+    def waiting(self) -> list[Row]:
+        return [row for row in self.rows() if row.state == "PENDING"]
+
+    def running(self) -> list[Row]:
+        return [row for row in self.rows() if row.state == "RUNNING"]
+
+    def is_whole(self) -> bool:
+        return len(self.running()) == 1 and len(self.waiting()) == 2
+
+    def runs(self, key: str = "crontab+beat") -> list[RunRecord]:
+        return [run for run in self.cron.history(key) if run.outcome is not Outcome.MISSED]
+
+    def chain(self) -> list[RunRecord]:
+        """The chain's own history."""
+        return list(self.cron.history("scheduler"))
+
+    def log(self) -> str:
+        parts = sorted((self.state / "driver").glob("*.out"), key=lambda path: int(path.stem))
+        return "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in parts)
+
+    def ticks_on(self, what: str = "the scheduler to tick on", timeout_s: float = 60) -> None:
+        """Wait for a run whose slot is after now."""
+        before = max((run.slot for run in self.runs()), default=0)
+        try:
+            until(lambda: max((run.slot for run in self.runs()), default=0) > before + 2, what, timeout_s, 0.1)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.rows()}\n{self.log()}") from None
+
+    def each_slot_ran_once(self, key: str = "crontab+beat") -> None:
+        """By the histories' own lines, of which there is one for each begin or end."""
+        path = self.state / "history" / f"{key}.jsonl"
+        ends: dict[int, int] = {}
+        for line in path.read_text().splitlines():
+            record: dict[str, Any] = json.loads(line)
+            if record["outcome"] in ("done", "failed"):
+                ends[record["slot"]] = ends.get(record["slot"], 0) + 1
+        assert ends
+        assert set(ends.values()) == {1}, {slot: count for slot, count in ends.items() if count > 1}
