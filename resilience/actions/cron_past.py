@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from resilience.errors import StateDirectoryError
 from resilience.model.cron import Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.system.cron_folder import Damaged, Seen
-from resilience.system.cron_slots import AHEAD_S
+from resilience.system.cron_slots import AHEAD_S, machine
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
@@ -39,11 +39,12 @@ class Past:
 
     Attributes:
         lines: what was found wrong, one sentence each, for people.
+        life_began: when the scheduler's life on this boot of this machine began, where an entry wants to know.
     """
 
     def __init__(self, cron: CronProject, now: float, period_s: float) -> None:
         self._cron, self._now, self._period_s = cron, now, period_s
-        self._seen: dict[str, Seen] = {}
+        self.life_began: float | None = None
         self._before: Heartbeat | None = None
         self.lines: tuple[str, ...] = ()
 
@@ -75,7 +76,7 @@ class Past:
         A new entry's past begins with the tick before: nobody could have run it earlier.
         """
         state = self._cron.state
-        self._seen = seen = self._sound("seen", state.seen, dict[str, Seen]())
+        seen = self._sound("seen", state.seen, dict[str, Seen]())
         taken = state.slots.taken()
         since = int(self._now)
         if before is not None:
@@ -88,29 +89,28 @@ class Past:
                 self._forget_ahead(key, slots, ahead, kept)
             elif key not in new and slots[-1] < self._now - FORGOTTEN_S:
                 state.slots.forget(key, slots)
+        self.life_began = self._life(table, kept)
+        is_born = self.life_began == int(self._now)
         for key, schedule in new.items():
             # Damaged or lost memory: what was taken tells as well that it is not new.
-            is_lost = not seen and key in taken
-            kept.setdefault(key, Seen(taken[key][-1] if is_lost and taken[key] else since, schedule))
+            is_lost = not seen and bool(taken.get(key))
+            known = taken[key][-1] if is_lost else since - 1 if is_born and _is_reboot(schedule) else since
+            kept.setdefault(key, Seen(known, schedule))
         if kept != seen:
             state.note_seen(kept)
-        self._seen = kept
         return {key: max([kept[key].since, *taken.get(key, [])[-1:]]) for key in new}
 
-    def life_began(self, table: Table) -> float | None:
+    def _life(self, table: Table, seen: dict[str, Seen]) -> float | None:
         """When the scheduler's life on this boot of this machine began, where an entry wants to know: `@reboot`."""
-        if not any(entry.schedule.strip().lower() == "@reboot" for entry in table.entries):
+        if not any(_is_reboot(_schedule(entry)) for entry in table.entries):
             return None
-        from resilience.system.cron_slots import machine
-
         key = f"@{machine()}"
-        if key not in self._seen:
-            boots = sorted((k for k in self._seen if k[:1] == "@"), key=lambda k: self._seen[k].since)
+        if key not in seen:
+            boots = sorted((k for k in seen if k[:1] == "@"), key=lambda k: seen[k].since)
             for old in boots[: -_MACHINES + 1]:
-                del self._seen[old]
-            self._seen[key] = Seen(int(self._alive_since_boot() or self._now))
-            self._cron.state.note_seen(self._seen)
-        return float(self._seen[key].since)
+                del seen[old]
+            seen[key] = Seen(int(self._alive_since_boot() or self._now))
+        return float(seen[key].since)
 
     def _alive_since_boot(self) -> float | None:
         """Since when there were ticks on this boot of this machine, before anybody asked; None: there were none."""
@@ -188,6 +188,10 @@ def _marks(cron: CronProject) -> Sequence[str]:
 
 def _schedule(entry: Entry) -> str:
     return f"{entry.zone} {entry.schedule}".strip()
+
+
+def _is_reboot(schedule: str) -> bool:
+    return schedule.lower().endswith("@reboot")
 
 
 def _ago(seconds: float) -> str:

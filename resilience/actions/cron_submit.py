@@ -117,6 +117,8 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
     Each claim is taken over first: by this process and no other. What the scheduler could not be asked about stays
     claimed: whoever looks next, takes it over. Raise SchedulerUnavailable then, at the end.
     """
+    from resilience.crontab.history import add, shorten
+
     state, now = cron.state, cron.project.world.clock.now
     by_key = {entry.key: entry for entry in entries}
     mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
@@ -149,8 +151,9 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
             break
         if record.outcome is Outcome.SUBMITTED:
             alive.setdefault(claim.key, []).append(_remember(cron, claim.key, record))
-        state.record(claim.key, record)
+        add(state, claim.key, record)
         state.slots.close(claim)
+        shorten(state, claim.key)
         yield record
     if trouble is not None:
         raise trouble

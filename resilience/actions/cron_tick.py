@@ -293,7 +293,7 @@ class Ticker:
 
         now = self._clock.now()
         claims = []
-        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began(table)):
+        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began):
             if not self._fits(one.entry, now):
                 continue
             claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), now)

@@ -18,7 +18,7 @@ from pathlib import Path
 from resilience.errors import StateDirectoryError
 from resilience.model.cron import Outcome, RunRecord
 from resilience.system.cron_folder import CronFolder
-from resilience.system.files import append_line, explain_os_error, make_folder, write_atomic
+from resilience.system.files import explain_os_error, write_atomic
 
 MOST_LINES = 1000
 """Beyond this, the history is written anew."""
@@ -36,9 +36,8 @@ _AGAIN = 3
 def add(folder: CronFolder, key: str, run: RunRecord) -> None:
     """Add a line to an entry's history, and see to it that it stands there. Raise StateDirectoryError if it cannot."""
     path = folder.path / "history" / f"{key}.jsonl"
-    make_folder(path.parent, mode=folder.folder_mode)
     for _ in range(_AGAIN):
-        append_line(path, run.to_json(), mode=folder.file_mode, sync=False)
+        folder.record(key, run)
         if _stands(path, run):
             return
 

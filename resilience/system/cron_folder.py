@@ -23,9 +23,6 @@ from resilience.system.files import append_line, explain_os_error, make_folder, 
 FOLDER = ".cron"
 """In the state directory, beside the runs."""
 
-HISTORY_BYTES = 256 * 1024
-"""A history that is longer is put aside, as `<key>.jsonl.old`, and a new one is begun: about a thousand runs each."""
-
 
 class CronFolder:
     """What is remembered of the scheduler of one project.
@@ -125,20 +122,16 @@ class CronFolder:
         else:
             if not stat.S_ISREG(info.st_mode):  # a FIFO, a folder, a link to somewhere else
                 self.set_aside(f"history/{key}.jsonl")
-            elif info.st_size > HISTORY_BYTES:
-                with suppress(OSError):
-                    path.replace(folder / f"{key}.jsonl.old")
         append_line(path, run.to_json(), mode=self.file_mode, sync=False)
 
     def history(self, key: str) -> tuple[RunRecord, ...]:
         """What became of an entry's slots, oldest first; of each slot the last that is known."""
         found: dict[int, RunRecord] = {}
-        for name in (f"{key}.jsonl.old", f"{key}.jsonl"):
-            for record in self._lines(self.path / "history" / name):
-                with suppress(KeyError, TypeError, ValueError):
-                    run = RunRecord.from_json(record)
-                    if not (run.outcome is Outcome.RUNNING and run.slot in found):
-                        found[run.slot] = run
+        for record in self._lines(self.path / "history" / f"{key}.jsonl"):
+            with suppress(KeyError, TypeError, ValueError):
+                run = RunRecord.from_json(record)
+                if not (run.outcome is Outcome.RUNNING and run.slot in found):
+                    found[run.slot] = run
         return tuple(found[slot] for slot in sorted(found))
 
     def beginnings(self, key: str, slot: int) -> int:
@@ -159,7 +152,7 @@ class CronFolder:
         yield from self.slots.taken()
         with suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path / "history")  # noqa: PTH208 - names only
-            yield from (name.partition(".jsonl")[0] for name in names if ".jsonl" in name and name[0] != ".")
+            yield from (n.removesuffix(".jsonl") for n in names if n.endswith(".jsonl") and n[0] != ".")
 
     # ---- the scheduler itself ---------------------------------------------------------------------------------
 
