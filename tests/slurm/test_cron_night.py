@@ -155,7 +155,7 @@ def test_the_schedulers_node_dies_and_the_full_disk_is_told_all_the_same(
         until(lambda: bool(project.ran("cron.hourly/count-slots")), "the dropped script to run", 30)
         project.write("cron/crontab", CRONTAB)
         until(lambda: bool(project.ran("crontab/count")), "the crontab to run", 30)
-        until(lambda: "watch" in project.must("cron", "history", "watch"), "the watchdog to look", 30)
+        until(lambda: "done: FS OK" in project.must("cron", "history", "watch"), "the watchdog to look", 30, 0.5)
 
         # Its node dies, and then the disk fills up.
         first = project.ticking_job()
