@@ -202,9 +202,9 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
     except ResilError as error:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
     folder = path
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
         with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
             probe.write(b"can write\n")
             probe.flush()

@@ -117,7 +117,7 @@ def outcome_text(run: RunRecord) -> str:
         text += f" as job {run.job_id}"
     elif run.exit_code is not None and run.outcome is Outcome.FAILED:
         text += f", exit code {run.exit_code}"
-    if run.summary and run.outcome.is_failure:
+    if run.summary and run.outcome.is_failure and run.summary not in text:
         summary = clean(run.summary)
         text += f": {summary if len(summary) <= _SUMMARY_CHARACTERS else summary[: _SUMMARY_CHARACTERS - 3] + '...'}"
     return text
