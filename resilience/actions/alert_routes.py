@@ -24,6 +24,28 @@ def channels() -> Family:
     return Family("channels", "CHANNEL")
 
 
+class Routes(dict[str, "Route"]):
+    """Routes by channel. Those of MAILTO are in no settings: they are found when something waits for them."""
+
+    def __init__(self, project: Project, known: dict[str, Route]) -> None:
+        super().__init__(known)
+        self._project = project
+
+    def __missing__(self, name: str) -> Route:
+        route: Route | None = self.get(name)
+        if route is None:
+            raise KeyError(name)
+        return route
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict."""
+        if name in self:
+            return self[name]
+        from resilience.actions.cron_mail import mail_route
+
+        return mail_route(self._project, name) or default
+
+
 def routes_of(project: Project, also: str = "") -> dict[str, Route]:
     """A route for each channel: those that [alert] names, every table [channel.NAME], and `also`, which was typed."""
     from resilience.alerting.sending import Route
@@ -37,7 +59,7 @@ def routes_of(project: Project, also: str = "") -> dict[str, Route]:
             *filter(None, [also]),
         )
     )
-    return {name: Route(_loader(project, name)) for name in names}
+    return Routes(project, {name: Route(_loader(project, name)) for name in names})
 
 
 def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:

@@ -50,10 +50,11 @@ class Detached:
             self._alive = -1
 
 
-def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1) -> Detached:
+def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1, keep_stderr: bool = False) -> Detached:
     """Have a child do something; it is killed after `limit_s`, and whatever it raises is lost.
 
-    `keep`: a descriptor that it shall still have; all others are closed there. Raise OSError if there is no room for
+    `keep`: a descriptor that it shall still have; all others are closed there. `keep_stderr`: what it says on standard
+    error appears there; whoever reads from a pipe then waits for its end. Raise OSError if there is no room for
     another process.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -62,7 +63,7 @@ def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1) 
     try:
         middle = _fork()
         if middle == 0:
-            _begin(work, limit_s, {writing, keep})
+            _begin(work, limit_s, {writing, keep}, keep_stderr)
     except OSError:
         os.close(reading)
         raise
@@ -84,7 +85,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _begin(work: Callable[[], None], limit_s: float, keep: set[int]) -> NoReturn:
+def _begin(work: Callable[[], None], limit_s: float, keep: set[int], keep_stderr: bool) -> NoReturn:
     code = 1
     try:
         os.setsid()
@@ -96,22 +97,24 @@ def _begin(work: Callable[[], None], limit_s: float, keep: set[int]) -> NoReturn
         signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends us, whatever we wait for
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         gc.disable()
-        _cut_loose(keep)
+        _cut_loose(keep, keep_stderr)
         work()
         code = 0
     finally:
         os._exit(code)
 
 
-def _cut_loose(keep: set[int]) -> None:
+def _cut_loose(keep: set[int], keep_stderr: bool) -> None:
     """Let go of everything that our maker had open; what it has written and not flushed yet stays its own."""
     import io
 
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
+    for descriptor in range(2 if keep_stderr else 3):
         os.dup2(nowhere, descriptor)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
         if int(name) > 2 and int(name) not in keep:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))
     sys.stdout = sys.stderr = io.StringIO()
+    if keep_stderr:
+        sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
