@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -142,6 +140,12 @@ class _Job:
         end: when SLURM ends the job, seconds since the epoch.
         leaving: when it was told that its end is near; None: it was not.
         ended: there shall be no chain any more.
+        is_told_to_go: it was sent SIGTERM.
+        keeper: the process that sees to the successors; None: there is none.
+        keeper_since: when it was started.
+        next_look: when the next one is.
+        next_glance: when it is looked next whether the scheduler is stopped.
+        troubles: how many of them in a row could not do all they should.
     """
 
     cron: CronProject
@@ -151,7 +155,8 @@ class _Job:
     limit_s: float = 0.0
     leaving: float | None = None
     ended: bool = False
-    keeper: subprocess.Popen[bytes] | None = None
+    is_told_to_go: bool = False
+    keeper: int | None = None
     keeper_since: float = 0.0
     next_look: float = 0.0
     next_glance: float = 0.0
@@ -170,6 +175,8 @@ class _Job:
         self.end = _end_time(environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_START_TIME", ""),
                              self.limit_s, self._now())  # fmt: skip
         signal.signal(signal.SIGUSR1, self._told_of_end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._told_to_go)
         self._start_keeper()
         self._wait_for_keeper(min(FIRST_LOOK_S, self.limit_s / 4))
         until = self.end - lead_s(self.limit_s)
@@ -200,7 +207,7 @@ class _Job:
 
     def _glance(self) -> bool:
         self._tend_keeper()
-        return False
+        return self.is_told_to_go
 
     def _is_time_to_go(self) -> bool:
         """Asked by the loop all the time: sees to the successors by the way."""
@@ -212,6 +219,8 @@ class _Job:
             self.next_glance = now + min(ENDED_EVERY_S, self._look_every_s)
             self.ended = self.ended or self._is_ended()
         near = now >= self.end - min(HAND_OVER_S, self.limit_s / 4)
+        if self.is_told_to_go:
+            return True
         if not (near or self.ended or self.leaving is not None):
             return False
         if self.leaving is not None and now >= self.leaving:
@@ -246,6 +255,10 @@ class _Job:
         if self.leaving is None:
             self.leaving = self._now() + lead_s(self.limit_s) / 2
 
+    def _told_to_go(self, _number: int, _frame: FrameType | None) -> None:
+        """Scancel, or the time limit itself: KillWait (30 s, mostly) is left."""
+        self.is_told_to_go = True
+
     # ---- the successors ---------------------------------------------------------------------------------------
 
     @property
@@ -253,24 +266,38 @@ class _Job:
         return max(5.0, min(LOOK_EVERY_S, self.limit_s / 20))
 
     def _start_keeper(self) -> None:
-        words = [sys.executable, "-P", "-m", "resilience", "cron", "job", "--token", self.told.token]
-        words += ["--scheduler", self.told.scheduler, "--slot", str(self.told.slot), "--keep"]
+        """A copy of this process, which has one thread and all modules: a new interpreter would take half a second."""
         self.keeper_since = self._now()
         self.next_look = self.keeper_since + self._look_every_s
         try:
-            self.keeper = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+            self.keeper = os.fork()
         except OSError as error:
             _say(f"the successors cannot be seen to: {error}")
+            return
+        if self.keeper == 0:
+            code = EX_TEMPFAIL
+            try:
+                for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                code = keep(self.cron, self.installation, self.told)
+            except BaseException as error:
+                _say(f"the successors cannot be seen to: {type(error).__name__}: {error}")
+            finally:
+                os._exit(code)
 
     def _tend_keeper(self) -> int | None:
         """Its exit code if it has just ended."""
         if self.keeper is None:
             return None
-        code = self.keeper.poll()
-        if code is None:
+        try:
+            pid, status = os.waitpid(self.keeper, os.WNOHANG)
+        except ChildProcessError:  # somebody else has waited for it
+            pid, status = self.keeper, EX_TEMPFAIL << 8
+        if pid == 0:
             if self._now() - self.keeper_since > KEEP_WITHIN_S:
-                self.keeper.kill()
+                os.kill(self.keeper, signal.SIGKILL)
             return None
+        code = os.waitstatus_to_exitcode(status)
         self.keeper = None
         self.ended = self.ended or code == EXIT_ENDED
         self.troubles = 0 if code in (0, EXIT_ENDED) else self.troubles + 1
@@ -301,8 +328,8 @@ class _Job:
 
     def _end_keeper(self) -> None:
         if self.keeper is not None:
-            self.keeper.kill()
-            self.keeper.wait()
+            os.kill(self.keeper, signal.SIGKILL)
+            os.waitpid(self.keeper, 0)
             self.keeper = None
 
     def _now(self) -> float:
