@@ -37,7 +37,7 @@ class Crontab:
         """As programs.Program.read."""
         done = programs.ask(scene, ["crontab", "-l"])
         if done.returncode == 0:
-            return done.stdout
+            return done.stdout if r"\r" not in done.stdout else self._raw(done.stdout, scene)
         text = (done.stderr or done.stdout).lower()
         # Vixie, Debian, cronie: `no crontab for alice`; busybox and dcron: `can't open 'alice': No such file ...`.
         if "no crontab for" in text or ("can't open" in text and "no such file" in text):
@@ -50,6 +50,20 @@ class Crontab:
                 f"crontab is not for you here: {said}", hint="an administrator allows it in /etc/cron.allow"
             )
         raise programs.NoAnswer(f"crontab -l failed: {said}", transient=True)
+
+    def _raw(self, listed: str, scene: Scene) -> str:
+        r"""The table as it is. Debian's `crontab -l` lists a carriage return as the two characters `\r`.
+
+        Written back, that would be what the line runs. `crontab -e` hands the file itself to an editor; ours writes it out.
+        """
+        done = programs.ask(scene, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+        raw = done.stdout
+        if done.returncode == 0 and listed in (raw, raw.replace("\r", r"\r")):
+            return raw
+        raise programs.NoAnswer(
+            "the crontab has carriage returns in it, and cannot be read as it is",
+            hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
+        )
 
     def write(self, table: str, scene: Scene) -> None:
         """As programs.Program.write."""

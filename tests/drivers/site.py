@@ -18,10 +18,13 @@ from resilience.model.submission import Submission, Submitted
 from resilience.system.scene import Scene
 from tests.fakes import ME, NOW, FakeScheduler, make_project
 
+# As Debian's: a carriage return is listed as the two characters `\\r`, and only an editor sees the file as it is.
 CRONTAB = """\
 table="$SITE/crontab.table"
 case "$1" in
-  -l) [ -e "$table" ] || { echo "no crontab for $LOGNAME" >&2; exit 1; }; cat "$table" ;;
+  -l) [ -e "$table" ] || { echo "no crontab for $LOGNAME" >&2; exit 1; }; LC_ALL=C sed 's/\\r/\\\\r/g' "$table" ;;
+  -e) new=$(mktemp "$SITE/tmp.XXXXXX"); cat "$table" >"$new"; sh -c "$VISUAL $new" || exit 1
+    cmp -s "$new" "$table" && echo "No modification made" >&2; mv "$new" "$table" ;;
   -r) [ -e "$table" ] || { echo "no crontab for $LOGNAME" >&2; exit 1; }; rm "$table" ;;
   -) new=$(mktemp "$SITE/tmp.XXXXXX"); cat >"$new"; mv "$new" "$table" ;;
   *) echo "crontab: usage error: $*" >&2; exit 1 ;;

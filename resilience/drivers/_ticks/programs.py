@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from resilience.drivers._ticks.editing import without_header
@@ -57,11 +58,21 @@ class Program(Protocol):
         ...
 
 
-def ask(scene: Scene, argv: Sequence[str], *, timeout_s: float = 0.0, stdin: str = "") -> Completed:
-    """Run the program of a table, in plain English, within READ_S unless said otherwise. Raise NoAnswer if it gave none."""
-    env = {**scene.world.environ, "LC_ALL": "C"}
+def ask(
+    scene: Scene,
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 0.0,
+    stdin: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Completed:
+    """Run the program of a table, in plain English, within READ_S unless said otherwise.
+
+    Raise NoAnswer if it gave no answer.
+    """
+    whole = {**scene.world.environ, "LC_ALL": "C", **env}
     try:
-        return scene.world.runner.run(argv, timeout_s=timeout_s or READ_S, env=env, stdin=stdin)
+        return scene.world.runner.run(argv, timeout_s=timeout_s or READ_S, env=whole, stdin=stdin)
     except ProbeError as error:
         kind = NoAnswer if error.transient else NotForUs
         raise kind(error.message, hint=error.hint, transient=error.transient) from error
