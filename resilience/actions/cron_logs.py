@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.actions.cron_entries import find_name, known_names, slot_text
-from resilience.errors import ResilError, UsageError
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.model.cron import Outcome, RunRecord
 from resilience.model.presence import Liveness
 from resilience.system.files import explain_os_error, open_without_waiting
@@ -109,7 +110,10 @@ def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int
     except OSError as error:
         raise explain_os_error(error, "read", path) from error
     with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise StateDirectoryError(f"{path} is not a regular file")
+        size = info.st_size
         left_out = max(0, size - limit_bytes)
         file.seek(left_out)
         raw = file.read(limit_bytes)

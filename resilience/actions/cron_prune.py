@@ -26,8 +26,6 @@ GONE_S = 30 * 86400.0
 LEFTOVER_S = 86400.0
 """A temporary file older than this was left by a writer that crashed."""
 
-_OUTPUT_SUFFIXES = (".txt", ".out")
-
 
 @dataclass(frozen=True, slots=True)
 class Removal:
@@ -110,7 +108,8 @@ def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
         if is_gone and not any(run_key == key for run_key, _ in running):
             chosen, what = files, "gone entries"
         else:
-            chosen, what = _beyond(outputs, cron.settings.keep_runs, {s for k, s in running if k == key}), "outputs"
+            busy = {f"{slot}" for run_key, slot in running if run_key == key} | _jobs(cron, key)
+            chosen, what = _beyond(outputs, cron.settings.keep_runs, busy), "outputs"
         found |= {file.path: Removal(what, file.path, file.size_bytes) for file in chosen}
     driver = [file for file in _files(path / "driver") if file.path.suffix == ".out"]
     for file in sorted(driver, key=lambda file: file.written, reverse=True)[max(1, cron.settings.keep_runs) :]:
@@ -153,17 +152,29 @@ def _files_of(cron: CronProject, key: str) -> list[_File]:
     return files + list(_files(path / "output" / key))
 
 
-def _beyond(outputs: Sequence[_File], keep_runs: int, running: set[int]) -> list[_File]:
-    """The outputs beyond the newest `keep_runs`, by their slots; those of slots that run stay."""
-    counted = [(slot, file) for file in outputs if (slot := _slot_of(file.path)) is not None and slot not in running]
+def _beyond(outputs: Sequence[_File], keep_runs: int, busy: set[str]) -> list[_File]:
+    """The outputs beyond the newest `keep_runs`; those of what runs now stay."""
+    counted = [(age, file) for file in outputs if (age := _age(file)) is not None and _stem(file.path) not in busy]
     newest_first = sorted(counted, key=lambda one: (one[0], one[1].path.name), reverse=True)
     return [file for _, file in newest_first[max(0, keep_runs) :]]
 
 
-def _slot_of(path: Path) -> int | None:
-    """`1800000000` of `1800000000-2.txt`; None: it is no output."""
-    digits = path.name.partition(".")[0].partition("-")[0]
-    return int(digits) if path.suffix in _OUTPUT_SUFFIXES and digits.isdigit() else None
+def _age(file: _File) -> float | None:
+    """By what outputs are ordered: `<slot>.txt` by the slot, `<job>.out` by its last write; None: it is no output."""
+    if not _stem(file.path).isdigit():
+        return None
+    return {".txt": float(_stem(file.path)), ".out": file.written}.get(file.path.suffix)
+
+
+def _stem(path: Path) -> str:
+    """`1800000000` of `1800000000-2.txt`."""
+    return path.name.partition(".")[0].partition("-")[0]
+
+
+def _jobs(cron: CronProject, key: str) -> set[str]:
+    """The jobs of an entry that were not seen to end: `jobs/<key>@<slot>@<job>@<scheduler>`."""
+    names = (file.path.name.rsplit("@", 3) for file in _files(cron.state.path / "jobs"))
+    return {parts[2].partition("_")[0] for parts in names if len(parts) == 4 and parts[0] == key}
 
 
 def _leftovers(path: Path, now: float) -> Iterator[_File]:

@@ -52,6 +52,16 @@ def test_the_newest_outputs_of_each_entry_stay(cron: CronProject) -> None:
     assert all(removal.size_bytes >= 5000 for removal in done.removals)
 
 
+def test_outputs_of_jobs_go_by_their_age_and_those_of_jobs_under_way_stay(cron: CronProject) -> None:
+    for number, job in enumerate((900, 901, 1, 2, 3)):  # the controller lost its state, and counts from 1 again
+        output(cron, "crontab+probe", f"{job}.out", NOW - 1000 + number)
+    (cron.state.path / "jobs").mkdir()
+    (cron.state.path / "jobs" / "crontab+probe@60@900@slurm").touch()
+    prune(cron)
+    left = {path.name for path in (cron.state.path / "output" / "crontab+probe").iterdir()}
+    assert left == {"900.out", "1.out", "2.out", "3.out"}
+
+
 def test_an_entry_that_is_gone_for_a_month_leaves_nothing(cron: CronProject) -> None:
     for when, key in ((OLD, "cron.daily+old"), (NOW - 86400, "cron.daily+moved"), (OLD, "crontab+probe")):
         output(cron, key, "5.txt", when)
