@@ -164,7 +164,7 @@ def test_the_schedulers_node_dies_and_the_full_disk_is_told_all_the_same(
         cluster.fail_node(node)
         disk.fill()
         assert inbox.subjects == []
-        until(lambda: any("CRITICAL" in subject for subject in inbox.subjects), "the alert", 90)
+        until(lambda: any("CRITICAL" in subject for subject in inbox.subjects), "the alert", 180)
 
     # Another job went on, on another node; every slot ran once, and the hour was made up for once.
     second = project.ticking_job()
