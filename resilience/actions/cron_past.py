@@ -83,12 +83,11 @@ class Past:
             since = int(max(min(before.time, self._now), self._now - 2 * self._period_s))
         new = {entry.key: _schedule(entry) for entry in table.entries}
         kept = {key: value for key, value in seen.items() if key[:1] == "@" or new.get(key) == value.schedule}
+        if any(slots[-1] > self._now + AHEAD_S for slots in taken.values()):
+            self._forget_ahead(taken, kept)
         for key, slots in taken.items():
-            ahead = [slot for slot in slots if slot > self._now + AHEAD_S]
-            if ahead:
-                self._forget_ahead(key, slots, ahead, kept)
-            elif key not in new and slots[-1] < self._now - FORGOTTEN_S:
-                state.slots.forget(key, slots)
+            if key not in new and slots and slots[-1] < self._now - FORGOTTEN_S:
+                state.slots.forget(key)
         self.life_began = self._life(table, kept)
         is_born = self.life_began == int(self._now)
         for key, schedule in new.items():
@@ -120,17 +119,16 @@ class Past:
             return None
         return max(before.alive_since, booted)
 
-    def _forget_ahead(self, key: str, slots: list[int], ahead: list[int], seen: dict[str, Seen]) -> None:
+    def _forget_ahead(self, taken: dict[str, list[int]], seen: dict[str, Seen]) -> None:
         """Slots of a clock that was wrong must not silence an entry until that day has come: its time begins anew."""
-        self._cron.state.slots.forget(key, ahead)
-        del slots[-len(ahead) :]
-        if not slots:
-            schedule = seen[key].schedule if key in seen else ""
-            seen[key] = Seen(int(self._now), schedule)
-        self._say(
-            f"{key.replace('+', '/')} ran {_ago(ahead[-1] - self._now)} in the future: the clock was set back, or that "
-            "of another host is ahead; the time of now counts"
-        )
+        for key, newest in self._cron.state.slots.forget_ahead(self._now).items():
+            taken[key] = [slot for slot in taken.get(key, []) if slot <= self._now + AHEAD_S]
+            if not taken[key]:
+                seen[key] = Seen(int(self._now), seen[key].schedule if key in seen else "")
+            self._say(
+                f"{key.replace('+', '/')} ran {_ago(newest - self._now)} in the future: the clock was set back, or "
+                "that of another host is ahead; the time of now counts"
+            )
 
     def _sound(self, name: str, read: Callable[[], _T], otherwise: _T) -> _T:
         try:

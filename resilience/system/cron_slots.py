@@ -2,8 +2,9 @@
 
 A slot is a file `slots/<key>@<slot>`, made by link(2), which the file server does once; there is no lock (open(2) on
 O_EXCL and NFS). What took it is a file of its own, `open/<key>@<slot>@<id>@<owner>`, and stays until the run is under
-way in other books: whoever finds it after a crash knows what was begun and not ended, and takes it over with rename(2),
-which succeeds once as well. All slots lie in one folder: what every tick asks is one listing.
+way in other books: whoever finds it after a crash knows what was begun and not ended, and takes it over with
+rename(2), which succeeds once as well. All slots lie in one folder: what every tick asks is one listing. Of each entry
+the newest few are kept, and the floor below them, `slots/<key>@<slot>~`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ KEPT_SLOTS = 8
 AHEAD_S = 900.0
 """A slot this much newer than now was taken by a host whose clock is ahead, or before ours was set back, and counts.
 One that is newer still was taken by a clock that was wrong: the time of now counts at once, as in cron(8)."""
+
+FLOOR = "~"
+"""Ends the name of an entry's floor: the newest slot that was removed."""
 
 FOREIGN_OPEN_S = 600.0
 """What another host, or another boot of this one, began to take and did not hand on within this time, died there: a
@@ -87,14 +91,20 @@ class Slots:
 
     def taken(self) -> dict[str, list[int]]:
         """The slots taken of every entry by its key, ascending: the newest few. Raise StateDirectoryError."""
-        found: dict[str, list[int]] = {}
+        return self._look()[0]
+
+    def _look(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """The slots taken, and the floors: up to there all is over, and nothing can be taken any more."""
+        taken: dict[str, list[int]] = {}
+        floors: dict[str, list[int]] = {}
         for name in _names(self._slots):
             key, _, slot = name.rpartition("@")
-            if key and slot.isascii() and slot.isdigit():
-                found.setdefault(key, []).append(int(slot))
-        for slots in found.values():
+            number = slot.removesuffix(FLOOR)
+            if key and number.isascii() and number.isdigit():
+                (taken if number == slot else floors).setdefault(key, []).append(int(number))
+        for slots in (*taken.values(), *floors.values()):
             slots.sort()
-        return found
+        return taken, floors
 
     def claim(self, key: str, slot: int, by: Mapping[str, Any], now: float) -> Claim | None:
         """Take a slot for good: a Claim for exactly one caller on earth, None for everybody else.
@@ -113,7 +123,7 @@ class Slots:
             if link_once(mine, place, content, mode=self._file_mode):
                 undo = (place, mine)
                 _sync_folder(self._slots)
-                undo = () if self._tidy(key, slot, now) else (mine,)
+                undo = () if self._tidy(key, slot, now) else undo
         except OSError as error:
             raise explain_os_error(error, "take the slot", Path(place)) from error
         finally:
@@ -152,27 +162,57 @@ class Slots:
 
     def is_won(self, claim: Claim) -> bool | None:
         """Whether a claim got its slot. None: nobody can tell any more, it is too long ago, or the crash took that."""
+        limit = max(claim.slot, claim.time) + AHEAD_S
+        if any(claim.slot <= floor <= limit for floor in self._look()[1].get(claim.key, [])):
+            return False  # it was over before
         found = read_regular(self._slots / f"{claim.key}@{claim.slot}")
         if found is None or not found[0].strip():
             return None
         return claim.id.encode() in found[0]
 
-    def forget(self, key: str, slots: list[int]) -> None:
-        """Remove slots of an entry: a wrong clock took them, or the entry is long gone."""
-        for slot in slots:
-            with suppress(OSError):
-                os.unlink(self._slots / f"{key}@{slot}")  # noqa: PTH108
-
     def _tidy(self, key: str, slot: int, now: float) -> bool:
         """Remove all but the newest slots of an entry, and say whether ours counts.
 
-        One that lags behind may have taken a slot that was run and removed long ago: it is older than all that are
-        kept. One that is not there was removed after we took it: it was ours.
+        One that lags behind may have taken a slot that was run and removed long ago: the floor tells. It rises by
+        rename(2) of the slot's own file, and never above a slot that somebody has in hand: its file has two names.
         """
-        taken = [s for s in self.taken().get(key, []) if s <= max(slot, now) + AHEAD_S]
-        old, kept = taken[:-KEPT_SLOTS], taken[-KEPT_SLOTS:]
-        self.forget(key, old)
-        return slot in kept or slot not in old
+        limit = max(slot, now) + AHEAD_S
+        all_taken, all_floors = self._look()
+        floors = [floor for floor in all_floors.get(key, []) if floor <= limit]
+        if floors and slot <= floors[-1]:
+            return False
+        for old in [taken for taken in all_taken.get(key, []) if taken <= limit][:-KEPT_SLOTS]:
+            path = str(self._slots / f"{key}@{old}")
+            try:
+                if os.stat(path).st_nlink > 1:  # noqa: PTH116
+                    break
+                os.rename(path, f"{path}{FLOOR}")  # noqa: PTH104 - the manual's name
+            except FileNotFoundError:
+                continue
+            floors.append(old)
+        for floor in sorted(floors)[:-1]:
+            with suppress(OSError):
+                os.unlink(self._slots / f"{key}@{floor}{FLOOR}")  # noqa: PTH108
+        return True
+
+    def forget_ahead(self, now: float) -> dict[str, int]:
+        """Remove what only a wrong clock can have taken; return the newest of each entry."""
+        found: dict[str, int] = {}
+        for slots, suffix in zip(self._look(), ("", FLOOR), strict=True):
+            for key, numbers in slots.items():
+                for number in numbers:
+                    if number > now + AHEAD_S:
+                        found[key] = max(number, found.get(key, 0))
+                        with suppress(OSError):
+                            os.unlink(self._slots / f"{key}@{number}{suffix}")  # noqa: PTH108
+        return found
+
+    def forget(self, key: str) -> None:
+        """Remove all slots of an entry that is long gone."""
+        for slots, suffix in zip(self._look(), ("", FLOOR), strict=True):
+            for number in slots.get(key, []):
+                with suppress(OSError):
+                    os.unlink(self._slots / f"{key}@{number}{suffix}")  # noqa: PTH108
 
 
 def create_once(path: str | Path, content: bytes, *, mode: int) -> None:

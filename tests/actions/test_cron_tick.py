@@ -309,6 +309,6 @@ def test_the_books_stay_small(scene: CronScene) -> None:
     scene.tick(TOP - 30)
     for minute in range(30):
         scene.tick(TOP + 60 * minute)
-    assert len(scene.names("slots")) <= 8 and scene.names("open") == [] and scene.names("running") == []
+    assert len(scene.names("slots")) <= 9 and scene.names("open") == [] and scene.names("running") == []
     assert len(scene.names("history")) == 1
     assert json.loads((scene.cron.state.path / "seen").read_text()).keys() == {"cron.minutely+a"}
