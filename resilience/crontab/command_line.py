@@ -12,8 +12,7 @@ from collections.abc import Collection
 from resilience.errors import UsageError
 
 _SHELL_WORDS = frozenset(
-    [".", "alias", "case", "cd", "eval", "exec", "export", "for", "if", "module", "set", "source", "ulimit", "umask"]
-    + ["unset", "until", "while", "{", "("]
+    ". alias case cd eval exec export for if module set source ulimit umask unset until while".split()  # noqa: SIM905
 )
 """What a shell does itself, and no program can do for it."""
 

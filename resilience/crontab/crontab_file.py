@@ -134,9 +134,10 @@ def _read_setting(reading: _Reading, place: str, line: str) -> None:
         reading.mail_to = value.strip()
     elif name in _NOT_FOR_CRONTABS:
         reading.refuse(place, _NOT_FOR_CRONTABS[name], "remove the line", is_fault=False)
-    elif name == "SHELL" and value and not value.startswith("/"):
+    elif name == "SHELL" and not value.startswith("/"):
         reading.environment.pop("SHELL", None)
-        reading.refuse(place, f"SHELL={value} is no absolute path", "write for instance SHELL=/bin/bash")
+        if value:
+            reading.refuse(place, f"SHELL={value} is no absolute path", "write for instance SHELL=/bin/bash")
     elif name == "PATH" and "$" in value:
         reading.refuse(
             place, "cron puts nothing in the place of `$...` here, so this PATH finds nothing", "write it out"
@@ -186,8 +187,9 @@ def _cut(line: str) -> tuple[str, str]:
     width = (2 if words[0] == EVERY else 1) if words[0].startswith("@") else 5
     if len(words) <= width:
         wanted = "five fields and a command" if width == 5 else f"{words[0]} and a command"
+        count = "is one word" if len(words) == 1 else f"are {len(words)} words"
         raise UsageError(
-            f"there are {len(words)} words, and a line has {wanted}",
+            f"there {count}, and a line has {wanted}",
             hint="write minute, hour, day of the month, month, day of the week, command: `30 4 * * * backup`",
         )
     schedule, command = " ".join(words[:width]), line.split(maxsplit=width)[width]
