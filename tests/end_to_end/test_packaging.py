@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def test_a_wheel_carries_the_cron_folder_and_init_copies_it(shell: Shell, elsewh
     copied = {str(path.relative_to(shell.folder / "cron")) for path in (shell.folder / "cron").rglob("*")}
     assert copied == shipped and shipped
     assert shell.resil("config", "check").returncode == 0
+    look = shell.folder / "cron" / "cron.quarter_hourly" / "watch-fs"
+    assert os.access(look, os.X_OK), "zipfile unpacks without modes, and a drop-in that is not executable does not run"
+    assert "cron.quarter_hourly/watch-fs" in shell.resil("cron", "list", PYTHONPATH=str(elsewhere)).stdout
+
+
+def test_a_source_distribution_carries_the_drop_ins_as_programs(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        modes = {member.name.partition("/cron/")[2]: member.mode for member in archive.getmembers()}
+    for path in (REPOSITORY / "cron").rglob("*"):
+        if path.is_file():
+            assert modes[str(path.relative_to(REPOSITORY / "cron"))] & 0o100 == path.stat().st_mode & 0o100
 
 
 def test_a_wheel_submits_and_runs_without_the_checkout(shell: Shell, elsewhere: Path) -> None:
