@@ -54,7 +54,8 @@ class Crontab:
     def _raw(self, listed: str, scene: Scene) -> str:
         r"""The table as it is. Debian's `crontab -l` lists a carriage return as the two characters `\r`.
 
-        Written back, that would be what the line runs. `crontab -e` hands the file itself to an editor; ours writes it out.
+        Written back, that would be what the line runs. `crontab -e` hands the file itself to an editor; ours writes it
+        to standard output.
         """
         done = programs.ask(scene, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
         raw = done.stdout

@@ -179,7 +179,7 @@ def table_lines(installation: Installation, settings: CronSettings, scene: Scene
         options.append(f"--{name}={value}" if value else f"--{name}")
     if unquotable := [option for option in options if set(option) & set(" \t\n\r\0")]:
         raise ResilError(f"{unquotable[0]!r} has a blank in it, which scrontab cannot read", hint="see [cron] sbatch")
-    words = ("tick", "--driver", "scrontab") if is_pulse else ("run",)
+    words = ("tick", "--driver", "scrontab") if is_pulse else ("run", "--driver", "scrontab")
     command = shell_command(installation, tick_words(installation, *words), is_clean=False)
     minutes = pause_minutes(settings.pulse_s)
     when = "* * * * *" if not is_pulse or minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *"

@@ -23,6 +23,7 @@ Entry = tuple[int, int, dict[str, str], bytes, bytes]
 SITE = os.environ["SITE"]
 TABLE, JOBS = f"{SITE}/scrontab.table", f"{SITE}/scrontab.jobs"
 FIELD = re.compile(rb"(\*|[0-9][-0-9,]*)(/[0-9]+)?$")
+SHORT = {"J": "job-name", "t": "time", "o": "output", "p": "partition", "A": "account"}
 WORDS = (b"@yearly", b"@annually", b"@monthly", b"@weekly", b"@daily", b"@midnight", b"@hourly")
 
 
@@ -55,23 +56,24 @@ def parse(table: bytes) -> list[Entry] | None:
             continue
         if text.startswith(b"#SCRON"):
             first = number if first is None else first
-            for word in text[6:].decode("utf-8", "surrogateescape").split():
+            words = iter(text[6:].decode("utf-8", "surrogateescape").split())
+            for word in words:
                 if not word.startswith("-"):
                     print(f"scrontab: error: Invalid option found in #SCRON line: {word}", file=sys.stderr)
                     return None
                 name, _, value = word.lstrip("-").partition("=")
-                options[name] = value
+                options[SHORT.get(name, name)] = value if word.startswith("--") else next(words, "")
             continue
         if text.startswith(b"#"):
             continue
-        words = text.split(None, 1) if text.startswith(b"@") else text.split(None, 5)
-        is_word = len(words) == 2 and words[0] in WORDS
-        if not is_word and not (len(words) == 6 and all(FIELD.match(word) for word in words[:5])):
+        parts = text.split(None, 1) if text.startswith(b"@") else text.split(None, 5)
+        is_word = len(parts) == 2 and parts[0] in WORDS
+        if not is_word and not (len(parts) == 6 and all(FIELD.match(part) for part in parts[:5])):
             print("scrontab: error: something is broken", file=sys.stderr)
             return None
         first = number if first is None else first
-        spec = words[0] if is_word else b" ".join(words[:5])
-        entries.append((first, number, options, spec, words[-1]))
+        spec = parts[0] if is_word else b" ".join(parts[:5])
+        entries.append((first, number, options, spec, parts[-1]))
         options, first = {}, None
     return entries
 
@@ -111,7 +113,7 @@ def main(arguments: list[str]) -> int:
             state["jobs"].append(
                 {
                     "id": state["next"],
-                    "name": options.get("job-name", options.get("J", command.split(" ")[0])),
+                    "name": options.get("job-name", command.split(" ")[0]),
                     "comment": options.get("comment", ""),
                     "options": options,
                     "spec": spec.decode(),
