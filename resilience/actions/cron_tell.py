@@ -28,6 +28,8 @@ CLOSE_S = 60.0
 PING_CLOSE_S = 12.0
 REPEAT_S = 900.0
 """While something is wrong, people may have to be reminded: it is looked at again so often, though nothing ran."""
+SOON_S = 60.0
+"""Where news wait for their time ([alert] group_s, unknown_for_s), so often."""
 MOST_MAILS = 200
 TABLE = "table.json"
 """In `<state_dir>/.cron`: the entries, and what is ignored by mistake, for the watchdog (checks/_cron/words.py)."""
@@ -49,7 +51,6 @@ class Teller:
         self._table = ""
         self._is_owed = False
         """Whether the watchdog has something to say."""
-        self._looked: float | None = None
         self._heartbeat: Heartbeat | None = None
 
     def begins(self) -> None:
@@ -134,18 +135,16 @@ class Teller:
 
         with suppress(OSError):  # no room for a process: with the next tick
             self._child = start_detached(tell, CHILD_S, keep_stderr=_speaks_here(cron))
-            self._looked = cron.project.world.clock.now() if is_owed else self._looked
             self._mails.clear()
             self._is_owed = False
 
     def _last_look(self) -> float:
         """When the watchdog was last asked here, or by a tick of another process; seconds since the epoch."""
-        if self._looked is None:
-            self._looked = float("-inf")
-            with suppress(ResilError, ValueError):
-                found = read_regular(self._cron.state.path / LOOKED)
-                self._looked = float(found[0]) if found is not None else self._looked
-        return self._looked
+        with suppress(ResilError, ValueError):
+            found = read_regular(self._cron.state.path / LOOKED)
+            if found is not None:
+                return float(found[0])
+        return float("-inf")
 
     def _gather_mails(self, ticked: Ticked, table: Table | None) -> None:
         if table is None:
@@ -243,15 +242,23 @@ def _speaks_here(cron: CronProject) -> bool:
 
 def _watch(cron: CronProject) -> None:
     """What `resil watch cron` does in a tick of its own, with its alerts."""
+    from resilience.actions.alert_state import open_alert_state
     from resilience.actions.notify import notify
     from resilience.actions.watch import watch, watchdogs_of, with_itself
 
     project = cron.project
-    with suppress(ResilError):
-        path = cron.state.path / LOOKED
-        write_atomic(path, f"{project.world.clock.now():.3f}\n", mode=cron.state.file_mode, durable=False)
+    _note_look(cron, 0.0)
     dogs, broken = watchdogs_of(project, [WATCHDOG])
     notify(project, [*broken, *(with_itself(report) for report in watch(project, dogs))])
+    known = open_alert_state(project).ledger.incidents()
+    if any(i.is_open and i.check == WATCHDOG and (i.gone is not None or i.told is None) for i in known):
+        _note_look(cron, REPEAT_S - SOON_S)  # its end, or its beginning, waits to be told
+
+
+def _note_look(cron: CronProject, ago_s: float) -> None:
+    with suppress(ResilError):
+        now = cron.project.world.clock.now()
+        write_atomic(cron.state.path / LOOKED, f"{now - ago_s:.3f}\n", mode=cron.state.file_mode, durable=False)
 
 
 def _note_trouble(cron: CronProject, trouble: list[str]) -> None:
