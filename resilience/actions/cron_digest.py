@@ -71,15 +71,23 @@ def parse_digest_at(text: str) -> tuple[int, int]:
 
 
 def day_of(now: float, digest_at: str) -> Day:
-    """The local day that it is now, and when its digest is due.
+    """The local day whose digest may be wanted now, and when that is due: today's, or yesterday's for an hour after it
+    was due (`23:59`, and a tick at midnight).
 
     mktime(3) moves a time that a change of the clocks leaves out, and takes either of two of the same name: which, does
     not matter, because the date is what is taken.
     """
     hour, minute = parse_digest_at(digest_at)
     local = time.localtime(now)
-    due = time.mktime((local.tm_year, local.tm_mon, local.tm_mday, hour, minute, 0, 0, 0, -1))
-    return Day(local.tm_year * 10000 + local.tm_mon * 100 + local.tm_mday, due)
+    today = (local.tm_year, local.tm_mon, local.tm_mday)
+    due = time.mktime((*today, hour, minute, 0, 0, 0, -1))
+    if now < due:
+        noon = time.localtime(time.mktime((*today[:2], today[2] - 1, 12, 0, 0, 0, 0, -1)))
+        before = (noon.tm_year, noon.tm_mon, noon.tm_mday)
+        due_before = time.mktime((*before, hour, minute, 0, 0, 0, -1))
+        if now - due_before <= FRESH_S:
+            today, due = before, due_before
+    return Day(today[0] * 10000 + today[1] * 100 + today[2], due)
 
 
 def is_due(cron: CronProject) -> bool:
