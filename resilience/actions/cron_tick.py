@@ -21,6 +21,7 @@ from resilience.model.cron import Due, Entry, Heartbeat, Kind, Outcome, RunRecor
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
     from resilience.crontab.supervisor import Supervised
+    from resilience.system.cron_slots import Claim
 
 GAP = 3.0
 """Ticks that are further apart than this many times their pause are another life of the scheduler."""
@@ -128,6 +129,7 @@ class Ticker:
         self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
         self._runs: Supervised | None = None
         self._clerk = Clerk(cron)
+        self._submits: list[Claim] = []
         self._cut_short: tuple[RunRecord, ...] = ()
         self._followed = float("-inf")
         self.failure: StateDirectoryError | None = None
@@ -219,6 +221,8 @@ class Ticker:
             records = self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
             timeout_s = 0.0 if running else timeout_s
         heard = self._clerk.poll(timeout_s)
+        if heard is not None and self._clerk.waiting and self.table is not None:
+            self._clerk.hand((), self.table.entries)
         return Ticked.of(records).plus(_told(heard))
 
     def end_all(self, grace_s: float) -> Ticked:
@@ -292,7 +296,7 @@ class Ticker:
         from resilience.crontab.due import due
 
         now = self._clock.now()
-        claims = []
+        claims, self._submits = self._submits, []
         for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began):
             if not self._fits(one.entry, now):
                 continue
@@ -364,8 +368,7 @@ class Ticker:
             if record is not None and entry is not None and entry.options.rerun:
                 yield from self._rerun(entry, claim.slot)
             self._cron.state.slots.close(claim)
-        if submits:
-            self._clerk.hand(submits, table.entries)
+        self._submits += submits
 
     def _record(self, name: str, slot: int, outcome: Outcome, *, summary: str = "") -> RunRecord:
         host = self._cron.project.world.host.name
