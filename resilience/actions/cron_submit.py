@@ -8,7 +8,7 @@ is remembered by the name of an empty file, `jobs/<key>@<slot>@<job>@<scheduler>
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 
 MOST_SCRIPT_BYTES = 4 * 2**20
 """sbatch takes no larger script (max_script_size, slurm.conf(5))."""
+
+
+_OF_THE_SCHEDULER = {
+    "job-name",
+    "comment",
+    "dependency",
+    "begin",
+    "array",
+    "output",
+    "error",
+    "time",
+    "signal",
+    "export",
+}
+"""What `[cron] sbatch` cannot say of anything but the scheduler's own job."""
 
 
 class QueuedJob(NamedTuple):
@@ -70,6 +85,8 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
         options["job-name"] = script.stem
     if "output" not in said and "SBATCH_OUTPUT" not in environ:
         options["output"] = str(cron.state.path / "output" / _escaped(entry.key) / "%j.out")
+    if entry.options.takes_cron_sbatch:
+        options |= _options_of_cron(cron.settings.sbatch, said, environ)
     return Submission(
         token=token_of(cron, entry.key, slot),
         run=RUN_NAME,
@@ -79,6 +96,16 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
         directory=str(cron.project.loaded.project),
         environment=cron.environment(entry, slot),
     )
+
+
+def _options_of_cron(given: Mapping[str, str], said: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What of `[cron] sbatch` neither the script says itself, nor the environment, which sbatch would ask first."""
+    names = {key.lstrip("-").replace("_", "-"): str(value) for key, value in given.items() if str(value)}
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in said and name not in _OF_THE_SCHEDULER and f"SBATCH_{name.upper()}" not in environ
+    }
 
 
 def _escaped(text: str) -> str:

@@ -192,7 +192,7 @@ signal_lead_s = {lead}
 # Who runs what lies in cron/, once `resil cron install` was typed: the first of these that works here, unless one is
 # named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
 # backend = "auto"
-# Options of sbatch for the scheduler's own job, with the backend slurm. It needs one CPU, and no GPU.
+# Options of sbatch for the scheduler's own job (backend slurm), and for cron/slurm/*. One CPU each, and no GPU.
 # sbatch = {{ partition = "cpu", account = "project-123" }}
 # Batch shells of trainings start the scheduler again when it is dead.
 # revive = true

@@ -17,7 +17,7 @@ MARK = r"#+[ \t]*resil:"
 MOST_CAUGHT_UP = 1000
 """`all<=1000` is the most: more runs in a row are no catching up but a storm."""
 
-KNOWN = ("timeout", "catch_up", "overlap", "jitter", "ok", "rerun", "name")
+KNOWN = ("timeout", "catch_up", "overlap", "jitter", "ok", "rerun", "sbatch", "name")
 
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
 _NEVER = frozenset({"0", "none", "never"})
@@ -81,6 +81,10 @@ def _apply(said: Mapping[str, str], default: EntryOptions) -> Options:
         if said["rerun"] not in {"yes", "no", "true", "false"}:
             raise OptionError(f"rerun={said['rerun']} is neither yes nor no", hint="write rerun, or leave it out")
         options = replace(options, rerun=said["rerun"] in {"yes", "true"})
+    if "sbatch" in said:
+        if said["sbatch"] != "cron":
+            raise OptionError(f"sbatch={said['sbatch']} is nothing to take options from", hint="write sbatch=cron")
+        options = replace(options, takes_cron_sbatch=True)
     name = said.get("name", "")
     if "name" in said and not re.fullmatch(_NAME, name):
         raise OptionError(f"{name!r} cannot be a name", hint="write letters, digits, `-`, `_` and `.`, at most 64")
@@ -126,6 +130,7 @@ _EXAMPLES = {
     "overlap": "overlap=skip, overlap=allow or overlap=replace",
     "jitter": "jitter=30s",
     "ok": "ok=0-3",
+    "sbatch": "sbatch=cron",
     "name": "name=backup",
 }
 

@@ -46,6 +46,8 @@ class EntryOptions:
         jitter_s: each entry of each user starts up to so much after its slot, always by the same amount.
         ok: exit codes that are no failure; those of a watchdog are verdicts, for instance.
         rerun: whether a slot that was begun and cut short (power cut, kill -9) may be run again: it is safe to repeat.
+        takes_cron_sbatch: of a batch script: whether account, partition and their like come from `[cron] sbatch`, where
+            the script itself says nothing of them: so that one that is shipped need not be changed.
     """
 
     timeout_s: float = 3600.0
@@ -54,6 +56,7 @@ class EntryOptions:
     jitter_s: float = 0.0
     ok: tuple[int, ...] = (0,)
     rerun: bool = False
+    takes_cron_sbatch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

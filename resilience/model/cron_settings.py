@@ -19,7 +19,8 @@ class CronSettings:
         pulse_s: how often a pulse comes.
         time_limit_s: of the daemon's job.
         pulse_limit_s: of a pulse's job; what it runs must end within that.
-        sbatch: sbatch's own long options for the scheduler's job: `{ partition = "cpu", account = "abc" }`.
+        sbatch: sbatch's own long options for the scheduler's job, and for batch scripts in the cron folder that say
+            `sbatch=cron`: `{ partition = "cpu", account = "abc" }`.
         timeout_s: how long what runs may take, where it does not say otherwise.
         catch_up: how missed slots are made up for, where nothing else is said: none, once, or all<=N.
         jitter_s: drop-ins start up to so long after their slot, so that not everybody's do in the same second.

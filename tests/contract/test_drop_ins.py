@@ -16,19 +16,25 @@ import pytest
 
 from resilience.actions.cron_environment import _KEPT as KEPT
 from resilience.actions.cron_environment import plan_environment
+from resilience.actions.cron_project import open_cron
+from resilience.actions.cron_submit import submission_of
 from resilience.actions.init import init
+from resilience.actions.project import Project
 from resilience.crontab.crontab_file import parse_crontab
 from resilience.crontab.environment import environment_of
 from resilience.crontab.folder import read_table
 from resilience.crontab.options import default_options, parse_options
+from resilience.errors import UsageError
 from resilience.model.cron import Entry, Kind, Table
 from resilience.model.cron_settings import CronSettings
 from resilience.model.submission import Submission
 from resilience.rendering.directives import parse_directives
 from resilience.schedulers.local import LocalScheduler
+from resilience.settings.load import load
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY
+from tests.fakes import make_world
 from tests.schedulers.spooled import Lab, lab
 
 CRON = REPOSITORY / "cron"
@@ -233,6 +239,29 @@ def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_pa
     lines = {"watch-fs": "FS CRITICAL", "watch-inodes": "INODES OK", "watch-job": "JOB OK", "watch-log": "LOG OK"}
     lines |= {"alert-flush": "nothing waits", "heartbeat": "CRON "}
     assert [name for name, line in lines.items() if line not in said[name]] == [], said
+
+
+def test_where_the_jobs_go_stands_in_the_settings_once_and_in_no_copy(project: Path) -> None:
+    """A site that wants an account of every job gets it; a script that says where it goes itself goes there."""
+    with (project / "resil.toml").open("w") as file:
+        file.write('[cron]\nsbatch = { partition = "cpu", account = "abc", mem = "", time = "1:00" }\n')
+    hourly = project / "cron" / "cron.hourly"
+    (hourly / "heartbeat.slurm").symlink_to("../slurm/heartbeat.slurm")
+    (hourly / "gpu.slurm").write_text("#!/bin/bash\n# resil: sbatch=cron\n#SBATCH -p gpu\n")
+    (hourly / "mine.slurm").write_text("#!/bin/bash\n")
+    world = make_world(project)
+    cron = open_cron(Project(world, load(world)))
+    submissions = {
+        entry.name.rpartition("/")[2]: submission_of(cron, entry, 3600).options
+        for entry in cron.read_table().entries
+        if entry.kind is Kind.SUBMIT
+    }
+    where = {name: {key: options[key] for key in sorted(options) if key not in ("output", "job-name")}
+             for name, options in submissions.items()}  # fmt: skip
+    assert where == {"heartbeat.slurm": {"account": "abc", "partition": "cpu"}, "gpu.slurm": {"account": "abc"},
+                     "mine.slurm": {}}  # fmt: skip
+    with pytest.raises(UsageError, match="sbatch=mine"):
+        parse_options("sbatch=mine", default_options(CronSettings(), is_drop_in=True))
 
 
 def test_a_job_without_resil_says_what_to_do_and_fails(project: Path, tmp_path: Path) -> None:
