@@ -34,7 +34,8 @@ def service_text(installation: Installation, words: Sequence[str], scene: Scene)
         f"WorkingDirectory={_percent(installation.project)}",
         *(f"Environment={quoted(f'{name}={value}')}" for name, value in variables.items()),
         f"UnsetEnvironment={' '.join(unset)}",
-        f"ExecStart={' '.join(quoted(word).replace('$', '$$') for word in words)}",
+        # systemd takes no quote, backslash or doubled $ in the path of the program itself.
+        f"ExecStart=/usr/bin/env {' '.join(quoted(word).replace('$', '$$') for word in words)}",
         "KillMode=process",
         f"TimeoutStartSec={TICK_LIMIT}",
     ]
