@@ -114,7 +114,7 @@ def _drop_pending(reading: _Reading) -> None:
 
 
 def _read_setting(reading: _Reading, place: str, line: str) -> None:
-    """One line `NAME = value`, as load_env of cron's env.c reads it: one pair of quotes around the value is taken off."""
+    """One line `NAME = value`, as load_env of cron's env.c reads it: quotes around the whole value are taken off."""
     name, _, value = line.partition("=")
     name, value = name.strip().strip("\"'"), value.strip()
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
