@@ -25,6 +25,7 @@ from resilience.model.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
 
 CRONTAB = "crontab"
+GONE = "it is gone"
 CRONTAB_BYTES = 8 * 1024**2
 """More of a crontab is not read: hundreds of thousands of lines are no table."""
 
@@ -206,6 +207,11 @@ class _Reader:
     def _look(self, blank: Found, path: Path, refusal: Refusal | None) -> Found:
         try:
             info = path.lstat()
+        except FileNotFoundError:
+            return replace(blank, trouble=GONE)
+        except OSError as error:
+            return replace(blank, trouble=explain(error))
+        try:
             real = path
             if stat.S_ISLNK(info.st_mode):
                 real, on_the_way = self._follow(path)
