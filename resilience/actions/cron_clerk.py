@@ -99,6 +99,14 @@ class Clerk:
                     return self._over()
         return None
 
+    def close(self) -> None:
+        """Hear no more. A child that is at it goes on alone."""
+        if self._pid:
+            os.close(self._pipe)
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, os.WNOHANG)
+            self._pid, self._pipe = 0, -1
+
     def _over(self) -> Heard:
         os.close(self._pipe)
         with suppress(ChildProcessError):

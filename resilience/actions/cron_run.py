@@ -111,9 +111,7 @@ class _Loop:
                 self._let_end()
                 break
             why = self._sleep()
-        if self._ticker.is_busy:
-            self._hear(self._ticker.end_all(grace_s))
-        self._hear(self._ticker.poll())
+        self._hear(self._ticker.end_all(grace_s))
         if self._between is not None:
             self._say_news((*self._between.lines, *self._teller.ended(self._between, self._ticker.table)))
         self._teller.close()

@@ -226,8 +226,12 @@ class Ticker:
         return Ticked.of(records).plus(_told(heard))
 
     def end_all(self, grace_s: float) -> Ticked:
-        """End what runs, politely; what is being submitted is left to its child."""
-        return Ticked.of(self._runs.end_all(grace_s) if self._runs is not None else ())
+        """End what runs, politely. What is being submitted has as long, and is left to its child then."""
+        ended = Ticked.of(self._runs.end_all(grace_s) if self._runs is not None else ())
+        if self._clerk.is_busy:
+            ended = ended.plus(_told(self._clerk.poll(grace_s)))
+        self._clerk.close()
+        return ended
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
 
@@ -437,8 +441,7 @@ def tick(
             done = done.plus(ticker.again()).plus(ticker.poll()) if clock.now() >= start else done
         if wait:
             done = _wait(ticker, done, clock.monotonic, is_over)
-            if ticker.is_running:
-                done = done.plus(ticker.end_all(grace_s))
+            done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
         if ticker.failure is not None:
             raise ticker.failure
     except ResilError as error:
