@@ -5,6 +5,7 @@ Each claim is about the files that `resil init` copies, run as programs in a pro
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY
 from tests.fakes import make_world
-from tests.schedulers.spooled import Lab, lab
+from tests.schedulers.spooled import Lab, lab, until
 
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
@@ -196,6 +197,29 @@ def test_a_watchdog_sees_the_storage_that_its_person_sees(project: Path, tmp_pat
 def test_what_an_install_records_reaches_what_runs(project: Path, tmp_path: Path) -> None:
     kept = plan_environment(dict.fromkeys(KEPT, "x"), user="ada", home=tmp_path, config=None, folders=())
     assert set(KEPT) <= set(kept) and kept.keys() <= cron_environment(project, **kept).keys()
+
+
+def test_the_page_names_every_file_that_a_night_of_the_scheduler_leaves(project: Path, tmp_path: Path) -> None:
+    """docs/reference/cron-folder.md, against what lies in the state directory afterwards."""
+    (project / "resil.toml").write_text('[scheduler]\nname = "local"\n')
+    hourly = project / "cron" / "cron.hourly"
+    (hourly / "fails").write_text("#!/bin/sh\necho no; exit 1\n")
+    (hourly / "fails").chmod(0o755)
+    (hourly / "heartbeat.slurm").symlink_to("../slurm/heartbeat.slurm")
+    state = project / ".resil" / ".cron"
+    with lab(tmp_path) as opened:
+        environ = opened.environ | cron_environment(project, RESIL_LOCAL_SPOOL=str(opened.spool))
+        resil = [sys.executable, "-P", "-m", "resilience", "cron"]
+        assert run([*resil, "install", "--backend", "slurm"], project, environ).returncode == 0
+        until(lambda: (state / "seen").exists(), what="the first tick", timeout_s=60)
+        seen = json.loads((state / "seen").read_text())
+        (state / "seen").write_text(json.dumps({key: [since - 3600, text] for key, (since, text) in seen.items()}))
+        assert run([*resil, "tick"], project, environ).returncode == 0
+        assert run([*resil, "stop"], project, environ).returncode == 0
+    there = {path.name + "/" * path.is_dir() for path in state.iterdir() if not path.name.startswith(".")}
+    told = re.findall(r"(?m)^  ([a-z][\w./, ]*?)  ", (REPOSITORY / "docs/reference/cron-folder.md").read_text())
+    names = {name for row in told for name in row.split(", ")}
+    assert there <= names and {"driver.json", "slots/", "history/", "output/", "stop"} <= there
 
 
 # ---- by hand, and by run-parts -----------------------------------------------------------------------------------
