@@ -5,25 +5,25 @@ Looks, and changes nothing. Whatever may lie on a file system that hangs is look
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.actions.cron_doctor_entry import environment_of, judge_times, past_of, program_of
 from resilience.actions.cron_status import LOOK_S, CronStatus, Health, cron_status
 from resilience.actions.doctor_cluster import Diagnosis
-from resilience.errors import ResilError
-from resilience.model.cron import Kind, Overlap
+from resilience.errors import ProbeError, ResilError
 from resilience.model.presence import Liveness
 from resilience.model.verdict import Verdict
-from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
-    from resilience.model.cron import Entry, Ignored, Installation
-    from resilience.model.cron_settings import CronSettings
+    from resilience.model.cron import Ignored, Installation
+
+CHOOSE_S = 15.0
+"""How long it may take to find out which driver could serve here."""
 
 _VERDICTS = {
     Health.ALIVE: Verdict.OK, Health.WAITING: Verdict.OK, Health.STOPPED: Verdict.WARNING,
@@ -79,6 +79,47 @@ def _guarded(topic: str, look: Callable[[], Iterator[Diagnosis]]) -> Iterator[Di
         yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
 
 
+def outlook(cron: CronProject) -> Diagnosis:
+    """All of it in one line: how the scheduler is; where there is none, what could make its ticks here."""
+    status = cron_status(cron)
+    judgement = status.judgement
+    if judgement.health is not Health.ABSENT:
+        verdict = _VERDICTS[judgement.health]
+        return Diagnosis("cron", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
+    verdict = Verdict.WARNING if status.rows else Verdict.OK
+    waiting = f", and {_entries(len(status.rows))} would run" if status.rows else ""
+    try:
+        name, _ = could_serve(cron)
+    except ProbeError as error:
+        return Diagnosis("cron", Verdict.UNKNOWN, f"nothing makes ticks{waiting}; {error.message}", error.hint)
+    except ResilError as error:
+        return Diagnosis("cron", Verdict.WARNING, f"nothing makes ticks{waiting}; {error.message}", error.hint)
+    return Diagnosis("cron", verdict, f"nothing makes ticks{waiting}; {name} could", "resil cron install")
+
+
+def could_serve(cron: CronProject) -> tuple[str, str]:
+    """Which driver `resil cron install` would take, and why.
+
+    In a child: drivers have deadlines, but there are several, and a controller that hangs costs each its own. Raise
+    ResilError if none can be used, ProbeError if that could not be found out in time.
+    """
+    from resilience.actions.cron_drivers import choose
+    from resilience.system.child import run_apart
+
+    def look() -> tuple[str, str]:
+        choice = choose(cron.project, cron.settings.backend)
+        return choice.name, choice.why
+
+    ((_, answer),) = run_apart({0: (look, CHOOSE_S)})
+    if answer.is_overdue:
+        text = f"which backend could serve was not found out in {CHOOSE_S:g} s"
+        raise ProbeError(text, hint="see: resil cron install --dry-run", transient=True)
+    if answer.error is not None:
+        raise answer.error
+    name, why = answer.value
+    return name, why
+
+
 # ---- the scheduler --------------------------------------------------------------------------------------------
 
 
@@ -95,13 +136,13 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     """Whether what was installed can serve; where nothing is, what could."""
-    from resilience.actions.cron_drivers import choose, drivers
+    from resilience.actions.cron_drivers import drivers
     from resilience.actions.watchdogs import scene_of
 
     installation = status.installation
     if installation is None:
-        choice = choose(cron.project, cron.settings.backend)
-        yield Diagnosis("driver", Verdict.OK, f"{choice.name} could serve: {choice.why}", "resil cron install")
+        name, why = could_serve(cron)
+        yield Diagnosis("driver", Verdict.OK, f"{name} could serve: {why}", "resil cron install")
         return
     if status.driver is not None and status.driver.liveness is Liveness.UNKNOWN:
         yield Diagnosis("driver", Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
@@ -155,8 +196,8 @@ def _look(cron: CronProject) -> dict[str, Any]:
             )
         for entry in table.entries:
             diagnoses += judge_times(entry, cron.settings, installation, now)
-            diagnoses += _guarded(entry.name, lambda entry=entry: _program(cron, entry))  # type: ignore[misc]
-            diagnoses += _guarded(entry.name, lambda entry=entry: _past(cron, entry))  # type: ignore[misc]
+            diagnoses += _guarded(entry.name, lambda entry=entry: program_of(cron, entry))  # type: ignore[misc]
+            diagnoses += _guarded(entry.name, lambda entry=entry: past_of(cron, entry))  # type: ignore[misc]
         diagnoses += _guarded("resil", lambda: _resil(cron))
         diagnoses.append(_count(len(table.entries), str(cron.folder)))
     except ResilError as error:
@@ -182,7 +223,11 @@ def _ignored(record: Sequence[Any]) -> Ignored:
 def _count(count: int, folder: str) -> Diagnosis:
     if not count:
         return Diagnosis("entries", Verdict.OK, f"nothing is scheduled in {folder}", "resil cron add --help")
-    return Diagnosis("entries", Verdict.OK, f"{count} {'entry' if count == 1 else 'entries'}: resil cron list")
+    return Diagnosis("entries", Verdict.OK, f"{_entries(count)}: resil cron list")
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _installation(cron: CronProject) -> Installation | None:
@@ -216,115 +261,6 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
             f"cannot write in {folder}: {error.strerror or error}: no tick can take a slot, so nothing runs",
             "free some space (and inodes), or set state_dir under [run] in resil.toml",
         )
-
-
-def judge_times(
-    entry: Entry, settings: CronSettings, installation: Installation | None, now: float
-) -> Iterator[Diagnosis]:
-    """Given an entry, yield what is wrong with its times: it never comes, or may run longer than there is room. Pure.
-
-    A run that is still under way when the next slot comes costs that slot, if `overlap` is `skip`.
-    """
-    from resilience.crontab.expression import parse_schedule
-
-    schedule = parse_schedule(entry.schedule, entry.zone)
-    if schedule.is_reboot:
-        return
-    if schedule.next_after(now) is None:
-        text = f"{entry.schedule} never comes: it never runs"
-        yield Diagnosis(entry.name, Verdict.CRITICAL, text, f"correct {entry.place}")
-        return
-    if entry.kind is Kind.SUBMIT:
-        return
-    timeout_s, period_s = entry.options.timeout_s, schedule.period_s(now)
-    if not timeout_s:
-        if entry.options.overlap is Overlap.SKIP:
-            text = "has no timeout: when it hangs once, it never runs again"
-            yield Diagnosis(entry.name, Verdict.WARNING, text, "give it one: # resil: timeout=10m")
-    elif timeout_s > period_s and entry.options.overlap is Overlap.SKIP:
-        text = (
-            f"may run for {format_duration(timeout_s)} and is due every {format_duration(period_s)}: "
-            "slots that come meanwhile are skipped"
-        )
-        advice = f"# resil: timeout={_span(period_s)}, or overlap=allow"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
-    limit_s, what = room_s(settings, installation)
-    if limit_s and (timeout_s > limit_s or not timeout_s):
-        text = f"may run longer than {what} ({format_duration(limit_s)}), and is ended with it"
-        advice = "run it as a job of its own (NAME.slurm), shorten its timeout, or raise the limit in [cron]"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
-
-
-def room_s(settings: CronSettings, installation: Installation | None) -> tuple[float, str]:
-    """How long anything can run under the driver, in seconds, and what ends it then; 0: for ever. Pure."""
-    if installation is None or installation.driver != "slurm":
-        return 0.0, ""
-    if installation.mode == "pulse":
-        return settings.pulse_limit_s, "a pulse's job may take, [cron] pulse_limit_s"
-    return settings.time_limit_s, "the scheduler's job may take, [cron] time_limit_s"
-
-
-def _span(seconds: float) -> str:
-    return format_duration(seconds).replace("min", "m").replace(" ", "")
-
-
-def _program(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    """Whether there is what an entry wants to start: with its own small PATH, not with the person's."""
-    if entry.kind is Kind.SUBMIT or not entry.argv:
-        return
-    program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
-    if "/" not in program:
-        if shutil.which(program, path=path) is None:
-            yield Diagnosis(
-                entry.name,
-                Verdict.CRITICAL,
-                f"there is no program {program!r} on the PATH that it gets",
-                "write its whole path; the PATH: resil cron doctor --environment",
-            )
-        return
-    file = cron.project.loaded.project / program
-    if not file.is_file():
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
-    elif not os.access(file, os.X_OK):
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} may not be executed", f"chmod +x {file}")
-    else:
-        yield from _interpreter(entry, file, path)
-
-
-def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
-    """Whether the program that a script names in its first line (execve(2)) is there."""
-    with file.open("rb") as opened:
-        first = opened.read(256).partition(b"\n")[0]
-    if not first.startswith(b"#!"):
-        return
-    if first.endswith(b"\r"):
-        yield Diagnosis(
-            entry.name, Verdict.CRITICAL, f"{file} has Windows line ends: its interpreter is not found",
-            f"sed -i 's/\\r$//' {file}",
-        )  # fmt: skip
-        return
-    words = os.fsdecode(first[2:]).split()
-    if not words:
-        return
-    missing = words[0] if not Path(words[0]).exists() else ""
-    if not missing and Path(words[0]).name == "env":
-        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-        if names and shutil.which(names[0], path=path) is None:
-            missing = f"{names[0]} (on the PATH that it gets)"
-    if missing:
-        yield Diagnosis(
-            entry.name, Verdict.CRITICAL, f"{file}: its interpreter is not there: {missing}",
-            "write the whole path of one that is there into its first line",
-        )  # fmt: skip
-
-
-def _past(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    runs = cron.state.history(entry.key)
-    if runs and runs[-1].outcome.is_failure:
-        text = f"last ended with: {runs[-1].outcome.value}"
-        if runs[-1].summary:
-            text += f": {runs[-1].summary}"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, f"what it said: resil cron logs {entry.name}")
 
 
 def _resil(cron: CronProject) -> Iterator[Diagnosis]:
@@ -363,15 +299,3 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
             "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={people}, and no channel can send mail",
             "give [channel.email] its server in resil.toml; resil alert test email",
         )  # fmt: skip
-
-
-# ---- the environment ------------------------------------------------------------------------------------------
-
-
-def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:
-    """What an entry's run sees; without one, what every run sees, with a name and a slot for example."""
-    from resilience.model.cron import Entry
-
-    now = int(cron.project.world.clock.now())
-    nobody = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
-    return cron.environment(entry or nobody, now)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.actions.cron_entries import find_name, known_names, slot_text
+from resilience.actions.cron_entries import find_name, known_names
+from resilience.actions.cron_words import slot_text
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.model.cron import Outcome, RunRecord
 from resilience.model.presence import Liveness

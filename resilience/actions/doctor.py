@@ -34,13 +34,14 @@ class Examination:
 
 
 def examine(project: Project) -> Examination:
-    """Look at the settings, the scheduler, the state directory and the runs. Never raises: what fails is a finding."""
+    """Look at settings, scheduler, state directory, runs and cron. Never raises: what fails is a finding."""
     looks: tuple[tuple[str, Callable[[Project], Iterator[Diagnosis]]], ...] = (
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
         ("templates", _templates),
         ("runs", _runs),
+        ("cron", _cron),
     )
     return Examination(tuple(diagnosis for topic, look in looks for diagnosis in _guarded(topic, look, project)))
 
@@ -159,6 +160,14 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                 )
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
+
+
+def _cron(project: Project) -> Iterator[Diagnosis]:
+    """Whether the scheduler lives; where there is none, what could make its ticks. `resil cron doctor` says more."""
+    from resilience.actions.cron_doctor import outlook
+    from resilience.actions.cron_project import open_cron
+
+    yield outlook(open_cron(project))
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -116,7 +116,8 @@ def doctor(
 
     Exits with 1 when something that somebody means to run does not, else 0.
     """
-    from resilience.actions.cron_doctor import environment_of, examine_cron
+    from resilience.actions.cron_doctor import examine_cron
+    from resilience.actions.cron_doctor_entry import environment_of
     from resilience.cli.output import print_json
     from resilience.cli.show_cron_doctor import environment_to_json, examination_to_json, show_environment, show_found
 
@@ -139,33 +140,44 @@ def doctor(
         raise typer.Exit(EX_TEMPFAIL)
 
 
-_COMMANDS: tuple[tuple[str, Callable[..., Any], str], ...] = (
-    ("install", cron_steer.install, "Examples: resil cron install; resil cron install --backend slurm --mode pulse; "
-                                    "resil cron install --dry-run"),
-    ("status", status, "Examples: resil cron status; resil cron status --json"),
-    ("list", list_entries, "Examples: resil cron list; resil cron list --json"),
-    ("add", cron_write.add, 'Examples: resil cron add backup --daily -- rsync -a out/ /safe/out; '
-                            'resil cron add probe --cron "*/10 7-18 * * 1-5" --timeout 2m -- ./probe.sh; '
-                            "resil cron add eval --hourly --submit -- python eval.py"),
-    ("remove", cron_write.remove, "Examples: resil cron remove backup; resil cron remove cron.hourly/backup"),
-    ("history", history, "Examples: resil cron history; resil cron history backup -n 50; "
-                         "resil cron history backup --json"),
-    ("logs", logs, "Examples: resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
-                   "less $(resil cron logs backup --path)"),
-    ("doctor", doctor, "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
-    ("run", cron_steer.run, "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
-    ("tick", cron_steer.tick, "Examples: resil cron tick; resil cron tick --dry-run; "
-                              "* * * * * /path/to/resil cron tick --config /my/resil.toml"),
-    ("stop", cron_steer.stop, 'Examples: resil cron stop; resil cron stop --why "maintenance until Friday"; '
-                              "go on: resil cron install"),
-    ("uninstall", cron_steer.uninstall, "Examples: resil cron uninstall; resil cron uninstall --dry-run"),
-    ("prune", cron_write.prune, "Examples: resil cron prune; resil cron prune --dry-run"),
-    ("canary", cron_steer.canary, "Examples: resil cron canary; resil cron canary --wait 5m"),
+_COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
+    ("install", cron_steer.install, "Have ticks made from now on, by the best of this site.",
+     "Examples: resil cron install; resil cron install --backend slurm --mode pulse; resil cron install --dry-run"),
+    ("status", status, "Say whether the scheduler lives, and what runs next.",
+     "Examples: resil cron status; resil cron status --json"),
+    ("list", list_entries, "List what runs when.",
+     "Examples: resil cron list; resil cron list --json"),
+    ("add", cron_write.add, "Schedule a command.",
+     'Examples: resil cron add backup --daily -- rsync -a out/ /safe/out; '
+     'resil cron add probe --cron "*/10 7-18 * * 1-5" --timeout 2m -- ./probe.sh; '
+     "resil cron add eval --hourly --submit -- python eval.py"),
+    ("remove", cron_write.remove, "Schedule something no more.",
+     "Examples: resil cron remove backup; resil cron remove cron.hourly/backup"),
+    ("history", history, "Show what became of the last slots.",
+     "Examples: resil cron history; resil cron history backup -n 50; resil cron history backup --json"),
+    ("logs", logs, "Show what an entry wrote when it last ran.",
+     "Examples: resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
+     "less $(resil cron logs backup --path)"),
+    ("doctor", doctor, "Say what does not run, why, and what to do.",
+     "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
+    ("run", cron_steer.run, "Be the scheduler, here in the foreground.",
+     "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
+    ("tick", cron_steer.tick, "Look once, for any other scheduler to call.",
+     "Examples: resil cron tick; resil cron tick --dry-run; "
+     "* * * * * /path/to/resil cron tick --config /my/resil.toml"),
+    ("stop", cron_steer.stop, "Stop it, until `resil cron install`.",
+     'Examples: resil cron stop; resil cron stop --why "maintenance until Friday"; go on: resil cron install'),
+    ("uninstall", cron_steer.uninstall, "Undo `resil cron install`.",
+     "Examples: resil cron uninstall; resil cron uninstall --dry-run"),
+    ("prune", cron_write.prune, "Remove old outputs and histories.",
+     "Examples: resil cron prune; resil cron prune --dry-run"),
+    ("canary", cron_steer.canary, "Have the scheduler send an alert, to see it arrive.",
+     "Examples: resil cron canary; resil cron canary --wait 5m"),
 )  # fmt: skip
 """In the order in which people need them."""
 
-for _name, _command, _examples in _COMMANDS:
-    app.command(_name, epilog=_examples)(_command)
+for _name, _command, _short, _examples in _COMMANDS:
+    app.command(_name, short_help=_short, epilog=_examples)(_command)
 app.command("job", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     cron_steer.job
 )

@@ -78,7 +78,7 @@ def stopped_sentence_of(cron: CronProject) -> str:
 
 def _show(ticked: Ticked) -> None:
     """A line for each slot, for people; nothing where nothing was due."""
-    from resilience.actions.cron_entries import slot_text
+    from resilience.actions.cron_words import slot_text
     from resilience.cli.show_cron import sign
 
     if ticked.stopped:
@@ -112,7 +112,8 @@ def _to_json(ticked: Ticked) -> dict[str, object]:
 
 
 def _show_due(cron: CronProject, *, as_json: bool) -> int:
-    from resilience.actions.cron_entries import due_now, slot_text
+    from resilience.actions.cron_entries import due_now
+    from resilience.actions.cron_words import slot_text
     from resilience.cli.output import print_json
 
     found = due_now(cron)

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron_entries import lateness_s, slot_text, took_s
+from resilience.actions.cron_entries import lateness_s, took_s
 from resilience.actions.cron_logs import Log, find_logs, follow, read_text, without_escapes
+from resilience.actions.cron_words import slot_text
 from resilience.cli.output import clean, table
 from resilience.cli.show_cron import outcome_text, sign
 from resilience.model.cron import Outcome, RunRecord

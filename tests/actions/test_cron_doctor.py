@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron_doctor import CronExamination, environment_of, examine_cron, judge_times, room_s
+from resilience.actions.cron_doctor import CronExamination, examine_cron, outlook
+from resilience.actions.cron_doctor_entry import environment_of, judge_times, room_s
 from resilience.actions.cron_drivers import drivers
 from resilience.actions.cron_project import CronProject, open_cron
 from resilience.model.cron import Entry, EntryOptions, Heartbeat, Installation, Kind, Outcome, Overlap, RunRecord
@@ -270,3 +271,23 @@ def test_the_environment_that_is_shown_is_the_one_that_runs_get(cron: CronProjec
     assert found["RESIL_PYTHON"] == sys.executable and found["SHELL"] == "/bin/sh"
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert found["RESIL_CRON_ENTRY"] and found["RESIL_CRON_SLOT"].isdigit()
+
+
+# ---- in one line, for `resil doctor`
+
+
+def test_resil_doctor_has_one_line_on_a_scheduler_that_lives(cron: CronProject) -> None:
+    from resilience.actions.doctor import examine
+
+    (line,) = [d for d in examine(cron.project).diagnoses if d.topic == "cron"]
+    assert line.verdict is Verdict.OK and "alive: it ticks" in line.text
+
+
+def test_resil_doctor_says_what_could_make_the_ticks_where_nothing_does(cron: CronProject) -> None:
+    cron.state.uninstall()
+    (cron.state.path / "heartbeat").unlink()
+    idle = outlook(cron)
+    assert idle.verdict is Verdict.OK and "fake could" in idle.text and idle.advice == "resil cron install"
+    drop(cron, "backup")
+    meant = outlook(cron)
+    assert meant.verdict is Verdict.WARNING and "1 entry would run" in meant.text

@@ -1,0 +1,425 @@
+"""`resil cron`: what people type, what they are told, and what a program reads of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.actions.cron_drivers import drivers
+from resilience.actions.cron_project import CronProject, open_cron
+from resilience.cli import cron as cron_command
+from resilience.cli.cron_options import complete_entries
+from resilience.model.cron import Heartbeat, Outcome, RunRecord
+from tests.cli.shell import SETTINGS, Said, Shell
+
+DRIVER = """
+import json
+from pathlib import Path
+from resilience.model.driver import Availability, DriverState, Step
+from resilience.model.presence import Liveness
+class Fake:
+    summary = "for tests"
+    rank = 0
+    def availability(self, scene): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, scene):
+        return () if self._line(scene).exists() else (Step("write a line", "* * * * * resil cron tick"),)
+    def install(self, installation, settings, scene):
+        if self._line(scene).exists(): return ()
+        self._line(scene).write_text(installation.mode)
+        return ("wrote a line",)
+    def uninstall(self, installation, settings, scene):
+        if not self._line(scene).exists(): return ()
+        self._line(scene).unlink()
+        return ("took the line out",)
+    def state(self, installation, settings, scene):
+        there = self._line(scene).exists()
+        return DriverState(Liveness.ALIVE if there else Liveness.GONE, "the line is there" if there else "no line")
+    def _line(self, scene): return scene.project / "line"
+DRIVER = Fake()
+"""
+
+
+class Desk:
+    """A person with a project, whose ticks a driver of tests makes."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.folder = shell.folder
+        shell.settings(SETTINGS + '[cron]\nbackend = "fake"\n')
+        for folder in (self.folder, self.folder.parent):
+            folder.chmod(0o755)
+        (shell.folder.parent / "plugins" / "drivers").mkdir()
+        (shell.folder.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
+
+    def cron(self, *words: str, code: int | None = 0) -> Said:
+        said = self.shell.resil("cron", *words)
+        assert code is None or said.code == code, said
+        assert "internal error" not in said.err
+        return said
+
+    @property
+    def project(self) -> CronProject:
+        return open_cron(self.shell.project)
+
+    def drop(self, name: str, text: str = "#!/bin/sh\ntrue\n", folder: str = "cron.hourly", mode: int = 0o755) -> Path:
+        path = self.folder / "cron" / folder / name
+        for made in (path.parents[1], path.parent):
+            made.mkdir(exist_ok=True)
+            made.chmod(0o755)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def beat(self, ago_s: float = 0.0, driver: str = "crontab") -> None:
+        now = time.time()
+        self.project.state.beat(
+            Heartbeat(time=now - ago_s, expected=now - ago_s + 60, alive_since=now - 4000, ticks=66, driver=driver,
+                      host="login1", late_s=1.5)
+        )  # fmt: skip
+
+    def record(self, name: str, ago_s: float, outcome: Outcome = Outcome.DONE, **given: object) -> int:
+        slot = int(time.time() - ago_s)
+        run = RunRecord(name=name, slot=slot, outcome=outcome, time=slot + 3.0, **given)  # type: ignore[arg-type]
+        self.project.state.record(name.replace("/", "+"), run)
+        return slot
+
+
+@pytest.fixture
+def desk(shell: Shell) -> Iterator[Desk]:
+    drivers.cache_clear()
+    yield Desk(shell)
+    drivers.cache_clear()
+
+
+# ---- the whole surface
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in cron_command._COMMANDS])
+def test_every_command_has_help_with_examples(desk: Desk, name: str) -> None:
+    said = desk.cron(name, "--help").out
+    assert f"resil cron {name}" in said and "xample" in said and "--config" in said
+
+
+def test_the_commands_are_listed_whole_and_the_jobs_own_is_hidden(desk: Desk) -> None:
+    said = desk.cron("--help").out
+    for name, *_ in cron_command._COMMANDS:
+        assert f"\n  {name} " in said
+    assert "\n  job " not in said and "..." not in said.partition("Commands:")[2], "each fits on its line"
+
+
+def test_an_unknown_command_is_a_usage_error(desk: Desk) -> None:
+    assert desk.cron("stauts", code=2).err.startswith("resil: error: ")
+
+
+def test_cron_alone_is_its_status(desk: Desk) -> None:
+    assert desk.cron(code=1).out == desk.cron("status", code=1).out
+
+
+# ---- install, status, stop, uninstall
+
+
+def test_nothing_installed_says_what_to_do_and_exits_with_1(desk: Desk) -> None:
+    said = desk.cron("status", code=1)
+    assert "not installed" in said.out and "try: start it: resil cron install" in said.out
+    assert desk.cron("status", "--json", code=1).json["health"] == "not installed"
+
+
+def test_a_dry_run_of_install_shows_every_line_and_changes_nothing(desk: Desk) -> None:
+    said = desk.cron("install", "--dry-run").out
+    assert said.startswith("fake: ") and "would: write a line" in said and "    * * * * * resil cron tick" in said
+    assert not (desk.folder / "line").exists() and desk.project.state.installation() is None
+    document = desk.cron("install", "--dry-run", "--json").json
+    assert document["dry_run"] and document["driver"] == "fake"
+    assert document["steps"] == [{"what": "write a line", "text": "* * * * * resil cron tick"}]
+    assert "token" not in document["installation"]
+
+
+def test_the_life_of_a_scheduler(desk: Desk) -> None:
+    desk.drop("backup")
+    said = desk.cron("install").out
+    assert "wrote a line" in said and "resil cron status" in said
+    assert "nothing was to be done" in desk.cron("install").out, "again does nothing"
+    waiting = desk.cron("status").out
+    assert "waiting" in waiting and "first tick" in waiting
+    desk.beat()
+    alive = desk.cron("status").out
+    assert (
+        "alive: the line is there" in alive
+        and "66 ticks" in alive
+        and "late by 1.5 s" in alive
+        and "installed by" in alive
+    )
+    assert "cron.hourly/backup" in alive and ", in " in alive
+
+    stopped = desk.cron("stop", "--why", "maintenance").out
+    assert "took the line out" in stopped and "resil cron install" in stopped
+    status = desk.cron("status", code=1).out
+    assert "stopped by" in status and "maintenance" in status and "resil cron install" in status
+    for words in (("tick",), ("run", "--once"), ("tick", "--dry-run")):
+        said = desk.cron(*words).out
+        assert "stopped by" in said and "maintenance" in said
+
+    again = desk.cron("install").out
+    assert "goes on now" in again and (desk.folder / "line").exists()
+    assert "would take out fake" in desk.cron("uninstall", "--dry-run").out and (desk.folder / "line").exists()
+    gone = desk.cron("uninstall").out
+    assert "took the line out" in gone and "uninstalled" in gone
+    assert "nothing is installed" in desk.cron("uninstall").out
+    assert "not installed" in desk.cron("status", code=1).out
+
+
+def test_a_dead_scheduler_says_the_command_that_brings_it_back(desk: Desk) -> None:
+    desk.cron("install")
+    desk.beat(driver="fake")
+    (desk.folder / "line").unlink()
+    said = desk.cron("status", code=1).out
+    assert "dead: no line" in said and "resil cron install" in said and "GONE" in said
+    document = desk.cron("status", "--json", code=1).json
+    assert document["driver"]["liveness"] == "GONE" and "install" in document["advice"]
+
+
+def test_a_late_scheduler_is_late_and_says_by_how_much(desk: Desk) -> None:
+    desk.cron("install")
+    before = desk.project.state.installation()
+    assert before is not None
+    text = (desk.project.state.path / "driver.json").read_text()
+    (desk.project.state.path / "driver.json").write_text(text.replace(str(before.time), str(before.time - 90000)))
+    desk.beat(ago_s=600)
+    said = desk.cron("status", code=1).out
+    assert "late: the last tick was 10 min ago, the next one is overdue by 9 min" in said and "try: " in said
+
+
+def test_the_status_is_json_for_programs(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.drop("notes.txt", mode=0o644)
+    desk.cron("install")
+    desk.beat()
+    desk.record("cron.hourly/backup", 60, Outcome.FAILED, started=time.time() - 58, exit_code=3)
+    document = desk.cron("status", "--json").json
+    assert (document["schema"], document["kind"], document["health"]) == ("resil/1", "cron-status", "alive")
+    (entry,) = document["entries"]
+    assert entry["last"]["outcome"] == "failed" and entry["failed"] == 1 and entry["next"] > time.time()
+    assert document["lateness"]["runs"] == 1 and document["heartbeat"]["ticks"] == 66
+    assert document["next"][0]["name"] == "cron.hourly/backup" and document["ignored"] == 1
+    assert "token" not in json.dumps(document)
+
+
+def test_a_backend_that_is_not_there_is_a_usage_error_with_the_nearest(desk: Desk) -> None:
+    said = desk.cron("install", "--backend", "cronta", code=2)
+    assert "did you mean crontab?" in said.err
+
+
+def test_damaged_state_is_no_traceback(desk: Desk) -> None:
+    desk.cron("install")
+    (desk.project.state.path / "heartbeat").write_text("\0")
+    said = desk.cron("status", code=75)
+    assert "unknown" in said.out and "try: " in said.out
+
+
+# ---- list
+
+
+def test_the_list_has_schedule_next_run_kind_timeout_options_and_place(desk: Desk) -> None:
+    desk.drop("backup", "#!/bin/sh\n# resil: timeout=5m rerun\n")
+    desk.drop("eval.slurm", "#!/bin/sh\n")
+    desk.drop("notes.txt", mode=0o644)
+    desk.drop("half.sh")
+    (desk.folder / "cron" / "crontab").write_text("30 2 * * 1  curl https://u:geheim99@h/  # resil: name=tea ok=0-3\n")
+    said = desk.cron("list").out
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert said.split()[:4] == ["ENTRY", "RUNS", "NEXT", "KIND"]
+    backup = lines["cron.hourly/backup"]
+    assert "every hour" in backup and ", in " in backup and "5 min" in backup and "rerun" in backup
+    assert " submit " in lines["cron.hourly/eval.slurm"]
+    assert "at 02:30 on Monday" in lines["crontab/tea"] and "ok=0-3" in lines["crontab/tea"]
+    assert "cron/crontab:1" in lines["crontab/tea"] and "geheim99" not in said
+    assert "2 things in the cron folder are ignored" in said and "resil cron doctor" in said
+    document = desk.cron("list", "--json").json
+    assert {entry["name"] for entry in document["entries"]} == {"cron.hourly/backup", "cron.hourly/eval.slurm",
+                                                                "crontab/tea"}  # fmt: skip
+    assert {ignored["is_fault"] for ignored in document["ignored"]} == {True, False}
+
+
+def test_an_empty_folder_says_how_to_begin(desk: Desk) -> None:
+    said = desk.cron("list").out
+    assert "nothing is scheduled" in said and "resil cron add" in said
+
+
+# ---- history and logs
+
+
+def test_the_history_has_slot_lateness_duration_and_outcome(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.record("cron.hourly/backup", 7200, Outcome.MISSED, count=4)
+    slot = desk.record("cron.hourly/backup", 3600, Outcome.FAILED, exit_code=3, summary="disk full\x1b[31m", host="n1")
+    desk.record("cron.daily/other", 60, Outcome.SUBMITTED, job_id="88")
+    said = desk.cron("history", "backup").out
+    head, missed, failed = said.splitlines()
+    assert "LATE" not in head, "nothing began" if "3.0 s" not in failed else ""
+    assert missed.startswith("--") and "missed 4 slots" in missed
+    assert failed.startswith("!!") and " 3 " in failed and "disk full?[31m" in failed and "n1" in failed
+    everything = desk.cron("history").out
+    assert "cron.daily/other" in everything and "88" in everything and everything.count("\n") == 4
+    (one,) = desk.cron("history", "backup", "-n", "1", "--json").json["runs"]
+    assert (one["slot"], one["exit_code"], one["is_failure"]) == (slot, 3, True)
+
+
+def test_a_run_says_how_late_it_began_and_how_long_it_took(desk: Desk) -> None:
+    now = time.time()
+    desk.record("cron.hourly/backup", 3600, started=int(now - 3600) + 1.5)
+    (one,) = desk.cron("history", "--json").json["runs"]
+    assert one["late_s"] == 1.5 and one["took_s"] == 1.5
+    assert "1.5 s" in desk.cron("history").out
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(desk: Desk) -> None:
+    desk.drop("backup")
+    for command in ("history", "logs", "remove"):
+        said = desk.cron(command, "bakup", code=2)
+        assert "no entry 'bakup'" in said.err and "did you mean cron.hourly/backup?" in said.err
+
+
+def test_a_history_without_runs_says_when_there_will_be_some(desk: Desk) -> None:
+    desk.drop("backup")
+    assert "has not run yet" in desk.cron("history", "backup").out
+    assert "nothing has run yet" in desk.cron("history").out
+    assert "has not run yet" in desk.cron("logs", "backup", code=2).err
+
+
+def test_logs_are_the_words_of_a_run_without_what_steers_a_terminal(desk: Desk) -> None:
+    desk.drop("backup")
+    for number, text in enumerate(("first\n", "\x1b]0;title\x07\x1b[31msecond\x1b[0m\n")):
+        desk.record("cron.hourly/backup", 3600 - number * 60, output=f"{number}.txt")
+        folder = desk.project.state.path / "output" / "cron.hourly+backup"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.txt").write_text(text)
+    said = desk.cron("logs", "backup")
+    assert said.out == "second\n" and said.err.startswith("==> cron.hourly/backup ")
+    assert desk.cron("logs", "backup", "--last", "2").out == "first\nsecond\n"
+    assert desk.cron("logs", "backup", "--path").out.strip() == str(folder / "1.txt")
+    assert desk.cron("logs", "backup", "-f").out == "second\n", "it has ended"
+    assert "which runs are meant" in desk.cron("logs", "backup", "--last", "2", "--slot", "18:00", code=2).err
+    assert "whose logs" in desk.cron("logs", code=2).err
+
+
+# ---- add and remove
+
+
+def test_what_was_added_is_listed_runs_and_is_removed(desk: Desk) -> None:
+    said = desk.cron("add", "say", "--minutely", "--timeout", "30s", "--", sys.executable, "-c", "print('it is me')")
+    assert "wrote " in said.out and "next runs of cron.minutely/say: " in said.out
+    assert said.out.count(", in ") == 3 and "resil cron remove cron.minutely/say" in said.out
+    assert "cron.minutely/say" in desk.cron("list").out
+    assert "is there already" in desk.cron("add", "say", "--minutely", "--", "true", code=2).err
+    gone = desk.cron("remove", "say").out
+    assert gone.startswith("removed ") and "nothing is scheduled" in desk.cron("list").out
+
+
+def test_a_line_is_added_shown_and_removed_and_the_rest_stays(desk: Desk) -> None:
+    desk.drop("x")
+    (desk.folder / "cron" / "crontab").write_text("# mine\n")
+    said = desk.cron("add", "probe", "--cron", "*/10 * * * *", "--ok", "0-3", "--catch-up", "none", "--overlap",
+                     "allow", "--jitter", "5s", "--rerun", "--", "echo", "--flag", "a b")  # fmt: skip
+    assert "# resil: name=probe overlap=allow catch_up=none jitter=5s ok=0-3 rerun" in said.out
+    document = desk.cron("remove", "probe", "--json").json
+    assert document["removed"][0]["name"] == "crontab/probe" and "echo" in document["removed"][0]["text"]
+    assert (desk.folder / "cron" / "crontab").read_text() == "# mine\n"
+
+
+def test_a_dry_run_of_add_and_remove_changes_nothing(desk: Desk) -> None:
+    said = desk.cron("add", "say", "--hourly", "--dry-run", "--json", "--", "true").json
+    assert said["dry_run"] and len(said["next"]) == 3 and not (desk.folder / "cron").exists()
+    path = desk.drop("backup")
+    assert "would remove" in desk.cron("remove", "backup", "--dry-run").out and path.exists()
+
+
+def test_a_forgotten_double_dash_is_told(desk: Desk) -> None:
+    said = desk.cron("add", "x", "--hourly", "ls", "--all", code=2)
+    assert "--all" in said.err
+
+
+def test_removing_a_link_leaves_what_it_leads_to(desk: Desk) -> None:
+    real = desk.folder / "real"
+    real.write_text("#!/bin/sh\n")
+    real.chmod(0o755)
+    desk.drop("x").unlink()
+    (desk.folder / "cron" / "cron.hourly" / "linked").symlink_to(real)
+    said = desk.cron("remove", "linked").out
+    assert "only the link" in said and real.exists()
+
+
+# ---- doctor and prune
+
+
+def test_the_doctor_exits_with_1_when_something_meant_to_run_does_not(desk: Desk) -> None:
+    desk.cron("install")
+    desk.beat()
+    path = desk.drop("backup.sh")
+    said = desk.cron("doctor", code=1).out
+    assert "cron/cron.hourly/backup.sh" in said and "-> rename it: backup" in said
+    document = desk.cron("doctor", "--json", code=1).json
+    assert document["is_broken"] and document["ignored"][0]["is_fault"]
+    path.rename(path.with_name("backup"))
+    assert "CRITICAL" not in desk.cron("doctor").out
+
+
+def test_the_doctor_shows_the_environment_without_its_secrets(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOi")
+    monkeypatch.setenv("SOME_LOGIN_TOKEN", "never-passed")
+    said = desk.cron("doctor", "--environment").out
+    assert f"RESIL_PYTHON={sys.executable}\n" in said and "SHELL=/bin/sh\n" in said
+    assert "eyJhbGciOi" not in said and "never-passed" not in said and "SLURM_JWT=REDACTED" in said
+    document = desk.cron("doctor", "--environment", "--json").json
+    assert document["environment"]["HOME"] == os.environ["HOME"]
+
+
+def test_prune_says_how_much_went(desk: Desk) -> None:
+    desk.drop("backup")
+    folder = desk.project.state.path / "output" / "cron.hourly+backup"
+    folder.mkdir(parents=True)
+    desk.project.state.path.chmod(0o700)
+    for slot in range(25):
+        (folder / f"{slot}.txt").write_text("x" * 5000)
+    dry = desk.cron("prune", "--dry-run").out
+    assert "outputs: 5 files would be removed, " in dry and len(list(folder.iterdir())) == 25
+    document = desk.cron("prune", "--json").json
+    assert document["removed"][0]["files"] == 5 and document["removed"][0]["bytes"] >= 25000
+    assert len(list(folder.iterdir())) == 20
+    assert "nothing is kept for too long" in desk.cron("prune").out
+
+
+# ---- tick
+
+
+def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
+    desk.drop("say", "#!/bin/sh\necho it is me\nexit 3\n", folder="cron.minutely")
+    project = desk.project
+    desk.cron("tick")
+    slot = int(time.time()) // 60 * 60
+    seen = project.state.seen()
+    from resilience.system.cron_folder import Seen
+
+    project.state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
+    dry = desk.cron("tick", "--dry-run").out
+    assert "cron.minutely/say" in dry and "would run" in dry
+    said = desk.cron("tick").out
+    assert "!!  cron.minutely/say" in said and "failed" in said, "and exits with 0 nevertheless"
+    assert desk.cron("logs", "say").out == "it is me\n"
+
+
+# ---- completion
+
+
+def test_completion_offers_names_of_the_table_and_of_the_past(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.record("cron.daily/old", 60)
+    assert complete_entries("cron.") == ["cron.hourly/backup", "cron.daily/old"]
+    assert complete_entries("cron.d") == ["cron.daily/old"]
+    desk.shell.settings("[nonsense")
+    assert complete_entries("") == [], "never a traceback into somebody's prompt"
