@@ -80,7 +80,7 @@ class SlurmDriver:
         try:
             if kept.ended:
                 raise SchedulerError(f"{kept.ended} while it was being installed", hint="resil cron install")
-            if kept.trouble:
+            if kept.trouble and not kept.waiting and not keeper.plan(keeper.look()).waiting:
                 raise SchedulerError(
                     f"the scheduler's first job could not be queued: {kept.trouble}",
                     hint=kept.hint or "resil cron install --backend foreground runs it without a queue",
@@ -97,6 +97,8 @@ class SlurmDriver:
             done.append(
                 f"queued {_jobs(kept.submitted)} under the name {keeper.name}: {_rhythm(installation, settings)}"
             )
+        if kept.trouble:
+            done.append(f"not all of its successors could be queued, and its jobs will try again: {kept.trouble}")
         if kept.cancelled:
             done.append(f"cancelled {_jobs(kept.cancelled)}: too many waited")
         return done

@@ -95,6 +95,21 @@ def test_a_refused_successor_is_told_and_queued_the_next_time(folder: CronFolder
     assert keeper(folder, queue).keep().waiting == 2
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SchedulerError("sbatch refused: Batch job submission failed: Access/permission denied"),
+        SchedulerUnavailable("sbatch is not installed here", transient=False),
+    ],
+)
+def test_where_jobs_may_not_submit_jobs_another_backend_is_offered(folder: CronFolder, error: SchedulerError) -> None:
+    inside = keeper(folder, Queue(refusals={1: error}), own=88).keep()
+    assert "jobs may not submit jobs here" in inside.trouble
+    assert "--backend foreground" in inside.hint
+    outside = keeper(folder, Queue(refusals={1: error})).keep()
+    assert outside.trouble == error.message
+
+
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(folder: CronFolder) -> None:
     queue = Queue(trouble=DOWN)
     kept = keeper(folder, queue).keep()

@@ -20,6 +20,12 @@ from resilience.model.submission import Submission
 from resilience.system.cron_folder import CronFolder
 from resilience.system.ports import Clock, Scheduler
 
+ELSEWHERE = (
+    "have something else make the ticks: resil cron uninstall, then on a login node "
+    "resil cron install --backend crontab, or --backend foreground (in tmux)"
+)
+"""What to do where sbatch does not work inside a job: it is refused, or not installed on compute nodes."""
+
 ROUNDS = 3
 """So often the queue is looked at and made good: after a first round somebody else's jobs may be seen as well."""
 
@@ -32,6 +38,7 @@ class Kept(NamedTuple):
         submitted, cancelled: ids.
         trouble: what is not as it should be, one sentence; empty: nothing.
         hint: what to try.
+        is_refused: the trouble is that the scheduler said no, or there is none here; not that it did not answer.
         ended: why there is no chain any more (stopped, uninstalled); empty: there is one.
     """
 
@@ -40,6 +47,7 @@ class Kept(NamedTuple):
     cancelled: tuple[int, ...] = ()
     trouble: str = ""
     hint: str = ""
+    is_refused: bool = False
     ended: str = ""
 
 
@@ -144,7 +152,15 @@ class Keeper:
                     self._cancel([Surplus(job_id, why) for job_id in submitted])
                     return Kept(0, ended=why)
         except ResilError as error:
-            return Kept(waiting, tuple(submitted), tuple(cancelled), error.message, error.hint)
+            refused = isinstance(error, SchedulerError) and not error.transient
+            trouble, hint = error.message, error.hint
+            if (
+                self.own
+                and refused
+                and (isinstance(error, SchedulerUnavailable) or "ermission denied" in error.message)
+            ):
+                trouble, hint = f"jobs may not submit jobs here, it seems: {error.message}", ELSEWHERE
+            return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, refused)
         return Kept(waiting, tuple(submitted), tuple(cancelled))
 
     def submission(self, wish: Wish) -> Submission:

@@ -162,7 +162,7 @@ def render_script(
         for key, value in sbatch_options(name, settings, mode).items()
     ]
     own = str(Path(installation.python).parent)
-    path = ":".join(dict.fromkeys((own, "/usr/local/bin", "/usr/bin", "/bin", *tool_folders)))
+    path = ":".join(dict.fromkeys((*tool_folders, own, "/usr/local/bin", "/usr/bin", "/bin")))
     recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
     kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")

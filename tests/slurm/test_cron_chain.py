@@ -1,0 +1,265 @@
+"""The scheduler's chain of jobs on a real SLURM: days in fast time, and everything that broke the scripts before it.
+
+slurmctld looks at time limits every 30 s and gives a silent node up after some 15 s. So the stories of this file begin
+at once, each in a project of its own, on a cluster of its own, and each test waits for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from resilience.crontab.running import marks
+from resilience.model.cron import Outcome
+from tests.slurm import accounting
+from tests.slurm.cluster import Cluster
+from tests.slurm.cron_site import Site
+from tests.slurm.processes import until
+
+HEALTHY, DOOMED = "n[1-3]", "n[4-5]"
+SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
+QUICK = 180
+"""Seconds of a daemon's time limit, which make it look after its successors every 9 s."""
+
+# Stands before SLURM's own sbatch on the PATH of a project: it waits at a gate, or refuses, when the test says so.
+SBATCH = """\
+#!/bin/sh
+here=$(dirname "$0")
+if test -e "$here/closed"; then
+  echo 'sbatch: error: Batch job submission failed: Access/permission denied' >&2
+  exit 1
+fi
+if test -e "$here/gate"; then
+  touch "$here/at-gate"
+  while test -e "$here/gate"; do sleep 0.05; done
+fi
+exec /usr/bin/sbatch "$@"
+"""
+
+
+@dataclass
+class Stories:
+    cluster: Cluster
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    def begin(
+        self, name: str, user: int = 0, *, wrapped: bool = False, exclude: str = DOOMED, **wishes: object
+    ) -> Site:
+        site = Site(self.cluster, name, self.cluster.users[user], sbatch=f'exclude = "{exclude}"', **wishes)  # type: ignore[arg-type]
+        site.make()
+        if wrapped:
+            site.write("bin/sbatch", SBATCH)
+            self.cluster.run(["chmod", "755", site.folder / "bin" / "sbatch"], site.user, check=True)
+            site.env = {"PATH": f"{site.folder}/bin:{self.cluster.env['PATH']}"}
+        self.sites[name] = site
+        return site
+
+    def whole(self, name: str, timeout_s: float = 60) -> Site:
+        """Wait until one job of the chain runs and two wait."""
+        site = self.sites[name]
+        try:
+            until(site.is_whole, f"the chain of {name} to be whole", timeout_s, 0.2)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{site.rows()}\n{site.log()}") from None
+        return site
+
+
+ACCOUNTING = Cluster.requirements(dbd=True)
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[Stories]:
+    with Cluster(nodes=5, dbd=not ACCOUNTING, extra="" if ACCOUNTING else "AccountingStorageEnforce=limits") as cluster:
+        stories = Stories(cluster)
+        stories.begin("daemon day", limit_s=60)
+        stories.begin("pulse day", mode="pulse", crontab="@every 3s /bin/true # resil: name=beat catch_up=none\n")
+        stories.begin("twice", crontab=SLOW)
+        stories.begin("cancelled", crontab=SLOW + "@every 5s /bin/sleep 300 # resil: name=long\n")
+        stories.begin("killed", exclude=HEALTHY, crontab=SLOW)
+        stories.begin("requeued", crontab=SLOW)
+        stories.begin("wrapped", wrapped=True, limit_s=QUICK, crontab=SLOW)
+        stories.begin("limited", user=1, limit_s=QUICK, crontab=SLOW)
+        stories.begin("empty", crontab="", mode="pulse")
+        installs = [
+            cluster.popen(["resil", "cron", "install", "--backend", "slurm"], site.user, site.folder, env=site.env,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for site in (*stories.sites.values(), stories.sites["twice"])
+        ]  # fmt: skip
+        assert [process.wait(120) for process in installs] == [0] * len(installs)
+        stories.whole("killed")
+        cluster.fail_node(stories.sites["killed"].running()[0].node)
+        yield stories
+
+
+def test_two_who_install_at_once_get_one_chain(stories: Stories) -> None:
+    site = stories.whole("twice")
+    done = site.install()
+    assert "queued" not in done
+    tokens = [row.comment for row in site.rows()]
+    assert len([row for row in site.rows() if row.state in ("RUNNING", "PENDING")]) == 3
+    assert len(set(tokens)) == len([row for row in site.rows() if row.state != "CANCELLED"])
+
+
+def test_a_cancelled_scheduler_ends_what_it_runs_and_the_next_one_goes_on(stories: Stories) -> None:
+    site = stories.whole("cancelled")
+    until(lambda: "long" in {mark.name.rpartition("/")[2] for mark in marks(site.cron)}, "a long run", 30, 0.1)
+    long = next(mark for mark in marks(site.cron) if mark.name.endswith("long"))
+    (old,) = site.running()
+    stories.cluster.run(["scancel", old.id], site.user, check=True)
+    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "the next job", 30, 0.1)
+    ends = {run.slot: run.outcome for run in site.runs("crontab+long")}
+    assert ends[long.slot].is_failure, "ended, and recorded"
+    site.ticks_on()
+    stories.whole("cancelled")
+    site.each_slot_ran_once()
+
+
+def test_root_cannot_requeue_it_into_a_second_one(stories: Stories) -> None:
+    site = stories.whole("requeued")
+    (old,) = site.running()
+    done = stories.cluster.run(["scontrol", "requeue", old.id])
+    assert done.returncode != 0
+    assert "disabled" in done.stdout + done.stderr
+    site.ticks_on()
+    assert [row.id for row in site.running()] == [old.id]
+
+
+def test_two_schedulers_at_one_table_run_each_slot_once(stories: Stories) -> None:
+    """The chain, and somebody's own in the foreground."""
+    site = stories.whole("requeued")
+    other = stories.cluster.popen(
+        ["resil", "cron", "run"], site.user, site.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(2):
+            site.ticks_on()
+    finally:
+        other.terminate()
+        other.wait(60)
+    site.each_slot_ran_once()
+
+
+def test_where_sbatch_refuses_the_chain_tells_and_is_whole_again_later(stories: Stories) -> None:
+    """Such a site lets no job submit jobs."""
+    site = stories.whole("wrapped")
+    (site.folder / "bin" / "closed").touch()
+    stories.cluster.run(["scancel", *(row.id for row in site.waiting())], site.user, check=True)
+    until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal to be told", 60, 0.1)
+    assert "jobs may not submit jobs here" in site.chain()[-1].summary
+    assert "Access/permission denied" in site.chain()[-1].summary
+    assert "--backend foreground" in site.log(), "another way is offered"
+    site.ticks_on("the scheduler to tick without successors")
+    (site.folder / "bin" / "closed").unlink()
+    stories.whole("wrapped")
+    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", 60, 0.1)
+
+
+@pytest.mark.skipif(bool(ACCOUNTING), reason=f"no SLURM accounting: {'; '.join(ACCOUNTING)}; {accounting.HOW_TO_GET}")
+def test_a_submit_limit_that_is_reached_is_told_and_does_not_end_the_chain(stories: Stories) -> None:
+    site = stories.whole("limited")
+    limit = ["sacctmgr", "-i", "modify", "user", site.user, "set"]
+    stories.cluster.run([*limit, "MaxSubmitJobs=2"], check=True)
+    stories.cluster.run(["scancel", *(row.id for row in site.waiting())], site.user, check=True)
+    until(lambda: bool(site.chain()) and "Limit" in site.chain()[-1].summary, "the limit to be told", 60, 0.1)
+    until(lambda: len(site.waiting()) == 1, "one successor all the same", 30, 0.1)
+    stories.cluster.run([*limit, "MaxSubmitJobs=-1"], check=True)
+    stories.whole("limited")
+    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", 60, 0.1)
+
+
+def test_a_killed_node_takes_one_job_and_not_the_chain(stories: Stories) -> None:
+    site = stories.sites["killed"]
+    old = site.rows()[0]
+    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "SLURM to give the node up", 60, 0.2)
+    site.ticks_on()
+    assert {row.id: row.state for row in site.rows()}[old.id] == "NODE_FAIL"
+    stories.whole("killed")
+    site.each_slot_ran_once()
+
+
+def test_an_empty_cron_folder_submits_nothing_but_the_chain(stories: Stories) -> None:
+    """Not a literal `*.slurm`, and no error each time."""
+    site = stories.sites["empty"]
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 2, "two pulses", 60, 0.2)
+    assert site.resil("cron", "list").returncode == 0
+    assert not site.chain()
+    assert "error" not in site.log()
+
+
+def test_a_day_of_a_daemon_has_all_its_slots_once_through_its_hand_overs(stories: Stories) -> None:
+    site = stories.sites["daemon day"]
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 1, "a hand-over", 90, 0.2)
+    site.ticks_on()
+    stories.whole("daemon day")
+    site.each_slot_ran_once()
+    slots = sorted(run.slot for run in site.runs())
+    assert all(slot % 2 == 0 for slot in slots)
+    assert max(after - before for before, after in itertools.pairwise(slots)) <= 12, "through the hand-over"
+    assert {row.state for row in site.rows()} <= {"COMPLETED", "RUNNING", "PENDING", "COMPLETING"}, "none was killed"
+
+
+def test_a_day_of_pulses_stays_on_its_slots(stories: Stories) -> None:
+    site = stories.sites["pulse day"]
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 8, "eight pulses", 90, 0.2)
+    site.each_slot_ran_once()
+    assert {run.slot % 3 for run in site.runs()} == {0}
+    begun = [row for row in site.rows() if row.state in ("COMPLETED", "RUNNING")]
+    slots = [row.comment.rpartition("-p")[2] for row in begun]
+    assert len(set(slots)) == len(slots), "one pulse for each slot"
+    assert len(site.waiting()) <= 2
+
+
+def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories) -> None:
+    """Sbatch times out, and its job is there when slurmctld goes on. All other chains look meanwhile, too."""
+    cluster, site = stories.cluster, stories.whole("wrapped")
+    gate = site.folder / "bin" / "gate"
+    gate.touch()
+    cluster.run(["scancel", site.waiting()[-1].id], site.user, check=True)
+    until((site.folder / "bin" / "at-gate").exists, "sbatch at the gate", 60)
+    cluster.stop_controller()
+    try:
+        gate.unlink()
+        before = max(run.slot for run in site.runs())
+        time.sleep(8)  # longer than MessageTimeout: sbatch gives up
+        assert max(run.slot for run in site.runs()) > before, "ticks come meanwhile"
+    finally:
+        cluster.continue_controller()
+    cluster.wait_served()
+    stories.whole("wrapped")
+    for name, other in stories.sites.items():
+        alive = [row.comment for row in other.rows() if row.state in ("PENDING", "RUNNING")]
+        assert len(alive) == len(set(alive)), name
+
+
+def test_a_controller_that_restarts_with_its_state_finds_the_chains_as_they_were(stories: Stories) -> None:
+    cluster = stories.cluster
+    before = {row.id for row in stories.whole("requeued").rows()}
+    cluster.terminate_controller()
+    cluster.start_controller()
+    site = stories.whole("requeued")
+    site.ticks_on()
+    assert {row.id for row in site.rows()} == before
+
+
+def test_stop_cancels_what_waits_and_no_job_comes_again(stories: Stories) -> None:
+    for name in ("requeued", "pulse day"):
+        site = stories.sites[name]
+        assert site.resil("cron", "stop").returncode == 0
+        assert not site.waiting()
+        until(lambda site=site: not site.running(), "the running one to leave", 30, 0.1)  # type: ignore[misc]
+        count = len(site.rows())
+        time.sleep(4)
+        assert len(site.rows()) == count
+        assert not site.waiting()
+    site = stories.sites["requeued"]
+    site.install()
+    site.ticks_on("the scheduler to go on after install")
+    assert site.resil("cron", "uninstall").returncode == 0
+    with contextlib.suppress(FileNotFoundError):
+        until(lambda: not site.running(), "the running one to leave", 30, 0.1)
