@@ -93,7 +93,17 @@ class CronProject:
 
     def refuse(self, entry: Entry) -> Ignored | None:
         """Why a drop-in may not run now, where it might have run when the table was read; None: it may."""
-        return None
+        from resilience.crontab.folder import look_again
+
+        loaded = self.project.loaded
+        return look_again(
+            entry,
+            self.folder,
+            self.settings,
+            uid=self.project.world.host.uid,
+            group=loaded.settings.run.group,
+            project=loaded.project,
+        )
 
     def scheduler(self, name: str = "") -> Scheduler:
         """The scheduler that the jobs of entries go to. Raise UsageError if there is no such scheduler."""

@@ -137,7 +137,8 @@ def leave_out_twins(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignore
         twin = jobs.get(one.name) if isinstance(one, Entry) else None
         if isinstance(one, Entry) and twin is not None:
             beside = twin.name.rpartition("/")[2]
-            yield Ignored(one.place, f"{beside} beside it is submitted instead", f"remove one of them: rm {one.place}")
+            reason, hint = f"{beside} beside it is submitted instead", f"remove or rename one of them: rm {one.place}"
+            yield Ignored(one.place, reason, hint, is_fault=True)
         else:
             yield one
 

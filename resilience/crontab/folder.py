@@ -189,7 +189,10 @@ class _Reader:
             names = list(self.names(path))
         except OSError as error:
             return Table(ignored=(Ignored(place, explain(error), "", True),))
-        judged = list(leave_out_twins(self.drop_in(name, file, above or own) for _, file in names))
+        looked = [self.drop_in(name, file, above or own) for _, file in names]
+        # An editor's or a copy's temporary file: it was there a moment ago.
+        there = (one for one in looked if not (isinstance(one, Ignored) and one.reason == GONE))
+        judged = list(leave_out_twins(there))
         if own is not None:
             judged.insert(0, Ignored(place, own.reason, own.hint, True))
         return Table(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.crontab.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, shown
+from resilience.crontab.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
 from resilience.crontab.expression import parse_schedule
 from resilience.crontab.policy import Refusal
 from resilience.model.cron import Entry, EntryOptions, Ignored, Kind
@@ -68,8 +68,13 @@ def test_a_job_is_submitted_executable_or_not(name: str, is_executable: bool) ->
     assert (one.name, one.kind, one.argv) == (f"cron.hourly/{name}", Kind.SUBMIT, (one.path,))
 
 
-def test_an_executable_and_a_job_of_one_name_are_two_entries() -> None:
-    assert entry(found("x")).key != entry(found("x.slurm")).key
+def test_of_a_program_and_a_job_of_one_name_the_job_runs_and_the_other_is_told() -> None:
+    judged = [judge(found(name), DEFAULT) for name in ("x", "x.slurm", "y")]
+    job, y = [one for one in leave_out_twins(judged) if isinstance(one, Entry)]
+    assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
+    (told,) = [one for one in leave_out_twins(judged) if isinstance(one, Ignored)]
+    assert (told.place, told.is_fault) == ("cron/cron.hourly/x", True)
+    assert told.reason == "x.slurm beside it is submitted instead"
 
 
 def test_every_folder_has_a_schedule() -> None:
