@@ -63,7 +63,8 @@ class ForegroundDriver:
         )
 
     def _command(self, installation: Installation) -> str:
-        return f"cd {shlex.quote(installation.project)} && {shlex.quote(installation.python)} -m resilience cron run"
+        python = f"{shlex.quote(installation.python)} -P"  # else the project's queue.py were Python's own
+        return f"cd {shlex.quote(installation.project)} && {python} -m resilience cron run"
 
 
 def _is_there(pid: int) -> bool:
