@@ -41,6 +41,10 @@ class AlreadyInstalled(ResilError):
         self.installation = installation
 
 
+WHY = "why"
+"""The fact of an installation that says why its driver was chosen, for `resil cron status`."""
+
+
 class Installed(NamedTuple):
     """What `install` did, or would do.
 
@@ -172,7 +176,8 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
     """Bring what is installed up to date: mostly there is nothing to do."""
     project, scene = cron.project, scene_of(cron.project)
     driver = driver_of(existing.driver)
-    fresh = changed(existing, project=str(project.loaded.project), python=sys.executable, facts=facts_of(project))
+    facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
+    fresh = changed(existing, project=str(project.loaded.project), python=sys.executable, facts=facts)
     fresh = changed(fresh, mode=_mode(cron, existing.driver))
     choice = Choice(existing.driver, driver, f"it makes the ticks already: {_who(existing, project)}", ())
     steps = tuple(driver.plan(fresh, cron.settings, scene))
@@ -217,7 +222,7 @@ def _new(cron: CronProject, choice: Choice) -> Installation:
         project=str(project.loaded.project),
         python=sys.executable,
         mode=_mode(cron, choice.name),
-        facts=facts_of(project),
+        facts=facts_of(project) | {WHY: choice.why},
     )
 
 
