@@ -17,6 +17,7 @@ resil_superseded_by=     # number of the attempt that took our place
 resil_stop_asked=        # why somebody wants this attempt to stop; empty when nobody does
 resil_term=              # name of the signal by which the job is being ended
 resil_forwarded=
+resil_cron_due=0         # when to look after the scheduler of cron next, in seconds of this shell
 resil_over=              # the end is written
 resil_gone=true          # at the end: whether no task on another node can be left
 
@@ -360,8 +361,62 @@ resil_heartbeat() {
       resil_kill_training
       return
     fi
+    [ -z "${resil_cron:-}" ] || resil_look_after_cron
     read -r -t "$resil_beat_s" -u "$never" || :
   done
+}
+
+# Nobody watches the watchman, except us. With [cron] revive = true the heartbeat looks now and then whether the
+# scheduler of cron is late, and starts its chain of jobs again, in the background; whether that is needed, the program
+# that `resil cron install` left asks the queue.
+resil_look_after_cron() {
+  ((SECONDS >= resil_cron_due)) || return 0
+  resil_cron_due=$((SECONDS + ${resil_cron_look_s:-180}))
+  if ! resil_cron_is_late || ! resil_claim_cron "$REPLY"; then return 0; fi
+  (
+    said=$(timeout -k 5 150 bash -- "$resil_cron/revive.bash" 2>&1 </dev/null)
+    code=$?
+    resil_json "${said##*$'\n'}"
+    case $code in
+      0) ;;
+      10) resil_journal cron_revived said "$REPLY" && resil_say "the scheduler of cron was dead: ${said##*$'\n'}" ;;
+      *) resil_journal cron_not_revived code "$code" said "$REPLY" ;;
+    esac
+  ) </dev/null &
+}
+
+resil_cron_is_late() { # REPLY: its patience in seconds. The rule is that of resilience/model/cron_late.py
+  local text time pause patience=0 now file=$resil_cron/revive.bash
+  if [ ! -O "$file" ] || [ ! -f "$file" ] || [ -L "$file" ] || [ -e "$resil_cron/stop" ]; then return 1; fi
+  [ $((8#$(stat -c %a -- "$file") & 8#002)) = 0 ] || return 1 # anybody could have us run anything
+  text=$(resil_read "$resil_cron/heartbeat")
+  [[ $text =~ \"time\":\ *([0-9]{1,12})[^0-9] ]] || return 1
+  time=$((10#${BASH_REMATCH[1]}))
+  [[ $text =~ \"expected\":\ *([0-9]{1,12})[^0-9] ]] || return 1
+  pause=$((10#${BASH_REMATCH[1]} - time))
+  [[ $text =~ \"patience_s\":\ *([0-9]{1,9})[^0-9] ]] && patience=$((10#${BASH_REMATCH[1]}))
+  ((pause > 0)) || pause=0
+  ((pause < 86400)) || pause=86400
+  ((patience > 0)) || patience=$((pause > 90 ? 2 * pause : 180))
+  printf -v now '%(%s)T' -1
+  REPLY=$patience
+  ((now > time + pause + patience))
+}
+
+resil_claim_cron() { # seconds: one of all trainings acts, and none again for so long
+  local mark=$resil_cron/reviving aside=$resil_cron/.reviving.$resil_host.$BASHPID since now
+  mkdir -- "$mark" 2>/dev/null && return
+  printf -v now '%(%s)T' -1
+  since=$(stat -c %Y -- "$mark" 2>/dev/null) || return 1
+  ((now - since > $1)) || return 1
+  mv -T -- "$mark" "$aside" 2>/dev/null || return 1
+  since=$(stat -c %Y -- "$aside" 2>/dev/null) || since=0
+  if ((now - since <= $1)); then # somebody else's, made since we looked
+    mv -T -- "$aside" "$mark" 2>/dev/null || rmdir -- "$aside"
+    return 1
+  fi
+  rmdir -- "$aside"
+  mkdir -- "$mark" 2>/dev/null
 }
 
 resil_descendants() { # pid -> REPLY: all pids below it

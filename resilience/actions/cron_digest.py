@@ -167,7 +167,11 @@ def compose(
     from resilience.model.alert import Alert, Reason
     from resilience.model.verdict import Verdict
 
-    ended = [run for run in runs if run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)]
+    ended = [
+        run
+        for run in runs
+        if run.name != "scheduler" and run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)
+    ]
     failed = [run for run in ended if run.outcome.is_failure]
     late = f", late at most {format_duration(round(tally.late_s))}" if tally.ticks else ""
     first = f"{_several(tally.ticks, 'tick')} in {format_duration(max(0.0, now - tally.since))}{late}"

@@ -39,6 +39,8 @@ class ScriptSpec:
         group: Unix group that may steer the run; empty keeps the files private.
         user: who renders it; for templates that want to say so.
         finish_on_success: whether exit code 0 of the training finishes the run.
+        cron: folder of the scheduler of cron that the batch shell starts again when it is dead; empty: none.
+        cron_look_s: how often it looks whether it is.
         array: whether the script is queued as an array; decides the default name of the output file.
         launcher: variables of the template: `gpus_per_node`, `image`. The template may ignore them.
         variables: the same from `--set`; they win, and one that the template does not know is refused.
@@ -59,6 +61,8 @@ class ScriptSpec:
     group: str = ""
     user: str = ""
     finish_on_success: bool = True
+    cron: str = ""
+    cron_look_s: float = 180
     array: bool = False
     launcher: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +92,8 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "user": spec.user,
         "umask": "007" if spec.group else "077",
         "finish_on_success": spec.finish_on_success,
+        "cron": _check_path(spec.cron) if spec.cron else "",
+        "cron_look_s": math.ceil(spec.cron_look_s),
         "directives": _directives_function(spec),
         "without_python": without_python,
         "refuse": _refuse,

@@ -51,7 +51,7 @@ def look(
     table = read_table_file(folder.path)
     for key in folder.keys():  # noqa: SIM118 - no mapping
         history = folder.history(key)
-        if history and _is_wanted(history[-1].name, settings.entries):
+        if key != SCHEDULER and history and _is_wanted(history[-1].name, settings.entries):
             readings[history[-1].name] = look_at_entry(folder, key, history, table)
     if settings.ignored and not settings.entries and table is not None:
         for place, reason, hint in table[1]:
@@ -93,7 +93,7 @@ def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None
         ticks=heartbeat.ticks,
         driver=heartbeat.driver,
         host=heartbeat.host,
-        trouble=heartbeat.trouble,
+        trouble=heartbeat.trouble or _of_the_chain(folder, installation),
         next_slot=heartbeat.next_slot,
         patience_s=heartbeat.patience_s,
         **here,
@@ -155,6 +155,15 @@ def _installation(folder: CronFolder) -> Installation | None:
         return folder.installation()
     except StateDirectoryError:  # `resil cron doctor` says so; the heartbeat tells whether it lives
         return None
+
+
+def _of_the_chain(folder: CronFolder, installation: Installation | None) -> str:
+    """What keeps the chain of the scheduler's jobs from going on (actions/cron_job.py); nothing when it is whole."""
+    if installation is None or installation.driver != "slurm":
+        return ""
+    history = folder.history(SCHEDULER)
+    is_broken = bool(history) and history[-1].outcome.is_failure and history[-1].time >= installation.time
+    return history[-1].summary or "its chain of jobs is broken" if is_broken else ""
 
 
 def _stopped(record: Mapping[str, Any], now: float) -> str:
