@@ -28,6 +28,10 @@ LONGEST_COMMAND = 990
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL", "\\": "a backslash (crons disagree on those)"}
 
 
+_READS = 4
+"""So often a table is read that changes between listing and looking."""
+
+
 class Crontab:
     """The program `crontab` (crontab(1))."""
 
@@ -35,9 +39,24 @@ class Crontab:
 
     def read(self, scene: Scene) -> str | None:
         """As programs.Program.read."""
+        for _ in range(_READS):
+            listed = self._list(scene)
+            if listed is None or r"\r" not in listed:
+                return listed
+            # Debian's `crontab -l` lists a carriage return as the two characters `\r`. Written back, that would be what
+            # the line runs. `crontab -e` hands the file itself to an editor; ours writes it to standard output.
+            done = programs.ask(scene, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+            if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
+                return done.stdout
+        raise programs.NoAnswer(
+            "the crontab has carriage returns in it, and cannot be read as it is",
+            hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
+        )
+
+    def _list(self, scene: Scene) -> str | None:
         done = programs.ask(scene, ["crontab", "-l"])
         if done.returncode == 0:
-            return done.stdout if r"\r" not in done.stdout else self._raw(done.stdout, scene)
+            return done.stdout
         text = (done.stderr or done.stdout).lower()
         # Vixie, Debian, cronie: `no crontab for alice`; busybox and dcron: `can't open 'alice': No such file ...`.
         if "no crontab for" in text or ("can't open" in text and "no such file" in text):
@@ -50,21 +69,6 @@ class Crontab:
                 f"crontab is not for you here: {said}", hint="an administrator allows it in /etc/cron.allow"
             )
         raise programs.NoAnswer(f"crontab -l failed: {said}", transient=True)
-
-    def _raw(self, listed: str, scene: Scene) -> str:
-        r"""The table as it is. Debian's `crontab -l` lists a carriage return as the two characters `\r`.
-
-        Written back, that would be what the line runs. `crontab -e` hands the file itself to an editor; ours writes it
-        to standard output.
-        """
-        done = programs.ask(scene, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
-        raw = done.stdout
-        if done.returncode == 0 and listed in (raw, raw.replace("\r", r"\r")):
-            return raw
-        raise programs.NoAnswer(
-            "the crontab has carriage returns in it, and cannot be read as it is",
-            hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
-        )
 
     def write(self, table: str, scene: Scene) -> None:
         """As programs.Program.write."""
@@ -94,8 +98,9 @@ class CrontabDriver:
         pid_files: where daemons say which process they are.
     """
 
-    summary: str = "a line in your crontab on this machine"
-    rank: int = 20
+    summary = "a line in your crontab on this machine"
+    rank = 20
+
     program: Crontab = _CRONTAB
     proc: Path = Path("/proc")
     pid_files: tuple[str, ...] = PID_FILES

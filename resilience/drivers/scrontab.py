@@ -82,8 +82,9 @@ _SCRONTAB = Scrontab()
 class ScrontabDriver:
     """SLURM's cron."""
 
-    summary: str = "an entry in your scrontab: SLURM's own cron"
-    rank: int = 10
+    summary = "an entry in your scrontab: SLURM's own cron"
+    rank = 10
+
     program: Scrontab = _SCRONTAB
 
     def availability(self, scene: Scene) -> Availability:

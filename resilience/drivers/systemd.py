@@ -37,8 +37,9 @@ class SystemdDriver:
         runtime: where the folders of running managers lie.
     """
 
-    summary: str = "a systemd timer of your own on this machine"
-    rank: int = 30
+    summary = "a systemd timer of your own on this machine"
+    rank = 30
+
     linger: Path = Path("/var/lib/systemd/linger")
     runtime: Path = Path("/run/user")
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from resilience.actions.project import Project
 from resilience.actions.watchdogs import scene_of
@@ -24,7 +25,7 @@ table="$SITE/crontab.table"
 case "$1" in
   -l) [ -e "$table" ] || { echo "no crontab for $LOGNAME" >&2; exit 1; }; LC_ALL=C sed 's/\\r/\\\\r/g' "$table" ;;
   -e) new=$(mktemp "$SITE/tmp.XXXXXX"); cat "$table" >"$new"; sh -c "$VISUAL $new" || exit 1
-    cmp -s "$new" "$table" && echo "No modification made" >&2; mv "$new" "$table" ;;
+    if cmp -s "$new" "$table"; then echo "No modification made" >&2; rm "$new"; else mv "$new" "$table"; fi ;;
   -r) [ -e "$table" ] || { echo "no crontab for $LOGNAME" >&2; exit 1; }; rm "$table" ;;
   -) new=$(mktemp "$SITE/tmp.XXXXXX"); cat >"$new"; mv "$new" "$table" ;;
   *) echo "crontab: usage error: $*" >&2; exit 1 ;;
@@ -106,12 +107,14 @@ class Site:
             "XDG_CONFIG_HOME": str(self.folder / "config"),
         }
 
-    def project(self, name: str = "one", settings: str = "", more: Mapping[str, str] | None = None) -> Project:
+    def project(
+        self, name: str = "one", settings: str = "", more: Mapping[str, str] | None = None, **ports: Any
+    ) -> Project:
         """A project on this machine."""
         parent = self.folder / name
         parent.mkdir(exist_ok=True)
         text = f'[run]\nname = "gpt"\n{settings}'
-        return make_project(parent, self.queue, text, {**self.environ(), **(more or {})}, host=self.host)
+        return make_project(parent, self.queue, text, {**self.environ(), **(more or {})}, host=self.host, **ports)
 
     def scene(self, name: str = "one") -> Scene:
         """What a driver sees of a project."""
