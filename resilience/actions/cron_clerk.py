@@ -5,10 +5,8 @@ A child does it, one at a time. It outlives us where it has to: what it has in h
 
 from __future__ import annotations
 
-import marshal
 import os
-import selectors
-import signal
+import select
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ResilError
 from resilience.model.cron import RunRecord
-from resilience.system.child_life import HEADER, live
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
@@ -65,6 +62,8 @@ class Clerk:
 
         While an earlier child is at it, they wait for the next call. Raise OSError if no child can be made.
         """
+        from resilience.system.child_life import live
+
         known = {(claim.key, claim.slot, claim.id) for claim in self._waiting}
         self._waiting += [claim for claim in claims if (claim.key, claim.slot, claim.id) not in known]
         if self._pid and time.monotonic() - self._began > LONGEST_S:
@@ -90,13 +89,13 @@ class Clerk:
         if not self._pid:
             return None
         until = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            while selector.select(max(0.0, until - time.monotonic())):
-                chunk = os.read(self._pipe, 65536)
-                self._received += chunk
-                if not chunk:
-                    return self._over()
+        watch = select.poll()  # select(2) knows no descriptor beyond 1023
+        watch.register(self._pipe, select.POLLIN)
+        while watch.poll(1000 * max(0.0, until - time.monotonic())):
+            chunk = os.read(self._pipe, 65536)
+            self._received += chunk
+            if not chunk:
+                return self._over()
         return None
 
     def close(self) -> None:
@@ -108,6 +107,10 @@ class Clerk:
             self._pid, self._pipe = 0, -1
 
     def _over(self) -> Heard:
+        import marshal
+
+        from resilience.system.child_life import HEADER
+
         os.close(self._pipe)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
@@ -123,6 +126,8 @@ class Clerk:
             return Heard((), "the child that submits the jobs of cron was killed; they are looked up in the next tick")
 
     def _leave_behind(self) -> None:
+        import signal
+
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.close(self._pipe)

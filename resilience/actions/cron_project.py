@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -143,5 +142,7 @@ def open_cron(project: Project) -> CronProject:
 @cache
 def _tool_folders(path: str) -> tuple[str, ...]:
     """The folders of sbatch and squeue, where they are on PATH."""
+    import shutil
+
     found = (shutil.which(program, path=path) for program in ("sbatch", "squeue"))
     return tuple(dict.fromkeys(os.path.dirname(program) for program in found if program))  # noqa: PTH120

@@ -141,11 +141,11 @@ class _Loop:
 
     def _sleep(self) -> str:
         """Wait for the next tick; return why there is none, or nothing."""
-        from resilience.actions.daemon import next_tick
+        from resilience.actions.cron_tick import next_boundary
 
         clock, ticker = self._clock, self._ticker
         now = clock.now()
-        moment = next_tick(now, ticker.period_s)
+        moment = next_boundary(now, ticker.period_s)
         if ticker.next_start is not None and ticker.failure is None:
             moment = min(moment, max(ticker.next_start, now))
         longest = clock.monotonic() + max(0.0, moment - now)

@@ -78,6 +78,8 @@ def stopped_sentence_of(cron: CronProject) -> str:
 
 def _show(ticked: Ticked) -> None:
     """A line for each slot, for people; nothing where nothing was due."""
+    if not ticked.stopped and not _runs(ticked):
+        return  # mostly: and what prints takes as long to load as a tick to make
     from resilience.actions.cron_words import slot_text
     from resilience.cli.show_cron import sign
 
