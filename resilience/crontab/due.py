@@ -85,7 +85,7 @@ def start_of(entry: Entry, slot: int, salt: str = "") -> float:
     share = crc32(f"{salt}\0{entry.name}".encode("utf-8", "surrogateescape")) / 2**32
     following = schedule_of(entry).next_after(slot)
     room_s = jitter_s if following is None else min(jitter_s, following - slot)
-    return float(slot + int(share * room_s))
+    return slot + share * room_s
 
 
 @lru_cache(maxsize=4096)
