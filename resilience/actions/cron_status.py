@@ -257,7 +257,8 @@ def judge_scheduler(
     What is late is what model/cron_late.py calls so: the watchdog `cron`, `resil status` and the guard say the same.
     """
     if stopped is not None:
-        return Judgement(Health.STOPPED, stopped_sentence(stopped, now), "go on: resil cron install")
+        reason = stopped_sentence(stopped, now).removeprefix("stopped ")
+        return Judgement(Health.STOPPED, reason, "go on: resil cron install")
     told = _told(heartbeat, now)
     if installation is None:
         return _judge_ticks(heartbeat, told, now, settings)

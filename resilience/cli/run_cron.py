@@ -59,7 +59,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
     if dry_run:
         return _show_due(cron, as_json=as_json)
     ticked = tick(cron, driver=driver or "tick", wait=wait)
-    for line in ticked.lines:
+    for line in () if ticked.stopped else ticked.lines:
         _say(line)
     if as_json:
         print_json("cron-tick", _to_json(ticked))

@@ -41,7 +41,8 @@ def show_status(found: CronStatus) -> None:
         if text != judgement.reason:
             print(paint(f"  {clean(text)}", "yellow"))
     if found.next:
-        print("  next:")
+        is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
+        print("  next:" if is_running else "  would come next, if there were ticks:")
         print("\n".join(table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)))
     if found.rows:
         print("\n".join(table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)))

@@ -132,9 +132,7 @@ def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
         return 0
     _show_lines(done.lines, done.notes)
     print("stopped: nothing runs any more, and nothing is submitted again")
-    installation = done.installation
-    backend = f" --backend {installation.driver}" if installation is not None else ""
-    print(f"  go on: resil cron install{backend}; for good: resil cron uninstall")
+    print("  go on: resil cron install; for good: resil cron uninstall")
     return 0
 
 

@@ -160,10 +160,11 @@ def test_the_life_of_a_scheduler(desk: Desk) -> None:
     stopped = desk.cron("stop", "--why", "maintenance").out
     assert "took the line out" in stopped and "resil cron install" in stopped
     status = desk.cron("status", code=1).out
-    assert "stopped by" in status and "maintenance" in status and "resil cron install" in status
+    assert "stopped: by " in status and "maintenance" in status and "resil cron install" in status
+    assert "would come next" in status
     for words in (("tick",), ("run", "--once"), ("tick", "--dry-run")):
         said = desk.cron(*words).out
-        assert "stopped by" in said and "maintenance" in said
+        assert said.count("stopped by") == 1 and "maintenance" in said
 
     again = desk.cron("install").out
     assert "goes on now" in again and (desk.folder / "line").exists()
