@@ -23,6 +23,9 @@ _SLACK_BYTES = 2**18
 _LINE_BYTES = 2**16
 """Cuts are moved to the end of a line where one is so near."""
 
+_LAST_BYTES = 4096
+"""The last line is looked for in so much of the end."""
+
 _SMALL_BYTES = 512
 """Less than this is not left out: the sentence that says so would be as long."""
 
@@ -148,6 +151,12 @@ class Bounded:
         said = f"{lines:,} lines ({format_bytes(left_out)})" if lines else format_bytes(left_out)
         line_break = b"" if self._head.endswith(b"\n", 0, head_end) else b"\n"
         return head + line_break + f"... {said} left out ...\n".encode() + self._secrets.redact(tail[begin:])
+
+    def last_line(self) -> str:
+        """The last line that says something, for people, without secrets: see `last_line`."""
+        raw = bytes(self._tail or self._head)
+        begin = max(0, len(raw) - _LAST_BYTES)
+        return last_line(self._secrets.redact(raw[self._secrets.end_of(raw, begin) if begin else 0 :]))
 
     def _head_end(self) -> int:
         line_end = self._head.rfind(b"\n", max(0, self._half - _LINE_BYTES), self._half)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from resilience.crontab.bounded import Bounded, Secrets, last_line
+from resilience.crontab.bounded import Bounded, Secrets
 from resilience.crontab.ended import Cause, End, judge_end, why_not_started
 from resilience.crontab.environment import secrets_of
 from resilience.crontab.history import add, shorten
@@ -232,7 +232,7 @@ class WatchedRun:
         record = RunRecord(
             name=self._entry.name, slot=self._order.slot, outcome=end.outcome, time=self._order.clock.now(),
             started=self._started, exit_code=end.exit_code, host=self._mark.host, pid=self._mark.pid,
-            summary=self._summary(end, words), output=self._file.name if kept.is_over else "",
+            summary=self._summary(end), output=self._file.name if kept.is_over else "",
         )  # fmt: skip
         written = self._scribe.do("write its end", lambda: self._write_end(record))
         written.wait(until)
@@ -244,8 +244,8 @@ class WatchedRun:
             os.close(self._news)
         pruned.wait(time.monotonic() + LAST_S)
 
-    def _summary(self, end: End, words: bytes) -> str:
-        said = last_line(words) if end.outcome is not Outcome.REFUSED else ""
+    def _summary(self, end: End) -> str:
+        said = self._words.last_line() if end.outcome is not Outcome.REFUSED else ""
         about = "; ".join(part for part in (end.summary, *dict.fromkeys(self._notes)) if part)
         text = f"{about}: {said}" if about and said else about or said
         return self._secrets.redact(text.encode("utf-8", "replace")).decode("utf-8", "replace")
