@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.actions.cron_project import CronProject
 from resilience.actions.cron_tick import Ticker, succeed
 from resilience.errors import StateDirectoryError
 from resilience.model.cron import Heartbeat, Outcome
@@ -270,6 +271,21 @@ def test_a_table_that_cannot_be_read_is_said_and_runs_nothing(
     assert done.heartbeat is not None and done.heartbeat.trouble == done.lines[0]
     scene.tick(TOP + 60)
     assert scene.ran() == [TOP]
+
+
+@pytest.mark.parametrize("name", ["cron.hourly/a", "cron.hourly/b.slurm"])
+def test_what_became_unsafe_after_the_table_was_read_is_not_run(
+    scene: CronScene, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = scene.drop(name)
+    scene.tick(TOP - 30)
+    table = scene.cron.read_table()
+    monkeypatch.setattr(CronProject, "read_table", lambda _: table)
+    path.chmod(0o777)
+    done = scene.tick(TOP)
+    (refused,) = done.refused
+    assert "chmod o-w" in refused.summary
+    assert scene.ran() == [] and scene.queued() == []
 
 
 def test_an_empty_folder_and_no_folder_run_nothing(scene: CronScene) -> None:
