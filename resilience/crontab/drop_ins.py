@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from resilience.crontab.options import MARK, parse_options
 from resilience.crontab.policy import Refusal
@@ -51,8 +51,7 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """One name in a folder of drop-ins, and what was seen there.
 
     Attributes:

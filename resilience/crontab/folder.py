@@ -10,7 +10,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -211,9 +210,9 @@ class _Reader:
         try:
             info = path.lstat()
         except FileNotFoundError:
-            return replace(blank, trouble=GONE)
+            return blank._replace(trouble=GONE)
         except OSError as error:
-            return replace(blank, trouble=explain(error))
+            return blank._replace(trouble=explain(error))
         try:
             real = path
             if stat.S_ISLNK(info.st_mode):
@@ -221,11 +220,10 @@ class _Reader:
                 refusal = refusal or on_the_way
                 info = real.lstat()
             if not stat.S_ISREG(info.st_mode):
-                return replace(blank, mode=info.st_mode)
+                return blank._replace(mode=info.st_mode)
             head, info = _read(real, HEAD_BYTES)
             own = self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
-            return replace(
-                blank,
+            return blank._replace(
                 mode=info.st_mode,
                 is_executable=os.access(real, os.X_OK),
                 size_bytes=info.st_size,
@@ -233,7 +231,7 @@ class _Reader:
                 refusal=refusal or own,
             )
         except OSError as error:
-            return replace(blank, trouble=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
+            return blank._replace(trouble=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
 
     def crontab(self, path: Path, above: Refusal | None) -> Table:
         """The crontab."""

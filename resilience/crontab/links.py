@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience.crontab.policy import Facts
 
@@ -14,8 +14,7 @@ MOST_LINKS = 40
 """MAXSYMLINKS of Linux: path_resolution(7)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(NamedTuple):
     """A path without links, and the folders on the way.
 
     Attributes:

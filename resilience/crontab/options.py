@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from resilience.errors import QuantityError, UsageError
 from resilience.model.cron import EntryOptions, Overlap
@@ -27,8 +28,7 @@ class OptionError(UsageError, ValueError):
     """An option that nobody knows, or a value that it cannot have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """Options as parsed, and the name that a line may give itself (empty: none)."""
 
     options: EntryOptions

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOT_UID = ROOT_GID = 0
 
@@ -23,8 +23,7 @@ def _nobody_else(_: int) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """What stat(2) says of a file or a folder.
 
     Attributes:
@@ -38,8 +37,7 @@ class Facts:
     gid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why something may not run, and what to do.
 
     Attributes:
@@ -51,8 +49,7 @@ class Refusal:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(NamedTuple):
     """Who is trusted.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import stat
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def found(name: str = "backup", **seen: object) -> Found:
         size_bytes=len(head),
         head=head,
     )
-    return replace(base, **seen)  # type: ignore[arg-type]
+    return base._replace(**seen)  # type: ignore[arg-type]
 
 
 def entry(one: Found) -> Entry:
@@ -236,7 +235,7 @@ def test_the_fixes_offered_do_fix(tmp_path: Path) -> None:
         path = tmp_path / "x y"
         path.write_bytes(head)
         path.chmod(0o755)
-        fix = ignored(replace(found("x", head=head), path=str(path))).hint
+        fix = ignored(found("x", head=head, path=str(path))).hint
         subprocess.run(["/bin/sh", "-c", fix], check=True, timeout=60)
         ran = subprocess.run([str(path)], capture_output=True, check=True, timeout=60)
         assert ran.stdout == b"done\n"
