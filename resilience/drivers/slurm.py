@@ -212,15 +212,17 @@ def _files(installation: Installation, settings: CronSettings, scene: Scene) -> 
     """The files that `install` writes, with their text and mode."""
     folder = CronFolder(scene.state_dir, scene.group)
     environ = scene.world.environ
+    scheduler = scene.scheduler()
     script = render_script(
         installation,
         settings,
         state=str(folder.path),
         config=str(scene.project / "resil.toml") if scene.has_settings else "",
-        scheduler=scene.scheduler().name,
+        scheduler=scheduler.name,
         environ=environ,
         tool_folders=tuple(_tool_folders(environ.get("PATH"))),
         shared=bool(scene.group),
+        spool=str(getattr(scheduler, "spool", "")),
     )
     # Only the owner may write what runs with the owner's rights, whoever may operate the project.
     mode = 0o750 if scene.group else 0o700

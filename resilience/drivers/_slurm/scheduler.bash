@@ -20,7 +20,6 @@ script=$0
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T %s\n' -1 "$*"; }
 
 # Nobody's environment but what `install` wrote down: neither of the person who submitted nor of a training around us.
-[[ -z ${RESIL_LOCAL_SPOOL-} ]] || clean+=("RESIL_LOCAL_SPOOL=$RESIL_LOCAL_SPOOL" "PATH=$RESIL_LOCAL_SPOOL/bin:$path")
 client() { "${clean[@]}" LC_ALL=C timeout -k 5 40 "$@"; }
 
 pause() {

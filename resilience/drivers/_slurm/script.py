@@ -144,6 +144,7 @@ def render_script(
     environ: Mapping[str, str],
     tool_folders: tuple[str, ...] = (),
     shared: bool = False,
+    spool: str = "",
 ) -> str:
     """The batch script: what it must know, and the body.
 
@@ -154,6 +155,7 @@ def render_script(
         environ: the environment of who installs.
         tool_folders: those of sbatch and squeue.
         shared: whether a group operates the project.
+        spool: of the embedded scheduler: its folder, which holds its sbatch and squeue.
     """
     mode = Mode(installation.mode or settings.mode)
     name = job_name(installation)
@@ -162,12 +164,16 @@ def render_script(
         for key, value in sbatch_options(name, settings, mode).items()
     ]
     own = str(Path(installation.python).parent)
+    if spool:
+        tool_folders = (f"{spool}/bin", *tool_folders)
     path = ":".join(dict.fromkeys((*tool_folders, own, "/usr/local/bin", "/usr/bin", "/bin")))
     recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
     kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")
     if config:
         kept["RESIL_CONFIG"] = config
+    if spool:
+        kept["RESIL_LOCAL_SPOOL"] = spool
     words = {
         "token": installation.token,
         "mode": str(mode),
