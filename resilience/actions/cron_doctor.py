@@ -284,18 +284,18 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
     from resilience.actions.alert_routes import routes_of
 
     project = cron.project
-    settings = project.loaded.settings
     routes = routes_of(project)
     if not routes:
         yield Diagnosis(
             "alerts", Verdict.WARNING, "nobody is told of what fails: resil.toml names no channel",
             'for instance [alert] channels = ["email"]; try it: resil alert test',
         )  # fmt: skip
-    kinds = {table.kind or name for name, table in settings.channels.items()} | set(settings.alert.channels)
-    if mailed and "email" not in kinds:
+    from resilience.actions.cron_mail import mail_trouble
+
+    if mailed and mail_trouble(project):
         place, people = mailed[0]
         more = f", and {len(mailed) - 1} more" if len(mailed) > 1 else ""
         yield Diagnosis(
-            "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={people}, and no channel can send mail",
+            "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={people}, no channel can send mail, no sendmail either",
             "give [channel.email] its server in resil.toml; resil alert test email",
         )  # fmt: skip

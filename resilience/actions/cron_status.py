@@ -190,6 +190,9 @@ def _read(cron: CronProject) -> dict[str, Any]:
         }
     except ResilError as error:
         found["trouble"] = [error.message]
+    from resilience.actions.cron_tell import unreached
+
+    found["trouble"] = [*found["trouble"], *unreached(cron)]
     return found
 
 

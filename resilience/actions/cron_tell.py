@@ -35,6 +35,9 @@ TABLE = "table.json"
 """In `<state_dir>/.cron`: the entries, and what is ignored by mistake, for the watchdog (checks/_cron/words.py)."""
 LOOKED = "looked"
 """In `<state_dir>/.cron`: when a tick last asked the watchdog."""
+UNTOLD = "untold"
+"""In `<state_dir>/.cron`: what could not be told of late, and why."""
+UNTOLD_S = 86400.0
 WATCHDOG = "cron"
 _TAKEN_ALONG = ("SLURM_JOB_ID", "INVOCATION_ID")
 """Where one of these is set, the end of this process is that of all its children: slurmstepd and systemd see to it."""
@@ -173,6 +176,24 @@ class Teller:
         return True
 
 
+def unreached(cron: CronProject) -> tuple[str, ...]:
+    """What ticks could not tell of late, and why, for `resil cron status`. Never raises."""
+    from resilience.actions.cron_ping import ping_state
+    from resilience.quantities import format_duration
+
+    now, found = cron.project.world.clock.now(), []
+    state = ping_state(cron)
+    if state is not None and state.error and (cron.settings.ping_url or cron.settings.ping_url_file):
+        ago = f"{format_duration(max(0.0, now - state.time))} ago"
+        found.append(f"the dead man's switch was not reached {ago}: {state.error}")
+    with suppress(ResilError, ValueError, TypeError, KeyError):
+        if (raw := read_regular(cron.state.path / UNTOLD)) is not None:
+            record = json.loads(raw[0])
+            if now - float(record["time"]) < UNTOLD_S:
+                found += [str(line) for line in record["trouble"]]
+    return tuple(found)
+
+
 def is_news(ticked: Ticked) -> bool:
     """Whether something became of a slot that the watchdog may have to tell. Pure."""
     return bool(ticked.ended or ticked.submitted or ticked.skipped or ticked.refused)
@@ -263,7 +284,7 @@ def _note_look(cron: CronProject, ago_s: float) -> None:
 
 def _note_trouble(cron: CronProject, trouble: list[str]) -> None:
     """What could not be told, for `resil cron status`. Mostly nothing, and then nothing is written."""
-    path = cron.state.path / "untold"
+    path = cron.state.path / UNTOLD
     with suppress(ResilError, OSError):
         if trouble:
             record = {"time": cron.project.world.clock.now(), "trouble": trouble[-20:]}

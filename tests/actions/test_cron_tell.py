@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from resilience.actions.alert_state import open_alert_state
-from resilience.actions.cron_project import CronProject
-from resilience.actions.cron_tell import Teller, summary_of
+from resilience.actions.cron_ping import ping_state
+from resilience.actions.cron_project import CronProject, open_cron
+from resilience.actions.cron_tell import Teller, summary_of, unreached
 from resilience.actions.cron_tick import Ticked, tick
+from resilience.actions.project import Project
 from resilience.model.cron import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
+from resilience.settings.load import load
 from tests.actions.cron_stage import PATIENCE_S, Stage, until
 
 BACKUP = Entry(name="cron.hourly/backup", place="cron/cron.hourly/backup", schedule="@hourly", kind=Kind.RUN,
@@ -155,6 +159,43 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
     (line,) = teller.ended(a_tick(stage.cron), Table())
     assert "a bug" in line
     teller.close()
+
+
+def test_what_was_not_told_is_shown_by_the_status(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, cron='ping_url = "https://ping.invalid/secret-123456"')
+    stage.cron.state.path.mkdir(parents=True)
+    assert unreached(stage.cron) == ()
+    (stage.cron.state.path / "ping").write_text(json.dumps({"time": time.time() - 60, "error": "no such host"}))
+    (stage.cron.state.path / "untold").write_text(json.dumps({"time": time.time(), "trouble": ["no sendmail"]}))
+    ping, mail = unreached(stage.cron)
+    assert "dead man's switch" in ping and "no such host" in ping and "secret" not in ping
+    assert mail == "no sendmail"
+    (stage.cron.state.path / "untold").write_text("[]")
+    assert len(unreached(stage.cron)) == 1
+
+
+def test_a_server_that_never_answers_delays_no_tick(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stage = Stage(tmp_path, cron=f'ping_url = "http://127.0.0.1:{server.getsockname()[1]}/x"')
+        for _ in range(3):
+            tick(stage.cron, driver="foreground")
+        assert ping_state(stage.cron) is None, "three ticks are over before one answer was given up"
+        until(lambda: ping_state(stage.cron) is not None, "the note")
+
+
+def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(tmp_path)
+    (tmp_path / "resil.toml").write_text(
+        f'[run]\nstate_dir = "{tmp_path}/state"\n[alert]\nchannels = ["console"]\ngroup_s = 0\n'
+    )
+    project = Project(stage.project.world, load(stage.project.world))
+    cron = open_cron(project)
+    teller = Teller(cron)
+    teller.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
+    settle(teller)
+    assert "disk full" in capfd.readouterr().err
 
 
 def test_the_summary_says_what_happened_and_nothing_that_a_run_wrote() -> None:
