@@ -30,6 +30,8 @@ ALIASES = {
 REBOOT = "@reboot"
 EVERY = "@every"
 
+_LONGEST_S = 10 * 366 * 86400
+
 _FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),
@@ -68,8 +70,7 @@ def parse_schedule(text: str, zone: str = "") -> Schedule:
             hint=f"write {fields}: `30 4 * * *` is every day at 04:30",
         )
     expression = " ".join(
-        _read_field(word, name, low, high, names)
-        for word, (name, low, high, names) in zip(words, _FIELDS, strict=True)
+        _read_field(word, name, low, high, names) for word, (name, low, high, names) in zip(words, _FIELDS, strict=True)
     )
     _check_that_it_comes(expression)
     return Schedule(" ".join(words), zone, expression)

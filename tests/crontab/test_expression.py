@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from resilience.crontab.expression import ALIASES, ScheduleError, ZoneError, parse_schedule
 
@@ -162,6 +164,7 @@ def test_the_recorded_verdicts_are_those_of_the_cron_installed_here(tmp_path: Pa
         ("@every", "@every", "@every 90s"),
         ("@every 90", "'90' is not a duration", "@every 90s"),
         ("@every 0s", "is not a whole number of seconds", "@every 1s"),
+        ("@every 999999999999d", "longer than ten years", "@every 10m"),
         ("@every 1.5s", "is not a whole number of seconds", "@every 1s"),
         ("\u0661 * * * *", "minute: '\u0661' in '\u0661' is nothing that cron knows", "1-5"),
     ],
@@ -217,3 +220,26 @@ def test_a_zone_that_nobody_knows_is_told(zone: str, hint: str) -> None:
         parse_schedule("0 0 * * *", zone)
     assert "there is no time zone" in refused.value.message
     assert hint in refused.value.hint or "did you mean" in refused.value.hint
+
+
+WORDS = st.one_of(
+    st.text(max_size=12),
+    st.text(alphabet="*/0123456789-,@L#WSUNmonJANevry ", max_size=12),
+    st.sampled_from(["*", "*/5", "1-5", "MON", "@every", "@reboot", "90s", "9" * 400]),
+)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(WORDS, min_size=1, max_size=6).map(" ".join), st.one_of(st.just(""), st.just("UTC"), st.text(max_size=9))
+)
+def test_whatever_is_written_is_a_schedule_or_told(text: str, zone: str) -> None:
+    try:
+        schedule = parse_schedule(text, zone)
+    except (ScheduleError, ZoneError) as error:
+        assert error.message
+        assert error.hint
+    else:
+        slot = schedule.next_after(1767225600.5)
+        assert schedule.is_reboot or (slot is not None and slot > 1767225600)
+        assert parse_schedule(schedule.text, schedule.zone) == schedule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from resilience.crontab.options import OptionError, default_options, parse_options
 from resilience.model.cron import EntryOptions, Overlap
@@ -78,3 +80,26 @@ def test_a_bad_option_is_told_with_what_to_write(text: str, reason: str, hint: s
 def test_settings_that_nobody_can_do_are_told() -> None:
     with pytest.raises(OptionError, match="catch_up=sometimes"):
         default_options(CronSettings(catch_up="sometimes"), is_drop_in=True)
+
+
+WORDS = st.one_of(
+    st.text(max_size=10),
+    st.tuples(
+        st.sampled_from(["timeout", "catch_up", "overlap", "jitter", "ok", "rerun", "name"]),
+        st.one_of(st.text(max_size=6), st.sampled_from(["10m", "all<=3", "skip", "0-3", "\u0663m", "9" * 30 + "h"])),
+    ).map("=".join),
+)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(WORDS, max_size=4).map(" ".join))
+def test_whatever_is_written_is_options_or_told(text: str) -> None:
+    try:
+        options = parse_options(text, EntryOptions()).options
+    except OptionError as error:
+        assert error.message
+        assert error.hint
+    else:
+        assert options.timeout_s >= 0 <= options.jitter_s
+        assert 0 <= options.catch_up <= 1000
+        assert set(options.ok) <= set(range(256))
