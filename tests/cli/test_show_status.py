@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -145,3 +146,27 @@ def test_watching_looks_again_and_again_until_somebody_has_enough(
         show_status(watched, "gpt", watch_s=7.0)
     assert looks == [7.0] * 3
     assert capsys.readouterr().out.count("gpt  queued") == 3
+
+
+def late_scheduler(shell: Shell) -> None:
+    """Leave a sign of life of an hour ago."""
+    moment = shell.project.world.clock.now() - 3600
+    folder = shell.folder / ".resil" / ".cron"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "heartbeat").write_text(json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"}))
+
+
+def test_a_late_scheduler_of_cron_is_told_with_since_when_and_what_to_run(shell: Shell) -> None:
+    shell.resil("submit")
+    assert "cron" not in shell.resil("status").out and "cron" not in shell.resil("status", "--json").json
+    late_scheduler(shell)
+    (line,) = [line for line in shell.resil("status").out.splitlines() if "cron" in line]
+    assert "1 h ago" in line and "resil cron status" in line
+    assert "resil cron status" in shell.resil("status", "--json").json["cron"]
+
+
+def test_a_submit_warns_of_a_late_scheduler_and_queues_all_the_same(shell: Shell) -> None:
+    late_scheduler(shell)
+    said = shell.resil("submit")
+    assert said.code == 0 and "queued run gpt" in said.out
+    assert "warning: the scheduler of cron (foreground) is dead" in said.err
