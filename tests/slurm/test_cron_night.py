@@ -107,6 +107,16 @@ class Project:
             return {}
         return found
 
+    def make_due(self, key: str) -> None:
+        """As if the entry had been known since yesterday, and nobody had been there since."""
+        seen = self.read("seen")
+        seen[key][0] -= DAY_S
+        self.write(".resil/.cron/seen", json.dumps(seen), "600")
+
+    def history(self, entry: str, outcome: str) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = json.loads(self.must("cron", "history", entry, "--json"))["runs"]
+        return [run for run in runs if run["outcome"] == outcome]
+
     def ticking_job(self) -> str:
         return str(self.read("heartbeat").get("job_id", ""))
 
@@ -135,6 +145,30 @@ def project(cluster: Cluster, alice: str) -> Iterator[Project]:
     made.resil("cron", "stop")
 
 
+def test_a_shipped_batch_script_is_a_small_job_by_hand_and_from_its_folder(cluster: Cluster, project: Project) -> None:
+    """The settings say where it goes (the partition `short`), and no copy was edited; by hand sbatch asks the site."""
+    project.must("init")
+    project.write("resil.toml", '[run]\nname = "gpt"\n[cron]\njitter_s = 0\nsbatch = { partition = "short" }\n')
+    script = "cron/slurm/watch-inodes.slurm"
+    said = cluster.run(["sbatch", "--parsable", script], user=project.user, cwd=project.folder, check=True)
+    by_hand = said.stdout.strip()
+    link = project.folder / "cron" / "cron.hourly" / "watch-inodes.slurm"
+    cluster.run(["ln", "-s", "../slurm/watch-inodes.slurm", str(link)], user=project.user, check=True)
+    project.must("cron", "tick")
+    project.make_due("cron.hourly+watch-inodes.slurm")
+    project.must("cron", "tick")
+
+    until(lambda: not project.queue(), "both jobs to end", 90, 0.2)
+    assert "INODES OK" in (project.folder / f"slurm-{by_hand}.out").read_text()
+    (run,) = project.history("cron.hourly/watch-inodes.slurm", "submitted")
+    assert "INODES OK" in project.must("cron", "logs", "watch-inodes.slurm")
+    for job, partition in ((by_hand, "main"), (str(run["job"]), "short")):
+        shown = cluster.run(["scontrol", "show", "job", job], user=project.user, check=True).stdout
+        facts = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        assert (facts["JobState"], facts["Partition"]) == ("COMPLETED", partition)
+        assert (facts["NumCPUs"], facts["TimeLimit"], facts["Requeue"]) == ("1", "00:10:00", "0")
+
+
 def test_the_schedulers_node_dies_and_the_full_disk_is_told_all_the_same(
     cluster: Cluster, project: Project, inbox: Inbox, tmp_path: Path
 ) -> None:
@@ -149,9 +183,7 @@ def test_the_schedulers_node_dies_and_the_full_disk_is_told_all_the_same(
         project.write("cron/cron.hourly/count-slots", SCRIPT, "755")
         until(lambda: "cron.hourly+count-slots" in project.read("seen"), "the script to be seen", 30)
         assert "cron.hourly/count-slots" in project.must("cron", "list")
-        seen = project.read("seen")
-        seen["cron.hourly+count-slots"][0] -= DAY_S
-        project.write(".resil/.cron/seen", json.dumps(seen), "600")
+        project.make_due("cron.hourly+count-slots")
         until(lambda: bool(project.ran("cron.hourly/count-slots")), "the dropped script to run", 30)
         project.write("cron/crontab", CRONTAB)
         until(lambda: bool(project.ran("crontab/count")), "the crontab to run", 30)
