@@ -11,9 +11,9 @@ from pathlib import Path
 from resilience.drivers._ticks import programs
 from resilience.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
 from resilience.drivers._ticks.daemon import PID_FILES, find_daemon, hides_processes
-from resilience.drivers._ticks.editing import with_ours, without_ours
+from resilience.drivers._ticks.editing import with_ours, without_header, without_ours
 from resilience.drivers._ticks.marks import headline, mark, tokens_of
-from resilience.drivers._ticks.place import output_file, table_state, wrong_host
+from resilience.drivers._ticks.place import last_words, output_file, table_state, wrong_host
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
@@ -56,7 +56,7 @@ class Crontab:
     def _list(self, scene: Scene) -> str | None:
         done = programs.ask(scene, ["crontab", "-l"])
         if done.returncode == 0:
-            return done.stdout
+            return without_header(done.stdout)
         text = (done.stderr or done.stdout).lower()
         # Vixie, Debian, cronie: `no crontab for alice`; busybox and dcron: `can't open 'alice': No such file ...`.
         if "no crontab for" in text or ("can't open" in text and "no such file" in text):
@@ -190,7 +190,8 @@ class CrontabDriver:
                 hint="an administrator starts it; until then: resil cron install --backend slurm --replace",
             )
         now = scene.world.clock.now()
-        return found._replace(next_tick=now - now % 60 + 60)
+        said = last_words(scene, "crontab")
+        return found._replace(next_tick=now - now % 60 + 60, hint=f"the last tick failed: {said}" if said else "")
 
 
 def table_lines(installation: Installation, scene: Scene) -> tuple[str, ...]:

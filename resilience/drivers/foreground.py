@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from resilience.drivers._ticks.place import heartbeat
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.driver import Availability, DriverState, Step
 from resilience.model.presence import Liveness
-from resilience.system.cron_folder import CronFolder
 from resilience.system.scene import Scene
 
 PATIENCE_S = 120.0
@@ -46,7 +46,7 @@ class ForegroundDriver:
         """As the heartbeat says: on this machine the process is looked at, on others its last sign of life."""
         start = f"start it, in tmux: {self._command(installation)}"
         try:
-            beat = CronFolder(scene.state_dir, scene.group).heartbeat()
+            beat = heartbeat(scene)
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         if beat is None:

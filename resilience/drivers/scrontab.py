@@ -14,7 +14,7 @@ from resilience.drivers._ticks import programs
 from resilience.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
 from resilience.drivers._ticks.editing import with_ours, without_ours
 from resilience.drivers._ticks.marks import headline, mark, scheduler_name, tokens_of
-from resilience.drivers._ticks.place import output_file, table_state, wrong_person
+from resilience.drivers._ticks.place import last_words, output_file, table_state, wrong_person
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
@@ -140,7 +140,11 @@ class ScrontabDriver:
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         found = table_state(table, installation, f"the scrontab of {installation.by}")
-        if found.liveness is not Liveness.ALIVE or installation.mode != "pulse":
+        if found.liveness is not Liveness.ALIVE:
+            return found
+        if said := last_words(scene, "scrontab"):
+            found = found._replace(hint=f"the last tick failed: {said}")
+        if installation.mode != "pulse":
             return found
         now, pause_s = scene.world.clock.now(), 60 * pause_minutes(settings.pulse_s)
         return found._replace(next_tick=now - now % pause_s + pause_s)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from resilience.drivers._ticks.editing import disabled, ours
-from resilience.errors import ResilError, StateDirectoryError
-from resilience.model.cron import Installation
+from resilience.errors import ResilError
+from resilience.model.cron import Heartbeat, Installation
 from resilience.model.driver import DriverState
 from resilience.model.presence import Liveness
-from resilience.system.cron_folder import FOLDER
+from resilience.system.child import run_apart
+from resilience.system.cron_folder import FOLDER, CronFolder
 from resilience.system.files import make_folder
 from resilience.system.scene import Scene
+
+LOOK_S = 10.0
+"""How long the state directory may take."""
+
+SAME_TICK_S = 300.0
+"""Output that is younger than the heartbeat by no more than this may be of a tick that ended well."""
 
 
 class Elsewhere(ResilError):
@@ -48,13 +56,41 @@ def output_file(scene: Scene, name: str, *, make: bool = True) -> str:
     return str(folder / f"{name}.out")
 
 
+def heartbeat(scene: Scene) -> Heartbeat | None:
+    """The last sign of life of the scheduler; None: there never was one.
+
+    Read by a child with a deadline: the state directory may hang. Raise ResilError if it could not be read.
+    """
+
+    def read() -> dict[str, Any]:
+        beat = CronFolder(scene.state_dir, scene.group).heartbeat()
+        return {} if beat is None else beat.to_json()
+
+    ((_, answer),) = run_apart({"heartbeat": (read, LOOK_S)})
+    if answer.error is not None:
+        raise answer.error
+    return Heartbeat.from_json(answer.value) if answer.value else None
+
+
 def last_words(scene: Scene, name: str) -> str:
-    """The last line that a tick wrote before it ended; empty: there is none."""
-    with suppress(OSError, StateDirectoryError):
-        raw = Path(output_file(scene, name, make=False)).read_bytes()[-2000:]
-        lines = [line.strip() for line in raw.decode("utf-8", "replace").splitlines() if line.strip(" \0\t")]
-        return lines[-1][:200] if lines else ""
-    return ""
+    """What the last tick said before it failed: one line. Empty: it left its sign of life, or said nothing.
+
+    A tick that cannot start (an interpreter that is gone) leaves no heartbeat after its output. Read as `heartbeat` is.
+    """
+
+    def read() -> str:
+        path = Path(output_file(scene, name, make=False))
+        if not path.is_file() or path.stat().st_size == 0:
+            return ""
+        with suppress(FileNotFoundError):
+            if (path.parent.parent / "heartbeat").stat().st_mtime >= path.stat().st_mtime - SAME_TICK_S:
+                return ""
+        lines = path.read_bytes()[-4096:].decode("utf-8", "replace").replace("\0", "").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:200] if said else ""
+
+    ((_, answer),) = run_apart({"last words": (read, LOOK_S)})
+    return str(answer.value) if answer.error is None else ""
 
 
 def table_state(table: str, installation: Installation, where: str) -> DriverState:

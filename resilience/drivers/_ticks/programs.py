@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from resilience.drivers._ticks.editing import without_header
 from resilience.errors import ProbeError, ResilError
 from resilience.system.files import own_folder
 from resilience.system.process import Completed
@@ -46,7 +45,7 @@ class Program(Protocol):
         ...
 
     def read(self, scene: Scene) -> str | None:
-        """The person's table; None: there is none. Raise NoAnswer if that cannot be told."""
+        """The person's table, as people know it; None: there is none. Raise NoAnswer if that cannot be told."""
         ...
 
     def write(self, table: str, scene: Scene) -> None:
@@ -92,7 +91,7 @@ def change(program: Program, edit: Callable[[str], str], scene: Scene) -> bool:
     with _alone(program.name, scene):
         for attempt in range(ATTEMPTS):
             before = program.read(scene)
-            old = without_header(before or "")
+            old = before or ""
             new = edit(old)
             if new == old:
                 return attempt > 0
@@ -100,7 +99,7 @@ def change(program: Program, edit: Callable[[str], str], scene: Scene) -> bool:
                 program.write(new, scene)
             else:
                 program.remove(scene)
-            found = without_header(program.read(scene) or "")
+            found = program.read(scene) or ""
             if found == new or edit(found) == found:
                 return True
             scene.world.clock.sleep(0.05 + 0.2 * os.urandom(1)[0] / 256)  # two that retry in step would go on for ever
