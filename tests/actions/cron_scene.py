@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,17 +56,13 @@ class Queue:
             return Submitted(found[0].id, recovered=True)
         if self.refusal is not None:
             raise self.refusal
-        number = 101
-        while True:
-            path = self.folder / f"{number}"
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            except FileExistsError:
-                number += 1
-                continue
-            os.write(descriptor, f"PENDING 0 {submission.comment}".encode())
-            os.close(descriptor)
-            return Submitted(JobId(number))
+        draft = self.folder.parent / f"draft.{os.urandom(6).hex()}"
+        draft.write_text(f"PENDING 0 {submission.comment}")
+        for number in range(101, 10**6):
+            with suppress(FileExistsError):
+                os.link(draft, self.folder / f"{number}")
+                return Submitted(JobId(number))
+        raise AssertionError("a queue without end")
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
