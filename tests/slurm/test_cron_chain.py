@@ -130,6 +130,20 @@ def test_root_cannot_requeue_it_into_a_second_one(stories: Stories) -> None:
     assert [row.id for row in site.running()] == [old.id]
 
 
+def test_a_site_that_requeues_it_all_the_same_neither_doubles_nor_ends_the_chain(stories: Stories) -> None:
+    """Some rewrite what jobs ask for; a requeued job keeps its id, and begins from its first line."""
+    site = stories.whole("requeued")
+    (old,) = site.running()
+    stories.cluster.run(["scontrol", "update", f"jobid={old.id}", "requeue=1"], check=True)
+    stories.cluster.run(["scontrol", "requeue", old.id], check=True)
+    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "the next job", 30, 0.1)
+    site.ticks_on()
+    stories.whole("requeued")
+    alive = [row for row in site.rows() if row.state in ("RUNNING", "PENDING")]
+    assert old.id in {row.id for row in alive}, "it waits for its turn"
+    site.each_slot_ran_once()
+
+
 def test_two_schedulers_at_one_table_run_each_slot_once(stories: Stories) -> None:
     """The chain, and somebody's own in the foreground."""
     site = stories.whole("requeued")

@@ -1,0 +1,120 @@
+"""What takes the whole queue away from the scheduler's chain, or the Python from under it, on a real SLURM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from resilience.model.cron import Outcome
+from tests.slurm.cluster import Cluster
+from tests.slurm.cron_site import Site
+from tests.slurm.processes import until
+
+SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
+QUICK = 180
+
+
+@dataclass
+class Place:
+    cluster: Cluster
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    def begin(self, name: str, **wishes: object) -> Site:
+        site = Site(self.cluster, name, self.cluster.users[0], limit_s=QUICK, crontab=SLOW, **wishes)  # type: ignore[arg-type]
+        self.sites[name] = site.make()
+        site.install()
+        return site
+
+    def whole(self, name: str, timeout_s: float = 60) -> Site:
+        site = self.sites[name]
+        try:
+            until(site.is_whole, f"the chain of {name} to be whole", timeout_s, 0.2)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{site.rows()}\n{site.log()}") from None
+        return site
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with Cluster(nodes=2) as cluster:
+        place = Place(cluster)
+        place.begin("broken")
+        place.begin("closed", sbatch='partition = "short"')
+        place.begin("forgotten")
+        place.begin("gone")
+        yield place
+
+
+def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_again(place: Place) -> None:
+    site = place.whole("broken")
+    script = site.state / "driver" / "job.bash"
+    text = script.read_text()
+    place.cluster.run(["tee", script], site.user, input=text.replace("\npython=", "\npython=/nonexistent"), check=True)
+    # Everything that waits has the old script: SLURM keeps a copy of its own of each.
+    place.cluster.run(["scancel", *(row.id for row in site.rows())], site.user, check=True)
+    until(lambda: not site.running(), "the old jobs to be gone", 30, 0.1)
+    revived = site.revive()
+    assert revived.returncode in (0, 10), revived.stdout
+    until(lambda: "bash keeps its chain" in site.log(), "the broken job", 60, 0.1)
+    until(lambda: "is queued and will go on" in site.log() or "the chain goes on with" in site.log(), "bash to act", 30)
+    assert any(run.outcome is Outcome.FAILED for run in site.chain()), "told, for those who watch"
+    place.cluster.run(["tee", script], site.user, input=text, check=True)
+    site.install()
+    waiting = [row.id for row in site.waiting()]
+    assert waiting
+
+
+def test_a_partition_that_is_closed_is_told_and_used_again_when_it_opens(place: Place) -> None:
+    cluster, site = place.cluster, place.whole("closed")
+    try:
+        cluster.run(["scontrol", "update", "partitionname=short", "state=inactive"], check=True)
+        cluster.run(["scancel", *(row.id for row in site.waiting())], site.user, check=True)
+        until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", 60, 0.1)
+        assert "artition" in site.chain()[-1].summary
+        site.ticks_on("ticks without successors")
+    finally:
+        cluster.run(["scontrol", "update", "partitionname=short", "state=up"], check=True)
+    place.whole("closed")
+
+
+def test_a_partition_that_is_down_holds_the_successors_and_loses_none(place: Place) -> None:
+    cluster, site = place.cluster, place.whole("closed")
+    try:
+        cluster.run(["scontrol", "update", "partitionname=short", "state=down"], check=True)
+        (old,) = site.running()
+        cluster.run(["scancel", old.id], site.user, check=True)
+        until(lambda: not site.running(), "it to end", 30, 0.1)
+        until(lambda: len(site.waiting()) == 2, "two that wait", 30, 0.1)
+        until(lambda: "partition is down" in site.resil("cron", "status").stdout, "status to say why", 30, 0.5)
+    finally:
+        cluster.run(["scontrol", "update", "partitionname=short", "state=up"], check=True)
+    place.whole("closed").ticks_on()
+
+
+def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Place) -> None:
+    site = place.whole("gone")
+    ids = [row.id for row in site.rows()]
+    shutil.rmtree(site.folder / ".resil")
+    until(lambda: place.cluster.job_state(ids[0]) != "RUNNING", "the job to leave", 60, 0.2)
+    assert not (site.folder / ".resil" / ".cron" / "driver.json").exists()
+    place.whole("forgotten").ticks_on()
+
+
+def test_a_chain_that_the_controller_has_forgotten_is_seen_to_be_dead_and_revived_without_python(place: Place) -> None:
+    """By what a training's batch shell runs."""
+    cluster, site = place.cluster, place.whole("forgotten")
+    cluster.kill_controller()
+    for path in (cluster.root / "state").iterdir():
+        if path.is_file():
+            path.unlink()
+    cluster.start_controller()
+    # It finds jobs on its nodes that it knows nothing of, and kills them, without a warning.
+    until(lambda: not site.rows() and site.resil("cron", "status").returncode == 1, "the chain to be dead", 60, 0.5)
+    assert "broken" in site.resil("cron", "status").stdout
+    revived = site.revive()
+    assert revived.returncode == 10, revived.stdout
+    place.whole("forgotten").ticks_on()
+    site.each_slot_ran_once()
