@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.actions.cron_runs import runs_of
 from resilience.actions.cron_words import span_text
 from resilience.actions.doctor_cluster import Diagnosis
 from resilience.model.cron import Entry, Kind, Overlap
@@ -117,7 +118,7 @@ def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
 
 
 def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    runs = cron.state.history(entry.key)
+    runs = runs_of(cron, entry.key)
     if runs and runs[-1].outcome.is_failure:
         text = f"last ended with: {runs[-1].outcome.value}"
         if runs[-1].summary:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from resilience.actions.cron_runs import Marks, marks_of, runs_of
 from resilience.actions.cron_words import schedule_in_words, unusual_options
 from resilience.errors import UsageError
 from resilience.model.cron import EntryOptions, Outcome, RunRecord
@@ -95,8 +96,10 @@ def list_entries(cron: CronProject) -> Listing:
     now = cron.project.world.clock.now()
     trouble: list[str] = []
     last: dict[str, int] = {}
+    marks: Marks = {}
     try:
         last = cron.state.last_slots(now)
+        marks = marks_of(cron)
     except ResilError as error:
         trouble.append(error.message)
     waiting = {one.entry.name for one in due(table, last, now, tick_s=cron.settings.tick_s, salt=cron.salt)}
@@ -104,7 +107,7 @@ def list_entries(cron: CronProject) -> Listing:
     for entry in table.entries:
         runs: tuple[RunRecord, ...] = ()
         try:
-            runs = cron.state.history(entry.key)
+            runs = runs_of(cron, entry.key, marks)
         except ResilError as error:
             trouble.append(error.message)
         usual = default_options(cron.settings, is_drop_in=bool(entry.path))
@@ -226,11 +229,11 @@ def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunR
     """
     if wanted:
         name = find_name(known_names(cron), wanted)
-        return _named(name, cron.state.history(name.replace("/", "+")))[-last:]
+        return _named(name, runs_of(cron, name.replace("/", "+")))[-last:]
     runs: list[RunRecord] = []
-    remembered = cron.state.keys()
+    remembered, marks = cron.state.keys(), marks_of(cron)
     for key in remembered:
-        runs += _named(name_of_key(key), cron.state.history(key)[-last:])
+        runs += _named(name_of_key(key), runs_of(cron, key, marks)[-last:])
     return tuple(sorted(runs, key=lambda run: (run.slot, run.name)))[-last:]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.actions.cron_entries import find_name, known_names
+from resilience.actions.cron_runs import runs_of
 from resilience.actions.cron_words import slot_text
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.model.cron import Outcome, RunRecord
@@ -53,7 +54,7 @@ def find_logs(cron: CronProject, wanted: str, *, slot: str = "", last: int = 1) 
     """
     name = find_name(known_names(cron), wanted)
     key = name.replace("/", "+")
-    began = [run for run in cron.state.history(key) if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
+    began = [run for run in runs_of(cron, key) if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
     if not began:
         raise UsageError(f"{name} has not run yet", hint="when it will: resil cron list")
     runs = [find_slot(began, slot, cron.project.world.clock.now())] if slot else began[-last:]
@@ -143,7 +144,7 @@ def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
 
 def _same(cron: CronProject, run: RunRecord) -> list[Log]:
     key = run.name.replace("/", "+")
-    return [_log(cron, key, found) for found in cron.state.history(key) if found.slot == run.slot]
+    return [_log(cron, key, found) for found in runs_of(cron, key) if found.slot == run.slot]
 
 
 def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:

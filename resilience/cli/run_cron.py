@@ -48,7 +48,7 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
         _show(ran.last)
     elif not once:
         print(f"ended after {ran.ticks} {'tick' if ran.ticks == 1 else 'ticks'}: {clean(ran.why)}")
-    return 0 if ran.ticks or ran.last is not None else 1
+    return 1 if once and ran.last is None else 0
 
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:

@@ -1,0 +1,206 @@
+"""`resil cron` as a user types it: real schedulers in the foreground, real runs, real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.conftest import Shell
+
+SETTINGS = '[run]\nname = "gpt"\ncommand = "true"\n[cron]\ntick_s = 1\njitter_s = 0\nbackend = "foreground"\n'
+HOUR_S = 3600
+
+
+@pytest.fixture
+def desk(shell: Shell) -> Shell:
+    """A project whose scheduler is asked every second."""
+    for folder in (shell.folder, shell.folder.parent):
+        folder.chmod(0o755)
+    shell.settings(SETTINGS)
+    return shell
+
+
+@contextmanager
+def scheduler(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+    """`resil cron run`, ended at the end."""
+    words = [sys.executable, "-m", "resilience", "cron", "run"]
+    with (shell.folder / "run.out").open("w") as out:
+        process = subprocess.Popen(words, cwd=shell.folder, env=shell.environment, stdout=out, stderr=out, text=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def runs(shell: Shell, *words: str) -> list[dict[str, Any]]:
+    said = shell.resil("cron", "history", *words, "--json")
+    assert said.returncode == 0, said.stderr
+    found: list[dict[str, Any]] = json.loads(said.stdout)["runs"]
+    return found
+
+
+def status(shell: Shell) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shell.resil("cron", "status", "--json").stdout)
+    return found
+
+
+def make_due(shell: Shell, key: str) -> None:
+    """As if the entry had been known for an hour, and nobody had been there since."""
+    path = shell.state_dir / ".cron" / "seen"
+    seen = json.loads(path.read_text())
+    seen[key][0] -= HOUR_S
+    path.write_text(json.dumps(seen))
+
+
+def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
+    added = desk.resil("cron", "add", "beat", "--cron", "@every 2s", "--", "echo", "it's alive")
+    assert added.returncode == 0 and "next runs of crontab/beat" in added.stdout
+    installed = desk.resil("cron", "install")
+    assert installed.returncode == 0 and "resil cron run" in installed.stdout, installed.stderr
+    with scheduler(desk) as process:
+        desk.until(lambda: len([run for run in runs(desk) if run["outcome"] == "done"]) >= 2, within_s=60)
+        said = desk.resil("cron")
+        assert said.returncode == 0 and "alive" in said.stdout and "crontab/beat" in said.stdout
+        assert "ok " in said.stdout and "last tick: " in said.stdout
+        found = status(desk)
+        assert found["driver"]["liveness"] == "ALIVE" and found["lateness"]["runs"] >= 2
+        assert desk.resil("cron", "logs", "beat").stdout == "it's alive\n"
+
+        stopped = desk.resil("cron", "stop", "--why", "enough")
+        assert stopped.returncode == 0 and "resil cron install" in stopped.stdout
+        assert desk.resil("cron", "status").returncode == 1 and status(desk)["stopped"]["why"] == "enough"
+        time.sleep(3)  # what was under way has ended
+        before = len(runs(desk))
+        assert "nothing is done" in desk.resil("cron", "tick").stdout
+        assert "nothing is done" in desk.resil("cron", "run", "--once").stdout
+        time.sleep(4)  # two slots
+        assert len(runs(desk)) == before, "nothing runs any more"
+
+        again = desk.resil("cron", "install")
+        assert again.returncode == 0 and "goes on now" in again.stdout
+        if process.poll() is not None:  # it ended when it was stopped; the person starts it again
+            with scheduler(desk):
+                desk.until(lambda: len(runs(desk)) > before, within_s=60)
+        else:
+            desk.until(lambda: len(runs(desk)) > before, within_s=60)
+    assert process.returncode == 0, (desk.folder / "run.out").read_text()
+    slots = [run["slot"] for run in runs(desk, "-n", "100") if run["outcome"] == "done"]
+    assert len(slots) == len(set(slots)) and all(slot % 2 == 0 for slot in slots)
+    removed = desk.resil("cron", "remove", "beat")
+    assert removed.returncode == 0 and desk.resil("cron", "list").stdout.startswith("nothing is scheduled")
+
+
+def test_a_scheduler_that_was_killed_is_said_to_be_dead_with_the_way_back(desk: Shell) -> None:
+    desk.resil("cron", "add", "beat", "--cron", "@every 2s", "--", "true")
+    desk.resil("cron", "install")
+    with scheduler(desk) as process:
+        desk.until(lambda: status(desk)["health"] == "alive", within_s=60)
+        process.kill()
+        process.wait(60)
+        said = desk.resil("cron", "status")
+        assert said.returncode == 1 and "dead" in said.stdout and "cron run" in said.stdout
+        doctor = desk.resil("cron", "doctor")
+        assert doctor.returncode == 1 and "CRITICAL" in doctor.stdout
+
+
+def test_a_run_can_be_followed_while_it_runs(desk: Shell) -> None:
+    script = "for i in 1 2 3; do echo line $i; sleep 1; done"
+    desk.resil("cron", "add", "slow", "--minutely", "--shell", "--", script)
+    assert desk.resil("cron", "tick").returncode == 0
+    make_due(desk, "cron.minutely+slow")
+    tick = subprocess.Popen([sys.executable, "-m", "resilience", "cron", "tick"], cwd=desk.folder,
+                            env=desk.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        desk.until(lambda: any(run["outcome"] == "running" for run in runs(desk)), within_s=60)
+        said = desk.resil("cron", "logs", "slow", "-f")
+        assert said.stdout == "line 1\nline 2\nline 3\n", said.stderr
+    finally:
+        assert tick.wait(60) == 0
+    (ended,) = [run for run in runs(desk, "slow") if run["outcome"] == "done"]
+    assert 2 < ended["took_s"] < 60
+
+
+def test_what_was_added_to_be_submitted_becomes_a_job_whose_words_are_shown(desk: Shell) -> None:
+    desk.resil("cron", "add", "eval", "--hourly", "--submit", "--shell", "--", "echo from job $SLURM_JOB_ID; exit 3")
+    assert desk.resil("cron", "tick").returncode == 0
+    make_due(desk, "cron.hourly+eval.slurm")
+    said = desk.resil("cron", "tick")
+    assert said.returncode == 0 and "as job " in said.stdout, said.stderr
+    job = next(run["job"] for run in runs(desk, "eval") if run["job"])
+    desk.until(lambda: "from job" in desk.resil("cron", "logs", "eval").stdout, within_s=60)
+    assert desk.resil("cron", "logs", "eval").stdout.strip() == f"from job {job}"
+
+
+def test_what_the_doctor_finds_is_what_does_not_run(desk: Shell) -> None:
+    folder = desk.folder / "cron" / "cron.minutely"
+    folder.mkdir(parents=True)
+    for made in (folder, folder.parent):
+        made.chmod(0o755)
+    for name, text, mode in (
+        ("good", "#!/bin/sh\necho good >> ran\n", 0o755),
+        ("bad.sh", "#!/bin/sh\necho bad >> ran\n", 0o755),
+        ("open", "#!/bin/sh\necho open >> ran\n", 0o777),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(mode)
+    desk.resil("cron", "tick")
+    make_due(desk, "cron.minutely+good")
+    desk.resil("cron", "tick")
+    assert (desk.folder / "ran").read_text() == "good\n"
+    said = desk.resil("cron", "doctor", "--json")
+    faults = {ignored["place"] for ignored in json.loads(said.stdout)["ignored"] if ignored["is_fault"]}
+    assert said.returncode == 1 and faults == {"cron/cron.minutely/bad.sh", "cron/cron.minutely/open"}
+
+
+def test_a_canary_flies_through_the_scheduler_and_every_channel(desk: Shell) -> None:
+    taker = desk.folder / "take"
+    taker.write_text('#!/bin/sh\ncat > "$(dirname "$0")/taken"\n')
+    taker.chmod(0o755)
+    desk.settings(SETTINGS + f'[alert]\nchannels = ["command"]\n[channel.command]\nargv = ["{taker}"]\n')
+    nobody = desk.resil("cron", "canary", "--wait", "1s")
+    assert nobody.returncode == 75 and "resil cron status" in nobody.stdout, "no scheduler lives"
+    with scheduler(desk):
+        said = desk.resil("cron", "canary", "--wait", "60s")
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "ok  command after " in said.stdout and "canary" in (desk.folder / "taken").read_text()
+    (desk.folder / "resil.toml").write_text(SETTINGS)
+    assert desk.resil("cron", "canary").returncode == 2, "there is no channel"
+
+
+def test_a_hung_controller_keeps_nobody_from_the_status(desk: Shell, tmp_path: Path) -> None:
+    """`squeue` never answers; what is known from the disk is shown, and the rest is UNKNOWN."""
+    programs = tmp_path / "hung"
+    programs.mkdir()
+    for name in ("squeue", "sbatch", "scontrol", "scancel", "sinfo", "sacct"):
+        (programs / name).write_text("#!/bin/sh\nsleep 1000\n")
+        (programs / name).chmod(0o755)
+    desk.resil("cron", "add", "beat", "--hourly", "--", "true")
+    now = time.time()
+    state = desk.state_dir / ".cron"
+    state.mkdir(parents=True, exist_ok=True)
+    (state / "driver.json").write_text(json.dumps({
+        "driver": "slurm", "token": "0" * 16, "time": now - 9000, "by": "ada", "host": "login1", "mode": "daemon",
+        "project": str(desk.folder), "python": sys.executable, "facts": {},
+    }))  # fmt: skip
+    beat = {"time": now, "expected": now + 60, "alive_since": now - 9000, "driver": "slurm", "host": "n1", "ticks": 9}
+    (state / "heartbeat").write_text(json.dumps(beat))
+    hung: dict[str, Any] = {"PATH": f"{programs}:{os.environ['PATH']}", "RESIL_SCHEDULER__NAME": "slurm",
+            "RESIL_SCHEDULER__DEADLINE_S": "2"}  # fmt: skip
+    began = time.monotonic()
+    said = desk.resil("cron", "status", "--json", **hung)
+    assert time.monotonic() - began < 60
+    found = json.loads(said.stdout)
+    assert said.returncode == 0 and found["health"] == "alive", "the ticks come: a controller that hangs is not death"
+    assert found["driver"]["liveness"] == "UNKNOWN" and found["entries"][0]["name"] == "cron.hourly/beat"
