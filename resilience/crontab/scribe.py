@@ -54,12 +54,19 @@ class Scribe:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="scribe", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name="scribe", daemon=True).start()
+            self._is_alone = False
+        except RuntimeError:  # no room for a thread: then it is done at once, and a disk that hangs is waited for
+            self._is_alone = True
 
     def do(self, what: str, work: Callable[[], object]) -> Task:
         """Have it done; `what` completes the sentence `cannot ...`."""
         task = Task(what, work)
-        self._tasks.put(task)
+        if self._is_alone:
+            task.run()
+        else:
+            self._tasks.put(task)
         return task
 
     def _work(self) -> None:
