@@ -85,6 +85,8 @@ def _parse_every(words: list[str]) -> int:
         raise ScheduleError(
             f"@every {' '.join(words)} is not a whole number of seconds", hint="write @every 1s or more"
         )
+    if seconds > _LONGEST_S:
+        raise ScheduleError(f"@every {' '.join(words)} is longer than ten years", hint="write @every 10m, or @yearly")
     return int(seconds)
 
 

@@ -71,6 +71,7 @@ def test_what_a_night_has_missed_is_made_up_for_as_it_was_asked(
     found = ask(entry(catch_up=catch_up), NOON - 8 * HOUR, NOON + 1800)
     assert slots(found) == expected
     assert [one.passed_over for one in found] == [passed_over, *[0] * (len(expected) - 1)][: len(expected)]
+    assert all("missed" not in one.reason for one in found[1:])
     if catch_up == 1:
         assert found[0].reason == "made up for, 30 min late; 7 older slots were missed and not made up for"
 
@@ -128,6 +129,14 @@ def test_with_jitter_a_slot_waits_for_its_start_and_an_older_one_does_not_come_b
     assert slots(ask(one, NOON - 2 * HOUR, start - 1, salt="me")) == [NOON - HOUR]
     (found,) = ask(one, NOON - HOUR, start, salt="me")
     assert (found.slot, found.start, found.reason) == (NOON, start, "on time")
+
+
+def test_slots_that_follow_each_other_closely_are_all_seen() -> None:
+    one = entry("@every 1s", jitter_s=9)
+    share_s = start_of(one, NOON) - NOON
+    assert 0 < share_s < 1
+    (found,) = ask(one, NOON - 5, NOON + share_s / 2)
+    assert (found.slot, found.passed_over) == (NOON - 1, 3)
 
 
 def test_the_next_start_counts_the_jitter() -> None:
