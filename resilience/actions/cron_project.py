@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.errors import ProbeError
 from resilience.model.cron import Entry, Kind
 from resilience.system.cron_folder import CronFolder
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from resilience.model.cron import Ignored, Table
     from resilience.model.cron_settings import CronSettings
     from resilience.system.ports import Scheduler
+
+
+LOOK_S = 20.0
+"""How long the disks may take to answer before a tick. Busy file servers take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,31 @@ class CronProject:
         own = {name: value for name, value in world.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
         environ = {**own, **self.environment(nobody, 0)}
         return replace(self, project=replace(self.project, world=replace(world, environ=environ)))
+
+    def look_first(self) -> None:
+        """Look whether the disks answer, in a child that can be left behind. Raise ProbeError if they do not.
+
+        For what somebody starts every minute: the ticks of a night would otherwise hang there side by side. As long as
+        one look hangs on this node, the next one is refused at once.
+        """
+        from resilience.system.stuck import Look, StuckMemory, look_apart
+
+        places = [str(self.folder), str(self.state.path)]
+
+        def look() -> None:
+            for place in places:
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
+
+        world = self.project.world
+        asked = Look(f"cron of {self.state.path}", look, LOOK_S)
+        ((_, answer),) = look_apart({0: asked}, StuckMemory.of(world), world.clock)
+        if answer.error is not None:
+            raise ProbeError(
+                f"nothing is run: {places[0]} or {places[1]} does not answer: {answer.error.message}",
+                hint="df; the next tick looks again",
+                transient=True,
+            )
 
     def read_table(self) -> Table:
         """What the cron folder says now. Raise ResilError if it cannot be read."""

@@ -424,6 +424,7 @@ def tick(
     With `wait`, return when all that was started has ended; without, when it is under way. Slots that are held back by
     their jitter are waited for in either case. `until`, `stop`, `grace_s`: as of `run`.
     Raise StateDirectoryError if nothing can be written: then nothing runs, because nobody could know that it ran.
+    Raise ProbeError if a disk hangs.
     """
     from resilience.actions.cron_tell import Teller
 
@@ -433,6 +434,7 @@ def tick(
     def is_over() -> bool:
         return stop() or (until is not None and clock.now() >= until)
 
+    cron.look_first()
     teller.begins()
     done = Ticked()
     try:

@@ -10,9 +10,11 @@ import pytest
 
 from resilience.actions.cron_project import CronProject
 from resilience.actions.cron_tick import Ticker, succeed
-from resilience.errors import StateDirectoryError
+from resilience.errors import ProbeError, StateDirectoryError
 from resilience.model.cron import Heartbeat, Outcome
+from resilience.system.process_tree import descendants, is_waiting_in_kernel
 from tests.actions.cron_scene import TOP, CronScene, wait_until
+from tests.system.hung import hung_folder
 
 HOUR, DAY = 3600, 86400
 A, B = "cron.hourly+a", "cron.hourly+b.slurm"
@@ -286,6 +288,25 @@ def test_what_became_unsafe_after_the_table_was_read_is_not_run(
     (refused,) = done.refused
     assert "chmod o-w" in refused.summary
     assert scene.ran() == [] and scene.queued() == []
+
+
+def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resilience.actions.cron_project.LOOK_S", 0.5)
+    scene = CronScene(tmp_path)
+    try:
+        with hung_folder(tmp_path / "state"):
+            for words in ("no answer within 0.5 s", "still hangs"):
+                with pytest.raises(ProbeError, match="nothing is run") as told:
+                    scene.tick()
+                assert told.value.exit_code == 75
+                assert words in told.value.message
+    except OSError as error:
+        pytest.skip(f"no FUSE file system can be mounted here: {error}")
+    wait_until(lambda: not any(is_waiting_in_kernel(pid) for pid in descendants(os.getpid())))
+    (tmp_path / "state").rmdir()
+    assert scene.tick().heartbeat is not None
 
 
 def test_an_empty_folder_and_no_folder_run_nothing(scene: CronScene) -> None:
