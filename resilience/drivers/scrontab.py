@@ -6,6 +6,7 @@ an entry never overlap, and a run that takes longer than the pause skips what it
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,13 @@ class ScrontabDriver:
         """Whether the cluster has it enabled."""
         try:
             self.program.read(scene)
+        except programs.NotForUs as error:
+            if _is_enabled(scene):
+                reason = f"the cluster has scrontab enabled, but: {error.message}"
+                return Availability(
+                    False, reason, "is the program installed elsewhere, on a login node? Add it to PATH"
+                )
+            return Availability(False, error.message, error.hint)
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         return Availability(True, "scrontab is enabled on this cluster")
@@ -148,6 +156,15 @@ class ScrontabDriver:
             return found
         now, pause_s = scene.world.clock.now(), 60 * pause_minutes(settings.pulse_s)
         return found._replace(next_tick=now - now % pause_s + pause_s)
+
+
+def _is_enabled(scene: Scene) -> bool:
+    """Whether slurm.conf says so: `ScronParameters         = enable` (`(null)`: it does not)."""
+    try:
+        done = programs.ask(scene, ["scontrol", "show", "config"])
+    except ResilError:
+        return False
+    return re.search(r"^ScronParameters\s*=.*\benable\b", done.stdout, re.MULTILINE) is not None
 
 
 def pause_minutes(pulse_s: float) -> int:

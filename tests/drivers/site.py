@@ -78,13 +78,14 @@ class Site:
         if not self.bin.exists():
             self.bin.mkdir()
             for name, text in PROGRAMS.items():
-                self._write(name, text)
-            self._write("scrontab", f'exec {sys.executable} -I -S {SCRONTAB} "$@"\n')
+                self.write_program(name, text)
+            self.write_program("scrontab", f'exec {sys.executable} -I -S {SCRONTAB} "$@"\n')
             (folder / "manager").write_text("running\n")
             (folder / "linger").mkdir()
             (folder / "linger" / ME).touch()
 
-    def _write(self, name: str, text: str) -> None:
+    def write_program(self, name: str, text: str) -> None:
+        """Put a program of this name, a piece of sh, where it is found first."""
         path = self.bin / name
         path.write_text(f'#!/bin/sh\nif [ -e "$SITE/{name}.fault" ]; then . "$SITE/{name}.fault"; fi\n{text}')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -228,6 +228,17 @@ def test_it_is_available_only_where_the_cluster_has_it_enabled(site: Site) -> No
     assert DRIVER.state(an_installation(site.scene(), "scrontab"), DAEMON, site.scene()).liveness is Liveness.UNKNOWN
 
 
+def test_where_only_the_program_is_missing_it_is_said(site: Site) -> None:
+    (site.bin / "scrontab").unlink()
+    site.write_program("scontrol", "echo 'ScronParameters         = (null)'\n")
+    found = DRIVER.availability(site.scene())
+    assert not found.is_available and "cannot run scrontab" in found.reason and "enabled" not in found.reason
+    site.write_program(
+        "scontrol", "printf 'SchedulerType = x\\nScronParameters         = enable,explicit_scancel\\n'\n"
+    )
+    assert "the cluster has scrontab enabled" in DRIVER.availability(site.scene()).reason
+
+
 def test_a_controller_that_is_down_is_unknown_and_nothing_is_written(site: Site) -> None:
     site.write_table(TABLES["the recorded one"], "scrontab")
     installation = an_installation(site.scene(), "scrontab")

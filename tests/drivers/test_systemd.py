@@ -55,7 +55,7 @@ def verify(path: Path) -> str:
 
 # ---- the units ------------------------------------------------------------------------------------------------------
 
-ODD = ["plain", "with a blank", "100%h", "it's", 'say "hi"', "a \\n back\\slash", "$HOME ${PATH} !x ;#&|*?", "süß"]
+ODD = ["plain", "it's a 100%h", 'say "hi" \\n back\\slash', "$HOME ${PATH} !x ;#&|*?", "süß"]
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze is installed here")
