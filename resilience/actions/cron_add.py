@@ -6,6 +6,7 @@ take for another one, or a drop-in that the policy refuses, is never left behind
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -17,26 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.actions.cron_entries import next_runs
-from resilience.errors import ResilError, UsageError
+from resilience.actions.crontab_text import CRONTAB, MARK, parse, read_crontab, replace_crontab
+from resilience.errors import UsageError
 from resilience.model.cron import Entry, Kind
-from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
+from resilience.quantities import parse_duration_s
+from resilience.system.files import explain_os_error, make_folder, write_atomic
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
     from resilience.model.cron import Table
 
-CRONTAB = "crontab"
 FOLDER_SCHEDULES = {
     "minutely": "* * * * *", "quarter_hourly": "*/15 * * * *", "hourly": "@hourly", "daily": "@daily",
     "weekly": "@weekly", "monthly": "@monthly",
 }  # fmt: skip
-LIMIT_BYTES = 2**20
-"""No crontab is larger (MAX_TAB_LINES of cron's is 1000)."""
 SHOWN = 3
 """So many next runs are shown."""
 _NAME = r"[A-Za-z0-9_-]{1,64}"
-MARK = "by `resil cron add"
-"""Stands in the comment above what `resil cron add` wrote, and is how `remove` knows that comment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +121,14 @@ def _options_text(cron: CronProject, wanted: NewEntry) -> str:
     """`timeout=10m rerun`, understood by whoever reads it. Raise UsageError if it would not be."""
     from resilience.crontab.options import default_options, parse_options
 
-    text = " ".join(f"{key}={value}" if value else key for key, value in wanted.options.items())
+    # How long a job may take is its time limit.
+    said = {key: value for key, value in wanted.options.items() if not (wanted.submit and key == "timeout")}
+    text = " ".join(f"{key}={value}" if value else key for key, value in said.items())
     for key, value in wanted.options.items():
         if value.split() != ([value] if value else []):
             raise UsageError(f"--{key.replace('_', '-')} {value!r} has a blank in it", hint=f"{key}=10m, for instance")
-    parse_options(text, default_options(cron.settings, is_drop_in=bool(wanted.folders)))
+    everything = " ".join(f"{key}={value}" if value else key for key, value in wanted.options.items())
+    parse_options(everything, default_options(cron.settings, is_drop_in=bool(wanted.folders)))
     return text
 
 
@@ -210,17 +211,24 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _script(cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str) -> str:
-    lines = ["#!/bin/bash" if wanted.submit else "#!/bin/sh"]
+    lines = ["#!/bin/bash" if wanted.submit else "#!/bin/sh", _signature(cron, wanted.name)]
     if wanted.submit:
-        lines.append(f"#SBATCH --job-name={wanted.name}")
-        lines += [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}"
-                  for name, value in cron.settings.sbatch.items()]  # fmt: skip
-    lines.append(_signature(cron, wanted.name))
+        options = f"sbatch=cron {options}".rstrip()  # account and partition come from [cron] sbatch
     if options:
         lines.append(f"# resil: {options}")
+    if wanted.submit:
+        # A job that is run again by itself would run a slot twice.
+        lines += [f"#SBATCH --job-name={wanted.name}", "#SBATCH --no-requeue"]
+        if timeout := wanted.options.get("timeout", ""):
+            lines.append(f"#SBATCH --time={_minutes(timeout)}")
     # The line as it was typed: `sh -c` would only be a second shell.
     lines.append(words[2] if wanted.shell else f"exec {shlex.join(words)}")
     return "\n".join(lines) + "\n"
+
+
+def _minutes(timeout: str) -> str:
+    """A time limit as sbatch has it; 0 is UNLIMITED (sbatch(1), --time)."""
+    return "0" if timeout in ("0", "none", "never") else str(max(1, math.ceil(parse_duration_s(timeout) / 60)))
 
 
 def _signature(cron: CronProject, name: str) -> str:
@@ -288,33 +296,3 @@ def _must_stand(cron: CronProject, name: str) -> None:
     reason = next((i for i in table.ignored if i.place.rpartition("/")[2] == CRONTAB), None)
     if reason is not None:
         raise UsageError(f"it is written, and does not run: {reason.reason}", hint=reason.hint)
-
-
-def parse(cron: CronProject, text: bytes) -> Table:
-    """What a crontab's text means."""
-    from resilience.crontab.crontab_file import parse_crontab
-
-    return parse_crontab(text, f"{cron.folder.name}/{CRONTAB}", cron.settings)
-
-
-def read_crontab(path: Path) -> bytes:
-    """The crontab; empty where there is none. Raise ResilError if it cannot be read."""
-    found = read_regular(path.resolve(), LIMIT_BYTES + 1)
-    if found is None:
-        return b""
-    if len(found[0]) > LIMIT_BYTES:
-        raise ResilError(f"{path} is larger than any crontab", hint="look at it")
-    return found[0]
-
-
-def replace_crontab(path: Path, before: bytes, after: bytes) -> None:
-    """Write the crontab anew, whole or not at all; what it links to stays a file of its own place.
-
-    Raise ResilError if somebody else has changed it meanwhile, or it cannot be written.
-    """
-    target = path.resolve()
-    make_folder(target.parent, mode=0o755)
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-    if read_crontab(path) != before:
-        raise ResilError(f"{path} was changed meanwhile", hint="try again", transient=True)
-    write_atomic(target, after, mode=mode)

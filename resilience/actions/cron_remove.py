@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.actions.cron_add import CRONTAB, MARK, parse, read_crontab, replace_crontab
 from resilience.actions.cron_entries import find_name
+from resilience.actions.crontab_text import CRONTAB, MARK, parse, read_crontab, replace_crontab
 from resilience.errors import ResilError, UsageError
 from resilience.system.files import explain_os_error
 

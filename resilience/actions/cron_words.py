@@ -26,8 +26,9 @@ def unusual_options(options: EntryOptions, usual: EntryOptions) -> dict[str, str
         "jitter": span_text(options.jitter_s),
         "ok": _codes(options.ok),
         "rerun": "",
+        "sbatch": "cron",
     }
-    fields = {"timeout": "timeout_s", "jitter": "jitter_s"}
+    fields = {"timeout": "timeout_s", "jitter": "jitter_s", "sbatch": "takes_cron_sbatch"}
     names = {name: fields.get(name, name) for name in written}
     return {name: written[name] for name, field in names.items() if getattr(options, field) != getattr(usual, field)}
 

@@ -102,14 +102,17 @@ def test_a_shell_line_runs_in_a_shell(cron: CronProject) -> None:
     assert (said.stdout.strip(), said.returncode) == ("2", 3)
 
 
-def test_a_submitted_drop_in_is_a_batch_script_with_the_options_of_the_settings(tmp_path: Path) -> None:
-    settings = '[run]\nname = "gpt"\ncommand = "x"\n[cron]\nsbatch = { partition = "cpu", account = "abc" }\n'
-    cron = open_cron(make_project(tmp_path, settings=settings, environ={"PATH": os.environ["PATH"]}))
-    cron.folder.parent.chmod(0o755)
-    added = add(cron, wanted("eval", "true", folders=("hourly",), submit=True))
-    assert added.name == "cron.hourly/eval.slurm" and entry_of(cron, added).kind is Kind.SUBMIT
-    assert "#SBATCH --partition=cpu\n#SBATCH --account=abc\n" in added.text
-    assert added.text.startswith("#!/bin/bash\n#SBATCH --job-name=eval\n"), "sbatch stops at the first command"
+def test_a_submitted_drop_in_is_a_batch_script_that_takes_the_options_of_the_settings(cron: CronProject) -> None:
+    options = {"timeout": "90s", "overlap": "allow"}
+    added = add(cron, wanted("eval", "true", folders=("hourly",), submit=True, options=options))
+    entry = entry_of(cron, added)
+    assert added.name == "cron.hourly/eval.slurm" and entry.kind is Kind.SUBMIT
+    assert entry.options.takes_cron_sbatch and entry.options.overlap == "allow"
+    head, _, command = added.text.partition("exec ")
+    assert head.splitlines()[0] == "#!/bin/bash" and command, "sbatch stops at the first command"
+    assert {"#SBATCH --job-name=eval", "#SBATCH --no-requeue", "#SBATCH --time=2"} <= set(head.splitlines())
+    forever = add(cron, wanted("long", "true", folders=("hourly",), submit=True, options={"timeout": "none"}))
+    assert "#SBATCH --time=0\n" in forever.text
 
 
 # ---- lines of the crontab

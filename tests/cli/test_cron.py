@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_a_late_scheduler_is_late_and_says_by_how_much(desk: Desk) -> None:
     (desk.project.state.path / "driver.json").write_text(text.replace(str(before.time), str(before.time - 90000)))
     desk.beat(ago_s=600)
     said = desk.cron("status", code=1).out
-    assert "late: the last tick was 10 min ago, the next one is overdue by 9 min" in said and "try: " in said
+    assert re.search(r"late: the last tick was 10 min.*, the next one is overdue by 9 min", said) and "try: " in said
 
 
 def test_the_status_is_json_for_programs(desk: Desk) -> None:
