@@ -133,7 +133,8 @@ def _failure(subject: str, reading: CronReading, outcome: Outcome, settings: Cro
     code = f" with exit code {reading.exit_code}" if outcome is Outcome.FAILED and reading.exit_code else ""
     ago = format_duration(max(0.0, now - reading.ended))
     times = f", {reading.failures} times in a row" if reading.failures > 1 else ""
-    more = f": {reading.summary}" if reading.summary else ""
+    is_said = not reading.summary or reading.summary.startswith("exit code")
+    more = "" if is_said else f": {reading.summary}"
     where = f" on {reading.ran_on}" if reading.ran_on else ""
     return Finding(
         subject=subject,
