@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron_add import Added, NewEntry, add, read_crontab
+from resilience.actions.cron_add import Added, NewEntry, add
 from resilience.actions.cron_project import CronProject, open_cron
+from resilience.actions.crontab_text import read_crontab
 from resilience.errors import ResilError, UsageError
 from resilience.model.cron import Entry, Kind
 from tests.fakes import make_project
