@@ -7,6 +7,7 @@ It is forked by the scheduler, and outlives it. What it writes to the state dire
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -90,6 +91,7 @@ def live(order: Order, news: int, asked: int) -> NoReturn:
     why the scheduler ends a run comes out of the pipe `asked`."""
     code = 1
     try:
+        gc.freeze()  # pages that we share with the scheduler stay shared
         reset_signals()
         news, asked = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (news, asked))
         os.setsid()

@@ -13,7 +13,7 @@ from resilience.crontab import history
 from resilience.crontab.history import KEPT_LINES, MOST_LINES, add, shorten
 from resilience.model.cron import Outcome, RunRecord
 from resilience.system.cron_folder import CronFolder
-from resilience.system.files import write_atomic
+from resilience.system.files import append_line, write_atomic
 
 KEY = "cron.hourly+backup"
 
@@ -72,7 +72,7 @@ def test_a_line_added_to_the_old_file_by_somebody_slow_is_added_again(
     folder = CronFolder(tmp_path)
     add(folder, KEY, a_run(1))
     path = folder.path / "history" / f"{KEY}.jsonl"
-    appended = history.append_line
+    appended = append_line
 
     def slow(target: Path, record: dict[str, object], *, mode: int, sync: bool) -> None:
         appended(target, record, mode=mode, sync=sync)

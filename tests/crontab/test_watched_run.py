@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from resilience.crontab import watched_run
+from resilience.crontab.running import marks
 from resilience.crontab.supervisor import settle
 from resilience.model.cron import Outcome, Overlap
+from resilience.system.cron_folder import CronFolder
 from tests.crontab.runs import SLOT, Runs, entry, processes_with, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.hung import hung_folder
+from tests.system.writer import writer
 
 __all__ = ["quick", "runs"]
 
@@ -102,3 +106,46 @@ def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: P
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
         make_read_only(disk, False)
         assert [run.outcome for run in settle(runs.folder, now=time.time())] == [Outcome.CUT_SHORT]
+
+
+CHANGES = {
+    "openat", "write", "mkdir", "rename", "unlink", "fsync", "clone", "clone3", "wait4", "epoll_wait", "setsid",
+    "prctl", "setpgid", "pipe2", "fchmod", "exit_group",
+}  # fmt: skip
+"""Calls right before which something may have changed. Killed before any other, a supervisor leaves what it would have
+left if killed before the next of these."""
+
+
+def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(tmp_path: Path) -> None:
+    seen: dict[str, int] = {}
+    with writer(tmp_path / "strace", "from tests.crontab.kill_points import supervise") as process:
+        (tmp_path / "all").mkdir()
+        points = list(process.kill_points(f"supervise({str(tmp_path / 'all')!r})"))
+        for number, (name, count) in enumerate(point for point in points if point[0] in CHANGES):
+            project = tmp_path / str(number)
+            project.mkdir()
+            assert process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code == -9
+            folder = CronFolder(project / "state")
+            settle(folder, now=time.time())
+            if marks(folder):  # it may have been killed between the file and its content
+                settle(folder, now=time.time() + 1e6)
+            assert marks(folder) == ()
+            until_true(lambda project=project: processes_in(project) == [], "its program is gone")  # type: ignore[misc]
+            ends = folder.history("crontab+it")
+            assert len(ends) <= 1
+            outcome = ends[0].outcome if ends else "nothing"
+            assert ends or not (project / "ran").exists(), f"it ran and nobody knows ({name} {count})"
+            assert outcome in ("nothing", Outcome.CUT_SHORT, Outcome.FAILED)
+            assert not (project / "ran").exists() or (project / "ran").read_text() == "ran\n"
+            seen[outcome] = seen.get(outcome, 0) + 1
+    assert set(seen) == {"nothing", Outcome.CUT_SHORT, Outcome.FAILED}, "before, within and after the run"
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The living processes whose working folder this is."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(OSError):
+            if path.name.isdigit() and (path / "cwd").readlink() == folder:
+                found.append(path.name)
+    return found
