@@ -14,7 +14,7 @@ from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers import built_in_triggers, late_cron
 from resilience.guard.triggers.late_cron import EVERY_S, LOOKS, LateCron
-from tests.guard.guards import make_run
+from tests.guard.guards import make_guard, make_run, wait_until
 
 
 class Stage:
@@ -156,3 +156,21 @@ def test_rank_0_alone_asks_in_the_thread_for_files_and_it_can_be_switched_off(st
         settings = GuardSettings(cron=on, host_memory=False, gpu_memory="off", walltime=False)
         found = built_in_triggers(place, settings, stage.recorder, Pace())
         assert any(isinstance(trigger, LateCron) for trigger in found) is on
+
+
+def test_a_real_guard_journals_it_and_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_cron, "EVERY_S", 0.05)
+    monkeypatch.setattr(late_cron, "GAP", 1e9)  # this machine may be busy
+    run = make_run(tmp_path / "gpt")
+    moment = time.time() - 3600
+    (tmp_path / ".cron").mkdir()
+    (tmp_path / ".cron" / "heartbeat").write_text(
+        json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"})
+    )
+    with make_guard(run, say=lambda text: None) as guard:
+        wait_until(lambda: (tmp_path / ".cron" / "notes" / "late").exists())
+        decision = guard.step()
+        assert not decision.save and not decision.stop
+    lines = [json.loads(line) for path in (run / "journal").glob("*.jsonl") for line in path.read_text().splitlines()]
+    (event,) = [line for line in lines if line["event"].startswith("cron")]
+    assert event["event"] == "cron_late" and event["overdue_s"] > 3000 and event["rank"] == 0
