@@ -99,7 +99,7 @@ def _last(rows: Sequence[EntryRow], now: float) -> tuple[list[tuple[str, ...]], 
         if last is None:
             cells.append(("", row.name, "", "has not run yet", ", ".join(counts)))
         else:
-            cells.append((sign(last.outcome), row.name, slot_text(last.slot, now), outcome_text(last),
+            cells.append((sign(last.outcome), row.name, slot_text(last.slot, now), outcome_text(last, now),
                           ", ".join(counts)))  # fmt: skip
         colours.append("red" if last is not None and last.outcome.is_failure else "")
     return cells, colours
@@ -110,9 +110,11 @@ def sign(outcome: Outcome) -> str:
     return SIGNS.get(outcome, "!!")
 
 
-def outcome_text(run: RunRecord) -> str:
+def outcome_text(run: RunRecord, now: float | None = None) -> str:
     """What became of a slot, in one line."""
     text = run.outcome.value
+    if run.outcome is Outcome.RUNNING and now is not None and run.started is not None:
+        text += f" for {span(now - run.started)}"
     if run.outcome in (Outcome.MISSED, Outcome.SKIPPED) and run.count > 1:
         text += f" {run.count}"
     if run.job_id:

@@ -18,6 +18,8 @@ from resilience.cli import cron as cron_command
 from resilience.cli.cron_options import complete_entries
 from resilience.model.cron import Heartbeat, Outcome, RunRecord
 from tests.cli.shell import SETTINGS, Said, Shell
+from tests.system.hung import hung_folder
+from tests.system.people import needs_root
 
 DRIVER = """
 import json
@@ -222,6 +224,42 @@ def test_damaged_state_is_no_traceback(desk: Desk) -> None:
     (desk.project.state.path / "heartbeat").write_text("\0")
     said = desk.cron("status", code=75)
     assert "unknown" in said.out and "try: " in said.out
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["state_dir", "cron folder"])
+def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    from resilience.actions import cron_doctor, cron_status
+
+    for module in (cron_doctor, cron_status):
+        monkeypatch.setattr(module, "LOOK_S", 0.5)
+    with hung_folder(desk.folder.parent / "hung") as folder:
+        settings = SETTINGS + '[cron]\nbackend = "fake"\n'
+        if what == "state_dir":
+            desk.shell.settings(settings.replace("[run]", f'[run]\nstate_dir = "{folder}/state"'))
+        else:
+            desk.shell.settings(f'{settings}folder = "{folder}/cron"\n')
+        began = time.monotonic()
+        said = desk.cron("status", code=75)
+        assert "unknown" in said.out and "no answer within 0.5 s" in said.out
+        assert "resil cron" not in said.out or "start it" not in said.out, "unknown is not dead"
+        assert desk.cron("status", "--json", code=75).json["health"] == "unknown"
+        assert "UNKNOWN" in desk.cron("doctor", code=75).out
+        assert time.monotonic() - began < 60
+
+
+def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
+    from resilience.crontab.running import Mark, here, write_mark
+    from resilience.system.process_tree import start_ticks
+
+    desk.drop("backup")
+    at, slot = here(), int(time.time()) - 300
+    state = desk.project.state
+    write_mark(state, Mark("cron.hourly/backup", "cron.hourly+backup", slot, at.host, at.boot, at.namespace,
+                           os.getpid(), start_ticks(os.getpid()) or 0, float(slot), None))  # fmt: skip
+    said = desk.cron("status", code=1).out
+    assert re.search(r"\.\. +cron.hourly/backup +[0-9:]+ +running for 5 min", said)
+    assert re.search(r"\.\. .* 5 min.* so far .*running", desk.cron("history", "backup").out)
 
 
 # ---- list
