@@ -181,6 +181,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
         add(state, claim.key, record)
         state.slots.close(claim)
         shorten(state, claim.key)
+        _prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
         yield record
     if trouble is not None:
         raise trouble
@@ -286,7 +287,7 @@ def _ending(
     ok = entry.options.ok if entry is not None else (0,)
     worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
     return replace(
-        _record(cron, name, job.slot, _outcome(worst, ok), summary=f"job {worst.id}: {worst.state}"),
+        _record(cron, name, job.slot, _outcome(worst, ok), summary=_words(worst)),
         started=worst.start_time,
         exit_code=_exit_code(worst),
         job_id=str(job.job_id),
@@ -294,6 +295,13 @@ def _ending(
         time=worst.end_time or cron.project.world.clock.now(),
         output=f"{job.job_id}.out" if _has_output(cron, job) else "",
     )
+
+
+def _words(job: Job) -> str:
+    code = job.exit_code
+    how = "" if code is None or (code.status, code.signal) == (0, 0) else f", exit code {code.status}"
+    how = f", signal {code.signal}" if code is not None and code.signal else how
+    return f"job {job.id} ended: {job.state}{how}"
 
 
 def _outcome(job: Job, ok: Collection[int]) -> Outcome:
@@ -306,6 +314,18 @@ def _exit_code(job: Job) -> int | None:
     if job.exit_code is None:
         return None
     return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
+
+
+def _prune(cron: CronProject, key: str, alive: Collection[int]) -> None:
+    """Remove the outputs of all but the newest jobs of an entry, and of those that are not over."""
+    folder = cron.state.path / "output" / key
+    with suppress(OSError):
+        names = os.listdir(folder)  # noqa: PTH208 - names only
+        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
+        for number in numbers[: -cron.settings.keep_runs or None]:
+            if number not in alive:
+                with suppress(OSError):
+                    (folder / f"{number}.out").unlink()
 
 
 def _has_output(cron: CronProject, job: QueuedJob) -> bool:

@@ -174,3 +174,16 @@ def test_a_scheduler_that_hangs_keeps_nothing_waiting_that_runs_here(scene: Cron
     scene.queue.trouble = DOWN
     scene.tick(TOP)
     assert scene.ran() == [TOP]
+
+
+def test_outputs_of_jobs_are_bounded_in_number(tmp_path: Path) -> None:
+    scene = CronScene(tmp_path, settings="keep_runs = 3")
+    scene.drop("cron.hourly/b.slurm", options="overlap=allow")
+    scene.tick(TOP - 30)
+    for hour in range(8):
+        scene.tick(TOP + 3600 * hour)
+        (scene.cron.state.path / "output" / B / f"{101 + hour}.out").write_text("hello")
+        scene.queue.set(101 + hour, "COMPLETED" if hour else "RUNNING")
+    scene.tick(TOP + 3600 * 8)
+    assert scene.names(f"output/{B}") == ["101.out", "106.out", "107.out", "108.out"], "101 is not over"
+    assert scene.history(B)[-2].summary == "job 108 ended: COMPLETED"
