@@ -35,6 +35,7 @@ def check_settings(project: Project) -> None:
         raise SettingsError(error.message, hint=error.hint) from error
     _check_watchdogs(project)
     _check_alerts(project)
+    _check_cron(project)
 
 
 def _check_watchdogs(project: Project) -> None:
@@ -42,6 +43,13 @@ def _check_watchdogs(project: Project) -> None:
     for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
         found = watchdog(project, name)
         found.check.targets(found.settings, scene)
+
+
+def _check_cron(project: Project) -> None:
+    """What a tick could not use, and would only say then."""
+    from resilience.actions.cron_tell import check_telling
+
+    check_telling(project.loaded.settings.cron_settings)
 
 
 def _check_alerts(project: Project) -> None:

@@ -11,16 +11,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resilience.actions import cron_canary, cron_digest
-from resilience.actions.cron_ping import Ping
 from resilience.errors import ResilError
 from resilience.model.cron import Outcome, RunRecord
 from resilience.system.detached import Detached, start_detached
 from resilience.system.files import make_folder, read_regular, write_atomic
 
 if TYPE_CHECKING:
+    from resilience.actions.cron_ping import Ping
     from resilience.actions.cron_project import CronProject
     from resilience.actions.cron_tick import Ticked
     from resilience.model.cron import Entry, Heartbeat, Table
+    from resilience.model.cron_settings import CronSettings
 
 CHILD_S = 180.0
 """A child that tells is killed after so long; what it did not tell lies in the outbox."""
@@ -55,6 +56,7 @@ class Teller:
         self._is_owed = False
         """Whether the watchdog has something to say."""
         self._heartbeat: Heartbeat | None = None
+        self._trouble = ""
 
     def begins(self) -> None:
         """A tick begins. Never raises, and waits for nothing.
@@ -65,8 +67,12 @@ class Teller:
             if self._ping is not None:
                 self._ping.forget()
                 self._ping = None
-            if not os.path.lexists(self._cron.state.path / "stop"):
-                self._ping = Ping(self._cron)
+            settings = self._cron.settings
+            if settings.ping_url or settings.ping_url_file:
+                from resilience.actions.cron_ping import Ping
+
+                if not os.path.lexists(self._cron.state.path / "stop"):
+                    self._ping = Ping(self._cron)
 
     def ended(self, ticked: Ticked, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
         """A tick has ended; `trouble`: why it failed as a whole. Return what to say on standard error.
@@ -108,14 +114,19 @@ class Teller:
             return ()
         if ticked.heartbeat is not None:
             cron_digest.count(self._cron, ticked.heartbeat)
-        if self._note_table(table) or is_news(ticked) or trouble:
+        looked, open_incidents = self._last_look()
+        is_stale = not 0 <= self._cron.project.world.clock.now() - looked < REPEAT_S
+        is_back = heartbeat is not None and heartbeat.alive_since == heartbeat.time  # nobody ticked for a while
+        is_new = self._note_table(table) or is_bad_news(ticked) or (open_incidents > 0 and is_news(ticked))
+        if is_new or is_stale or is_back or trouble != self._trouble:
             self._is_owed = True
+        self._trouble = trouble
         self._gather_mails(ticked, table)
-        if heartbeat is not None and heartbeat.alive_since == heartbeat.time:
-            self._is_owed = True  # nobody ticked for a while: that is over now
-        if not 0 <= self._cron.project.world.clock.now() - self._last_look() < REPEAT_S:
-            self._is_owed = True
         self._start(ticked_driver(heartbeat))
+        try:
+            check_telling(self._cron.settings)
+        except ResilError as error:
+            return (f"{error.message}; {error.hint}",)
         return ()
 
     def _start(self, driver: str, *, again: bool = False) -> None:
@@ -141,13 +152,14 @@ class Teller:
             self._mails.clear()
             self._is_owed = False
 
-    def _last_look(self) -> float:
-        """When the watchdog was last asked here, or by a tick of another process; seconds since the epoch."""
+    def _last_look(self) -> tuple[float, int]:
+        """When a tick last asked the watchdog, seconds since the epoch, and how many of its incidents were open."""
         with suppress(ResilError, ValueError):
             found = read_regular(self._cron.state.path / LOOKED)
             if found is not None:
-                return float(found[0])
-        return float("-inf")
+                moment, count = found[0].split()
+                return float(moment), int(count)
+        return float("-inf"), 0
 
     def _gather_mails(self, ticked: Ticked, table: Table | None) -> None:
         if table is None:
@@ -176,6 +188,16 @@ class Teller:
         return True
 
 
+def check_telling(settings: CronSettings) -> None:
+    """Raise SettingsError for a time of day or an address that cannot be meant."""
+    if settings.digest_at:
+        cron_digest.parse_digest_at(settings.digest_at)
+    if settings.ping_url or settings.ping_url_file:
+        from resilience.actions.cron_ping import check_ping
+
+        check_ping(settings)
+
+
 def unreached(cron: CronProject) -> tuple[str, ...]:
     """What ticks could not tell of late, and why, for `resil cron status`. Never raises."""
     from resilience.actions.cron_ping import ping_state
@@ -195,8 +217,13 @@ def unreached(cron: CronProject) -> tuple[str, ...]:
 
 
 def is_news(ticked: Ticked) -> bool:
-    """Whether something became of a slot that the watchdog may have to tell. Pure."""
+    """Whether something became of a slot: it may end an incident. Pure."""
     return bool(ticked.ended or ticked.submitted or ticked.skipped or ticked.refused)
+
+
+def is_bad_news(ticked: Ticked) -> bool:
+    """Whether something became of a slot that may open an incident. Pure."""
+    return bool(ticked.skipped or ticked.refused or any(run.outcome.is_failure for run in ticked.ended))
 
 
 def ticked_driver(heartbeat: Heartbeat | None) -> str:
@@ -268,18 +295,18 @@ def _watch(cron: CronProject) -> None:
     from resilience.actions.watch import watch, watchdogs_of, with_itself
 
     project = cron.project
-    _note_look(cron, 0.0)
+    _note_look(cron, 0.0, 1)  # should we be killed: an incident may be open
     dogs, broken = watchdogs_of(project, [WATCHDOG])
     notify(project, [*broken, *(with_itself(report) for report in watch(project, dogs))])
-    known = open_alert_state(project).ledger.incidents()
-    if any(i.is_open and i.check == WATCHDOG and (i.gone is not None or i.told is None) for i in known):
-        _note_look(cron, REPEAT_S - SOON_S)  # its end, or its beginning, waits to be told
+    ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
+    waits = any(i.gone is not None or i.told is None for i in ours)  # its end, or its beginning, is not told yet
+    _note_look(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))
 
 
-def _note_look(cron: CronProject, ago_s: float) -> None:
+def _note_look(cron: CronProject, ago_s: float, count: int) -> None:
     with suppress(ResilError):
-        now = cron.project.world.clock.now()
-        write_atomic(cron.state.path / LOOKED, f"{now - ago_s:.3f}\n", mode=cron.state.file_mode, durable=False)
+        text = f"{cron.project.world.clock.now() - ago_s:.3f} {count}\n"
+        write_atomic(cron.state.path / LOOKED, text, mode=cron.state.file_mode, durable=False)
 
 
 def _note_trouble(cron: CronProject, trouble: list[str]) -> None:

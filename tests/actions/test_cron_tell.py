@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from resilience.actions.alert_state import open_alert_state
+from resilience.actions.check_settings import check_settings
 from resilience.actions.cron_ping import ping_state
 from resilience.actions.cron_project import CronProject, open_cron
 from resilience.actions.cron_tell import Teller, summary_of, unreached
 from resilience.actions.cron_tick import Ticked, tick
 from resilience.actions.project import Project
+from resilience.errors import SettingsError
 from resilience.model.cron import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
 from resilience.settings.load import load
 from tests.actions.cron_stage import PATIENCE_S, Stage, until
@@ -102,13 +104,29 @@ def test_an_end_that_waits_for_its_time_is_looked_at_again_soon(tmp_path: Path) 
     teller.ended(a_tick(stage.cron, a_run(Outcome.DONE, 200)), table)
     settle(teller)
     assert len(stage.told()) == 1
-    waited_s = time.time() - float((stage.cron.state.path / "looked").read_text())
+    waited_s = time.time() - float((stage.cron.state.path / "looked").read_text().split()[0])
     assert waited_s > 600, "the next look is due in a minute, not in a quarter of an hour"
+
+
+def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(stage: Stage) -> None:
+    table = Table(entries=(BACKUP,))
+    teller = Teller(stage.cron)
+    teller.ended(a_tick(stage.cron, gap=True), table)
+    settle(teller)
+    later = Teller(stage.cron)
+    later.ended(a_tick(stage.cron, a_run(Outcome.DONE, 100)), table)
+    assert later._child is None
+    later.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200)), table)
+    settle(later)
+    last = Teller(stage.cron)
+    last.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300)), table)
+    settle(last)
+    assert "RESOLVED" in stage.told()[-1]
 
 
 def test_what_lasts_is_looked_at_again_though_nothing_ran(stage: Stage) -> None:
     (stage.cron.state.path).mkdir(parents=True)
-    (stage.cron.state.path / "looked").write_text(f"{time.time() - 3600}\n")
+    (stage.cron.state.path / "looked").write_text(f"{time.time() - 3600} 0\n")
     teller = Teller(stage.cron)
     teller.ended(a_tick(stage.cron), Table())
     assert teller._child is not None
@@ -153,7 +171,7 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("resilience.actions.cron_tell.Teller._note_table", fail)
-    monkeypatch.setattr("resilience.actions.cron_tell.Ping", fail)
+    monkeypatch.setattr("resilience.actions.cron_tell.os.path.lexists", fail)
     teller = Teller(stage.cron)
     teller.begins()
     (line,) = teller.ended(a_tick(stage.cron), Table())
@@ -196,6 +214,15 @@ def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
     teller.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
     settle(teller)
     assert "disk full" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("cron", ['digest_at = "morning"', 'ping_url = "http://example.org/secret-123456"'])
+def test_settings_that_cannot_be_meant_are_said_by_the_check_and_by_each_tick(tmp_path: Path, cron: str) -> None:
+    stage = Stage(tmp_path, cron=cron)
+    with pytest.raises(SettingsError) as caught:
+        check_settings(stage.project)
+    (line,) = Teller(stage.cron).ended(a_tick(stage.cron), None)
+    assert caught.value.message in line and "secret" not in line
 
 
 def test_the_summary_says_what_happened_and_nothing_that_a_run_wrote() -> None:
