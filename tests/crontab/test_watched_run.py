@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -124,7 +125,8 @@ def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(
         for number, (name, count) in enumerate(point for point in points if point[0] in CHANGES):
             project = tmp_path / str(number)
             project.mkdir()
-            assert process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code == -9
+            code = process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
+            assert code in (-signal.SIGKILL, 0)  # it may do with fewer waits than the last time
             folder = CronFolder(project / "state")
             settle(folder, now=time.time())
             if marks(folder):  # it may have been killed between the file and its content
