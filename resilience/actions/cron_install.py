@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.actions.cron_drivers import AUTO, Choice, choose, driver_of, drivers
 from resilience.actions.cron_environment import facts_of
+from resilience.actions.cron_installation import AlreadyInstalled, already, installation_here, spelled, who
 from resilience.actions.cron_project import CronProject, open_cron
 from resilience.actions.watchdogs import scene_of
-from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.model.cron import Installation
 from resilience.model.driver import Step
 from resilience.system.files import write_atomic
@@ -22,27 +23,16 @@ from resilience.system.files import write_atomic
 if TYPE_CHECKING:
     from resilience.actions.project import Project
 
+__all__ = ["AlreadyInstalled", "Installed", "Removed", "install", "stop", "uninstall"]
+
+WHY = "why"
+"""The fact of an installation that says why its driver was chosen, for `resil cron status`."""
+
 WITH_MODE = ("slurm", "scrontab")
 """Drivers that keep a process running, or start one for each tick: [cron] mode says which."""
 
 _TABLES = ("crontab", "scrontab", "systemd")
 """Drivers whose lines name the project, and so are found where nobody remembers the installation."""
-
-
-class AlreadyInstalled(ResilError):
-    """Something makes the ticks of this project already, and it is not what was asked for.
-
-    Attributes:
-        installation: what makes them.
-    """
-
-    def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
-        super().__init__(message, hint=hint)
-        self.installation = installation
-
-
-WHY = "why"
-"""The fact of an installation that says why its driver was chosen, for `resil cron status`."""
 
 
 class Installed(NamedTuple):
@@ -86,18 +76,18 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     """
     cron = open_cron(project)
     wanted = backend or cron.settings.backend
-    existing = _existing(cron, forget=replace and not dry_run)
+    existing = installation_here(cron, forget=replace, dry_run=dry_run)
     if existing is not None:
         is_same = existing.by == project.world.host.user and wanted in (AUTO, existing.driver)
         if is_same and not (replace and existing.host != project.world.host.name):
             return _again(cron, existing, dry_run=dry_run)
         if not replace:
-            raise _already(existing, project, wanted)
+            raise already(existing, project, wanted)
     choice = choose(project, wanted)
     installation = _new(cron, choice)
     scene = scene_of(project)
     if dry_run:
-        before = () if existing is None else (Step(f"take out what makes the ticks now: {_who(existing, project)}"),)
+        before = () if existing is None else (Step(f"take out what makes the ticks now: {who(existing, project)}"),)
         steps = (*before, *choice.driver.plan(installation, cron.settings, scene))
         return Installed(choice, installation, steps=steps)
     notes: tuple[str, ...] = ()
@@ -108,13 +98,15 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     if counts.token != installation.token:  # somebody was quicker
         if counts.by == installation.by and counts.driver == installation.driver:
             return _again(cron, counts, dry_run=False)
-        raise _already(counts, project, wanted)
+        raise already(counts, project, wanted)
     stopped = _unstop(cron)
     try:
         steps = tuple(choice.driver.plan(installation, cron.settings, scene))
         lines = tuple(choice.driver.install(installation, cron.settings, scene))
     except BaseException:
         _forget(cron, installation)
+        if existing is not None:
+            _put_back(cron, existing)
         _stop_again(cron, stopped)
         raise
     noted = f"noted in {cron.state.path / 'driver.json'} that {choice.name} makes the ticks"
@@ -127,7 +119,7 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
     Meanwhile the project is stopped, so that no job of a chain is submitted behind our back.
     """
     cron = open_cron(project)
-    existing = _existing(cron, forget=force)
+    existing = installation_here(cron, forget=force)
     if existing is None:
         return Removed(None, _sweep(cron))
     stopped = cron.state.stopped()
@@ -161,7 +153,7 @@ def stop(project: Project, why: str = "") -> Removed:
     """
     cron = open_cron(project)
     cron.state.stop(project.world.host.user, why, project.world.clock.now())
-    existing = cron.state.installation()
+    existing = installation_here(cron)
     if existing is None:
         return Removed(None)
     try:
@@ -177,9 +169,9 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
     project, scene = cron.project, scene_of(cron.project)
     driver = driver_of(existing.driver)
     facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
-    fresh = changed(existing, project=str(project.loaded.project), python=sys.executable, facts=facts)
+    fresh = changed(existing, project=spelled(existing, project), python=sys.executable, facts=facts)
     fresh = changed(fresh, mode=_mode(cron, existing.driver))
-    choice = Choice(existing.driver, driver, f"it makes the ticks already: {_who(existing, project)}", ())
+    choice = Choice(existing.driver, driver, f"it makes the ticks already: {who(existing, project)}", ())
     steps = tuple(driver.plan(fresh, cron.settings, scene))
     if dry_run:
         notes = ("the scheduler is stopped, and would go on",) if cron.state.stopped() is not None else ()
@@ -196,17 +188,6 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
         _stop_again(cron, stopped)
         raise
     return Installed(choice, fresh, steps if lines else (), lines, _taken_back(stopped))
-
-
-def _existing(cron: CronProject, *, forget: bool) -> Installation | None:
-    """What makes the ticks. With `forget`, a record of it that nobody can read is put aside."""
-    try:
-        return cron.state.installation()
-    except StateDirectoryError:
-        if not forget or not (cron.state.path / "driver.json").exists():
-            raise
-        cron.state.set_aside("driver.json")
-        return None
 
 
 def _new(cron: CronProject, choice: Choice) -> Installation:
@@ -233,26 +214,6 @@ def _mode(cron: CronProject, name: str) -> str:
     return mode if name in WITH_MODE else ""
 
 
-def _who(installation: Installation, project: Project) -> str:
-    """`alice has crontab on login1 do that since 2026-11-20T19:00:00+01:00`."""
-    from resilience.system.clock import iso_time
-
-    by = "you have" if installation.by == project.world.host.user else f"{installation.by} has"
-    return f"{by} {installation.driver} on {installation.host} do that since {iso_time(installation.time)}"
-
-
-def _already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
-    mine = installation.by == project.world.host.user
-    if mine:
-        backend = f" --backend {wanted}" if wanted != AUTO else ""
-        hint = f"it is enough: resil cron status; to have {wanted} instead: resil cron install{backend} --replace"
-    else:
-        hint = f"it is enough: resil cron status; only {installation.by} can take it out: resil cron uninstall"
-    return AlreadyInstalled(
-        f"the ticks of this project are made already: {_who(installation, project)}", installation, hint=hint
-    )
-
-
 def _forget(cron: CronProject, installation: Installation) -> None:
     """Take back what `CronFolder.install` wrote, if it is still ours."""
     with suppress(ResilError):
@@ -260,6 +221,13 @@ def _forget(cron: CronProject, installation: Installation) -> None:
         if now is not None and now.token != installation.token:
             return
     cron.state.uninstall()
+
+
+def _put_back(cron: CronProject, existing: Installation) -> None:
+    """Install again what was taken out for something that failed. Where even that fails, `resil cron status` tells."""
+    with suppress(ResilError):
+        if cron.state.install(existing).token == existing.token:
+            driver_of(existing.driver).install(existing, cron.settings, scene_of(cron.project))
 
 
 def _unstop(cron: CronProject) -> Mapping[str, Any] | None:

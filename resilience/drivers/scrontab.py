@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from resilience.drivers._ticks import programs
 from resilience.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
 from resilience.drivers._ticks.editing import with_ours, without_ours
-from resilience.drivers._ticks.marks import headline, mark, scheduler_name, tokens_of
+from resilience.drivers._ticks.marks import headline, mark, tokens_of, unit_name
 from resilience.drivers._ticks.place import last_words, output_file, table_state, wrong_person
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
@@ -187,7 +187,7 @@ def table_lines(installation: Installation, settings: CronSettings, scene: Scene
     limit_s = settings.pulse_limit_s if is_pulse else settings.time_limit_s
     output = output_file(scene, "scrontab", make=False).replace("%", "%%")
     options = [
-        f"--job-name={scheduler_name(scene.state_dir)}",
+        f"--job-name={unit_name(installation)}",
         f"--comment={mark(installation.token)}",
         f"--time={max(2, int(limit_s // 60))}",
         f"--output={'/dev/null' if set(output) & _NO_OUTPUT else output}",

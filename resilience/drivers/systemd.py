@@ -10,11 +10,11 @@ from pathlib import Path
 
 from resilience.drivers._ticks import programs
 from resilience.drivers._ticks.command import refuse_unwritable, tick_words
-from resilience.drivers._ticks.marks import scheduler_name
+from resilience.drivers._ticks.marks import mark, tokens_of, unit_name
 from resilience.drivers._ticks.place import wrong_host
 from resilience.drivers._ticks.units import service_text, timer_text
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.model.cron import RUN_NAME, Installation
+from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.driver import Availability, DriverState, Step
 from resilience.model.presence import Liveness
@@ -68,52 +68,49 @@ class SystemdDriver:
         """The units that are not there as they should be, and the command that starts the timer."""
         wrong_host(installation, scene, "systemd manager")
         steps = [Step(f"write {path}", text) for path, text in self._missing(installation, scene).items()]
-        if steps or not self._is_active(scene):
-            steps.append(Step("have the timer run now and after each boot", self._enable_line(scene)))
+        if steps or not self._is_active(installation, scene):
+            steps.append(Step("have the timer run now and after each boot", self._enable_line(installation)))
+        if forgotten := self._forgotten(installation, scene):
+            steps.append(Step("take out an older timer of this project", "\n".join(map(str, forgotten))))
         return steps
 
     def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
         """Write the units, and start the timer."""
         wrong_host(installation, scene, "systemd manager")
         missing = self._missing(installation, scene)
-        if not missing and self._is_active(scene):
-            return ()
+        if not missing and self._is_active(installation, scene):
+            return self._take_out(self._forgotten(installation, scene), scene)
         before = {path: _content(path) for path in missing}
         try:
             for path, text in missing.items():
                 make_folder(path.parent, mode=0o755)
                 write_atomic(path, text, mode=0o600)
             self._tell(scene, "daemon-reload")
-            self._tell(scene, "enable", "--now", self._timer(scene))
+            self._tell(scene, "enable", "--now", self._timer(installation))
         except ResilError:
-            self._give_up(before, scene)
+            self._give_up(before, installation, scene)
             raise
         where = f"{scene.world.host.user}'s systemd manager on {scene.world.host.name}"
         return (
             *(f"wrote {path}" for path in missing),
-            f"started {self._timer(scene)} in {where}: it ticks every minute",
+            f"started {self._timer(installation)} in {where}: it ticks every minute",
+            *self._take_out(self._forgotten(installation, scene), scene),
         )
 
     def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
         """Stop the timer, and remove the units. What a tick started goes on."""
         wrong_host(installation, scene, "systemd manager")
-        there = [path for path in self._paths(scene) if _content(path) is not None]
+        there = [path for path in self._paths(installation, scene) if _content(path) is not None]
         for path in there:
-            self._refuse_foreign(path, scene)
-        if not there:
-            return ()
-        self._tell(scene, "disable", "--now", self._timer(scene))
-        for path in there:
-            _unlink(path)
-        self._tell(scene, "daemon-reload")
-        return (f"stopped {self._timer(scene)}", *(f"removed {path}" for path in there))
+            self._refuse_foreign(path, installation)
+        return self._take_out([*there, *self._forgotten(installation, scene)], scene)
 
     def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
         """What the manager says of the timer."""
-        name = self._timer(scene)
+        name = self._timer(installation)
         try:
             wrong_host(installation, scene, "systemd manager")
-            found = self._show(scene)
+            found = self._show(installation, scene)
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         again = "put it back: resil cron install"
@@ -123,34 +120,31 @@ class SystemdDriver:
             )
         if found.get("ActiveState") != "active":
             return DriverState(Liveness.GONE, f"{name} is {found.get('ActiveState')}", hint=again)
-        text = _content(self._paths(scene)[0])
-        if text is not None and f":{installation.token} " not in text:
-            return DriverState(Liveness.GONE, f"{name} is another installation's", hint=again)
         now = scene.world.clock.now()
         hint = "" if self._lingers(scene) is not False else f"linger is off: loginctl enable-linger {installation.by}"
         return DriverState(Liveness.ALIVE, f"{name} is active on {installation.host}", now - now % 60 + 60, hint)
 
     # ---- what is written ------------------------------------------------------------------------------------------
 
-    def _timer(self, scene: Scene) -> str:
-        return f"{scheduler_name(scene.state_dir)}.timer"
+    def _timer(self, installation: Installation) -> str:
+        return f"{unit_name(installation)}.timer"
 
-    def _paths(self, scene: Scene) -> tuple[Path, Path]:
+    def _paths(self, installation: Installation, scene: Scene) -> tuple[Path, Path]:
         folder = scene.world.config_home / "systemd" / "user"
-        name = scheduler_name(scene.state_dir)
+        name = unit_name(installation)
         return folder / f"{name}.service", folder / f"{name}.timer"
 
     def _missing(self, installation: Installation, scene: Scene) -> dict[Path, str]:
         """The units that are not there as they should be. Raise ResilError if somebody else's lie in their place."""
         refuse_unwritable(installation, where="a unit of systemd", bad=_BAD)
-        service, timer = self._paths(scene)
+        service, timer = self._paths(installation, scene)
         words = tick_words(installation, "tick", "--no-wait", "--driver", "systemd")
         texts = {
             service: service_text(installation, words, scene),
             timer: timer_text(installation, service.name, scene),
         }
         for path in texts:
-            self._refuse_foreign(path, scene)
+            self._refuse_foreign(path, installation)
         for path, text in texts.items():
             if not _is_text(text):
                 raise ResilError(
@@ -159,18 +153,38 @@ class SystemdDriver:
                 )
         return {path: text for path, text in texts.items() if _content(path) != text}
 
-    def _refuse_foreign(self, path: Path, scene: Scene) -> None:
+    def _forgotten(self, installation: Installation, scene: Scene) -> list[Path]:
+        """The units of this project that another installation made, which nobody remembers any more."""
+        folder, found = self._paths(installation, scene)[0].parent, []
+        with suppress(OSError):
+            for name in sorted(os.listdir(folder)):  # noqa: PTH208 - names only
+                if name.startswith("resil-cron-") and name.endswith((".service", ".timer")):
+                    with suppress(ResilError):
+                        if tokens_of(_content(folder / name) or "", scene.state_dir) - {installation.token}:
+                            found.append(folder / name)
+        return found
+
+    def _take_out(self, paths: Sequence[Path], scene: Scene) -> tuple[str, ...]:
+        timers = [f"{stem}.timer" for stem in dict.fromkeys(path.stem for path in paths)]
+        if not timers:
+            return ()
+        self._tell(scene, "disable", "--now", *timers)
+        for path in paths:
+            _unlink(path)
+        self._tell(scene, "daemon-reload")
+        return (f"stopped {', '.join(timers)}", *(f"removed {path}" for path in paths))
+
+    def _refuse_foreign(self, path: Path, installation: Installation) -> None:
         content = _content(path)
         if content is None:
             return
-        first = content.split("\n", 1)[0]
-        if not (first.startswith(f"# resil:{RUN_NAME}:") and f" {scheduler_name(scene.state_dir)}: " in first):
+        if not content.startswith(f"# {mark(installation.token)} "):
             raise ResilError(f"{path} is there, and resil did not write it", hint="move it away")
 
-    def _give_up(self, before: Mapping[Path, str | None], scene: Scene) -> None:
+    def _give_up(self, before: Mapping[Path, str | None], installation: Installation, scene: Scene) -> None:
         """Bring back what lay there, after a failure."""
         with suppress(ResilError):
-            self._ask(scene, "disable", "--now", self._timer(scene))
+            self._ask(scene, "disable", "--now", self._timer(installation))
         for path, content in before.items():
             with suppress(ResilError):
                 if content is None:
@@ -182,8 +196,8 @@ class SystemdDriver:
 
     # ---- the manager ----------------------------------------------------------------------------------------------
 
-    def _enable_line(self, scene: Scene) -> str:
-        return f"systemctl --user daemon-reload && systemctl --user enable --now {self._timer(scene)}"
+    def _enable_line(self, installation: Installation) -> str:
+        return f"systemctl --user daemon-reload && systemctl --user enable --now {self._timer(installation)}"
 
     def _ask(self, scene: Scene, *words: str) -> Completed:
         """Run systemctl. A login without PAM (ssh to some nodes) lacks the variable that leads to the manager."""
@@ -209,14 +223,14 @@ class SystemdDriver:
                 hint="does your systemd manager run? systemctl --user status",
             )
 
-    def _show(self, scene: Scene) -> dict[str, str]:
-        done = self._ask(scene, "show", self._timer(scene), "--property=LoadState,ActiveState")
+    def _show(self, installation: Installation, scene: Scene) -> dict[str, str]:
+        done = self._ask(scene, "show", self._timer(installation), "--property=LoadState,ActiveState")
         if done.returncode != 0 or any(word in done.stderr.lower() for word in _NO_BUS):
             raise programs.NoAnswer(f"your systemd manager does not answer: {programs.said(done)}", transient=True)
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
-    def _is_active(self, scene: Scene) -> bool:
-        found = self._show(scene)
+    def _is_active(self, installation: Installation, scene: Scene) -> bool:
+        found = self._show(installation, scene)
         return found.get("LoadState") == "loaded" and found.get("ActiveState") == "active"
 
     def _lingers(self, scene: Scene) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -274,6 +275,55 @@ def test_projects_live_side_by_side(site: Site) -> None:
     assert both.token.encode() in (site.table() or b"") and (site.table() or b"").count(b"* * * * * /bin") == 1
     uninstall(two)
     assert site.table() == MINE
+
+
+def test_a_copy_of_a_project_leaves_the_others_line_alone(site: Site) -> None:
+    """`cp -r` copies the note with its token as well."""
+    one = site.project("one")
+    made = install(one, "crontab").installation
+    shutil.copytree(one.loaded.project, site.folder / "two" / "project", symlinks=True)
+    whole = site.table()
+    for act in (stop, uninstall):
+        two = site.project("two")
+        assert act(two).installation is None and site.table() == whole
+        shutil.copy(folder_of(one).path / "driver.json", folder_of(two).path / "driver.json")
+    shown = install(site.project("two"), "crontab", dry_run=True)
+    assert shown.steps and shown.installation.token != made.token
+    done = install(site.project("two"), "crontab")
+    assert done.installation.token != made.token and (site.table() or b"").endswith(whole or b"?")
+    assert install(one).lines == () and folder_of(one).installation() == made
+
+
+def test_a_project_that_moved_takes_its_line_along(site: Site) -> None:
+    one = site.project("one")
+    made = install(one, "crontab").installation
+    (site.folder / "one" / "project").rename(site.folder / "moved")
+    (site.folder / "two").mkdir()
+    (site.folder / "moved").rename(site.folder / "two" / "project")
+    done = install(site.project("two"))
+    assert done.lines and done.installation.token == made.token
+    table = (site.table() or b"").decode("utf-8", "surrogateescape")
+    assert str(site.folder / "one" / "project") not in table and table.count("* * * * * /bin") == 1
+
+
+def test_another_way_to_the_same_project_changes_nothing(site: Site) -> None:
+    one = site.project("one")
+    install(one, "foreground")
+    (site.folder / "two").mkdir()
+    (site.folder / "two" / "project").symlink_to(one.loaded.project)
+    again = install(site.project("two"))
+    assert again.installation.project == str(one.loaded.project) and again.lines == ()
+
+
+def test_what_was_taken_out_for_something_that_fails_comes_back(site: Site) -> None:
+    project = site.project()
+    old = install(project, "crontab").installation
+    whole = site.table()
+    site.break_program(*FAULTS["scrontab"])
+    with pytest.raises(ResilError):
+        install(project, "scrontab", replace=True)
+    assert folder_of(project).installation() == old and site.table() == whole
+    assert folder_of(project).stopped() is None
 
 
 # ---- nothing half done ----------------------------------------------------------------------------------------------

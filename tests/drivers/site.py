@@ -40,7 +40,7 @@ case "$1" in
   daemon-reload) [ -e "$SITE/manager" ] && touch "$SITE/reloaded" ;;
   enable) [ -e "$units/$3" ] || { echo "Failed to enable unit: Unit file $3 does not exist." >&2; exit 1; }
     touch "$SITE/active.$3" ;;
-  disable) rm -f "$SITE/active.$3" ;;
+  disable) shift 2; for unit; do rm -f "$SITE/active.$unit"; done ;;
   show) [ -e "$SITE/manager" ] || { echo "Failed to connect to bus: No medium found" >&2; exit 1; }
     if [ -e "$units/$2" ]; then echo LoadState=loaded; else echo LoadState=not-found; fi
     if [ -e "$SITE/active.$2" ]; then echo ActiveState=active; else echo ActiveState=inactive; fi ;;

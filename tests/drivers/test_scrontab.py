@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resilience.actions.watchdogs import scene_of
-from resilience.drivers._ticks.marks import mark, scheduler_name
+from resilience.drivers._ticks.marks import mark, unit_name
 from resilience.drivers.scrontab import DRIVER, pause_minutes, table_lines
 from resilience.errors import ResilError
 from resilience.model.cron import Installation
@@ -121,7 +121,7 @@ def test_a_daemon_has_a_job_that_ends_before_its_limit_and_starts_at_the_next_mi
     assert ours["spec"] == "* * * * *" and ours["options"]["time"] == "1440"
     assert ours["options"]["signal"] == "B:TERM@60", "the shell becomes the scheduler, which ends at SIGTERM"
     assert "cron run --driver scrontab" in ours["script"] and "exec /usr/bin/env" in ours["script"]
-    assert ours["name"] == scheduler_name(site.scene().state_dir) and installation.token in ours["script"]
+    assert ours["name"] == unit_name(installation) and installation.token in ours["script"]
 
 
 def test_a_pulse_is_a_short_job_every_quarter_of_an_hour(site: Site) -> None:
@@ -215,7 +215,7 @@ def test_somebody_elses_disabled_entry_stays_disabled(site: Site) -> None:
     scrontab(site, str(site.folder / "all"))
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
     DRIVER.install(an_installation(scene, "scrontab"), DAEMON, scene)
-    assert [job["name"] for job in jobs(site)] == [scheduler_name(scene.state_dir)]
+    assert [job["name"] for job in jobs(site)] == [unit_name(an_installation(scene, "scrontab"))]
     assert scrontab(site, "-l").stdout.endswith("#DISABLED: @hourly sleep 5\n")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.drivers._ticks.marks import scheduler_name
+from resilience.drivers._ticks.marks import unit_name
 from resilience.drivers._ticks.place import Elsewhere
 from resilience.drivers._ticks.units import quoted
 from resilience.drivers.systemd import SystemdDriver
@@ -36,7 +36,7 @@ def driver(tmp_path: Path) -> SystemdDriver:
 
 
 def units(scene: Scene) -> tuple[Path, Path]:
-    folder, name = scene.world.config_home / "systemd" / "user", scheduler_name(scene.state_dir)
+    folder, name = scene.world.config_home / "systemd" / "user", unit_name(an_installation(scene, "systemd"))
     return folder / f"{name}.service", folder / f"{name}.timer"
 
 
@@ -211,13 +211,19 @@ def test_a_timer_that_somebody_stopped_is_gone_and_comes_back(site: Site, driver
     assert driver.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
 
 
-def test_a_timer_of_an_older_installation_is_not_this_ones(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
+def test_a_timer_that_nobody_remembers_is_taken_out_with_the_next(site: Site, driver: SystemdDriver) -> None:
+    scene, other = site.scene(), site.scene("two")
     driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
+    driver.install(an_installation(other, "systemd", "aaaaaaaaaaaaaaaa"), SETTINGS, other)
     newer = an_installation(scene, "systemd", "fedcba9876543210")
     assert driver.state(newer, SETTINGS, scene).liveness is Liveness.GONE
+    assert any("older timer" in step.what for step in driver.plan(newer, SETTINGS, scene))
     assert driver.install(newer, SETTINGS, scene)
     assert driver.state(newer, SETTINGS, scene).liveness is Liveness.ALIVE
+    assert not any(path.exists() for path in units(scene)), "of the older one nothing is left"
+    assert driver.uninstall(newer, SETTINGS, scene)
+    left = sorted(path.name for path in units(scene)[0].parent.glob("resil-cron-*"))
+    assert left == ["resil-cron-aaaaaaaa.service", "resil-cron-aaaaaaaa.timer"], "and of others everything"
 
 
 def test_linger_that_was_switched_off_later_is_said(site: Site, driver: SystemdDriver) -> None:

@@ -23,22 +23,30 @@ def mark(token: str) -> str:
     return f"resil:{RUN_NAME}:{token}"
 
 
-def scheduler_name(state_dir: Path) -> str:
-    """The name of a project's scheduler among others of the same person: a job's, a unit's. `resil-cron-0c4ee3bf`."""
+def unit_name(installation: Installation) -> str:
+    """What an installation is called among others of the same person: its job, its unit. `resil-cron-0c4ee3bf`.
+
+    The same however the paths are spelled.
+    """
+    return f"resil-cron-{installation.token[:8]}"
+
+
+def project_name(state_dir: Path) -> str:
+    """What a project is called in the line of comment that stands first: `resil-cron-0c4ee3bf`."""
     return f"resil-cron-{short_digest(os.fsencode(state_dir))[:8]}"
 
 
 def headline(installation: Installation, state_dir: Path) -> str:
     """The line of comment that stands first."""
     return (
-        f"# {mark(installation.token)} {scheduler_name(state_dir)}: the ticks of {installation.project}; "
+        f"# {mark(installation.token)} {project_name(state_dir)}: the ticks of {installation.project}; "
         "`resil cron install` wrote these lines, `resil cron uninstall` takes them out"
     )
 
 
 def tokens_of(table: str, state_dir: Path) -> frozenset[str]:
     """The tokens of all installations of a project that stand in a table."""
-    pattern = rf"^{_DISABLED}# resil:{re.escape(RUN_NAME)}:([0-9a-f]+) {scheduler_name(state_dir)}: "
+    pattern = rf"^{_DISABLED}# resil:{re.escape(RUN_NAME)}:([0-9a-f]+) {project_name(state_dir)}: "
     return frozenset(re.findall(pattern, table, re.MULTILINE))
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from resilience.drivers._ticks.editing import disabled, ours, with_ours, without_header, without_ours
-from resilience.drivers._ticks.marks import headline, is_ours, mark, scheduler_name, tokens_of
+from resilience.drivers._ticks.marks import headline, is_ours, mark, project_name, tokens_of
 from tests.drivers.site import Site, an_installation
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
 STATE = Path("/p/one/.resil")
-HEAD = f"# {mark(TOKEN)} {scheduler_name(STATE)}: the ticks of /p/one; `resil cron install` wrote these lines"
+HEAD = f"# {mark(TOKEN)} {project_name(STATE)}: the ticks of /p/one; `resil cron install` wrote these lines"
 LINE = f"* * * * * /bin/sh -c ': {mark(TOKEN)}; exec true'"
-SCRON = f"#SCRON --job-name={scheduler_name(STATE)} --comment={mark(TOKEN)} --time=5"
+SCRON = f"#SCRON --job-name={project_name(STATE)} --comment={mark(TOKEN)} --time=5"
 LINES = (HEAD, LINE)
 
 TABLES = {
