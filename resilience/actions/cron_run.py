@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from resilience.actions.cron_project import CronProject
     from resilience.actions.cron_tell import Teller
-    from resilience.actions.cron_tick import Ticked, Ticker
+    from resilience.actions.cron_ticked import Ticked
+    from resilience.actions.cron_ticker import Ticker
 
 NAP_S = 1.0
 """The longest sleep."""
@@ -90,7 +91,7 @@ class _Loop:
         say: Callable[[str], None],
     ) -> None:
         from resilience.actions.cron_tell import Teller
-        from resilience.actions.cron_tick import Ticker
+        from resilience.actions.cron_ticker import Ticker
 
         self._clock = cron.project.world.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
@@ -118,7 +119,7 @@ class _Loop:
         return Ran(self._ticks, last, why)
 
     def _tick(self) -> Ticked | None:
-        from resilience.actions.cron_tick import Ticked
+        from resilience.actions.cron_ticked import Ticked
 
         done, trouble = Ticked(), ""
         self._teller.begins()
@@ -141,7 +142,7 @@ class _Loop:
 
     def _sleep(self) -> str:
         """Wait for the next tick; return why there is none, or nothing."""
-        from resilience.actions.cron_tick import next_boundary
+        from resilience.actions.cron_ticked import next_boundary
 
         clock, ticker = self._clock, self._ticker
         now = clock.now()
@@ -172,7 +173,7 @@ class _Loop:
 
     def _hear(self, ended: Ticked) -> None:
         """What ended between two ticks is told with the next one; and at once where there is none."""
-        from resilience.actions.cron_tick import Ticked
+        from resilience.actions.cron_ticked import Ticked
 
         if ended == Ticked():
             return

@@ -1,31 +1,27 @@
-"""Queues a slot's job: exactly one for each slot, whoever asks, however often; and hears what became of the jobs.
+"""Queues a slot's job: exactly one for each slot, whoever asks, however often.
 
 The token of a job is made of the state directory, the entry and the slot. So whoever takes over from a tick that was
-killed, or that got no answer, asks for the same job, and finds it where it was queued already. A job that is under way
-is remembered by the name of an empty file, `jobs/<key>@<slot>@<job>@<scheduler>`: one listing, and one query for all.
+killed, or that got no answer, asks for the same job, and finds it where it was queued already.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from resilience.actions.cron_jobs import QueuedJob, follow, prune, record_of, remember
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.model.cron import RUN_NAME, Entry, Outcome, RunRecord
-from resilience.model.job import Job, JobId
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness
+from resilience.model.job import JobId
 from resilience.model.submission import Submission, Submitted
 from resilience.system.files import explain_os_error, make_folder
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
     from resilience.system.cron_slots import Claim
-    from resilience.system.ports import Scheduler
 
 MOST_SCRIPT_BYTES = 4 * 2**20
 """sbatch takes no larger script (max_script_size, slurm.conf(5))."""
@@ -44,20 +40,6 @@ _OF_THE_SCHEDULER = {
     "export",
 }
 """What `[cron] sbatch` cannot say of anything but the scheduler's own job."""
-
-
-class QueuedJob(NamedTuple):
-    """A job that a slot has queued, and that was not seen to end yet."""
-
-    key: str
-    slot: int
-    job_id: JobId
-    scheduler: str
-
-    @property
-    def file_name(self) -> str:
-        """Its name in `jobs/`."""
-        return f"{self.key}@{self.slot}@{self.job_id}@{self.scheduler}"
 
 
 def token_of(cron: CronProject, key: str, slot: int) -> str:
@@ -130,7 +112,7 @@ def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
         raise
     except ResilError as error:
         summary = f"{error.message}; try: {error.hint}" if error.hint else error.message
-        return _record(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
+        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
     return replace(
         _submitted(cron, entry.name, slot, scheduler.name, submitted.id, submitted),
         started=world.clock.now(),
@@ -177,11 +159,11 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
             trouble = error
             break
         if record.outcome is Outcome.SUBMITTED:
-            alive.setdefault(claim.key, []).append(_remember(cron, claim.key, record))
+            alive.setdefault(claim.key, []).append(remember(cron, claim.key, record))
         add(state, claim.key, record)
         state.slots.close(claim)
         shorten(state, claim.key)
-        _prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
+        prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
         yield record
     if trouble is not None:
         raise trouble
@@ -194,10 +176,10 @@ def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJo
     if earlier and entry.options.overlap is Overlap.SKIP:
         jobs = ", ".join(str(job.job_id) for job in earlier)
         summary = f"job {jobs} of an earlier slot is not over" if len(earlier) == 1 else f"jobs {jobs} are not over"
-        return _record(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
+        return record_of(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
     if refused := cron.refuse(entry):
         summary = f"{refused.reason}; try: {refused.hint}" if refused.hint else refused.reason
-        return _record(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
+        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
     if earlier and entry.options.overlap is Overlap.REPLACE:
         cron.scheduler().cancel([job.job_id for job in earlier])
     return submit_slot(cron, entry, slot)
@@ -211,125 +193,7 @@ def _look_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecor
         job_id = found[0].id.whole
         return _submitted(cron, name, claim.slot, cron.scheduler().name, job_id, Submitted(job_id, recovered=True))
     why = "a newer slot was there before it could be submitted" if entry is not None else "its entry is gone"
-    return _record(cron, name, claim.slot, Outcome.MISSED, summary=why)
-
-
-def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[QueuedJob, RunRecord | None]]:
-    """What became of the jobs queued earlier: by one query. The record is in the history then; None: it is not over.
-
-    Raise SchedulerUnavailable if the queue does not answer. A job that nobody knows any more counts as not over until
-    that is certain.
-    """
-    queued = queued_jobs(cron)
-    for name in dict.fromkeys(job.scheduler for job in queued):
-        scheduler = cron.scheduler(name)
-        ids = {job.job_id.array for job in queued if job.scheduler == name}
-        rows = scheduler.jobs(finished=True, keep=lambda number, *_, ids=ids: number in ids)
-        for job in (job for job in queued if job.scheduler == name):
-            found = [row for row in rows if row.id.array == job.job_id.array]
-            record = _ending(cron, job, found, scheduler, entries.get(job.key))
-            if record is not None:
-                cron.state.record(job.key, record)
-                forget(cron, job)
-            yield job, record
-
-
-def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
-    """The jobs not seen to end yet, oldest slot first. Raise StateDirectoryError if they cannot be listed."""
-    folder = cron.state.path / "jobs"
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - names only
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise explain_os_error(error, "read", folder) from error
-    found = []
-    for name in names:
-        with suppress(ValueError, ResilError):
-            rest, job_id, scheduler = name.rsplit("@", 2)
-            key, _, slot = rest.rpartition("@")
-            found.append(QueuedJob(key, int(slot), JobId.parse(job_id), scheduler))
-    return tuple(sorted(found, key=lambda job: (job.slot, job.key)))
-
-
-def forget(cron: CronProject, job: QueuedJob) -> None:
-    """A job is over."""
-    with suppress(OSError):
-        (cron.state.path / "jobs" / job.file_name).unlink()
-
-
-def _remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
-    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
-    folder = cron.state.path / "jobs"
-    make_folder(folder, mode=cron.state.folder_mode)
-    path = folder / job.file_name
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, cron.state.file_mode))
-    except OSError as error:
-        raise explain_os_error(error, "write", path) from error
-    return job
-
-
-def _ending(
-    cron: CronProject, job: QueuedJob, rows: Sequence[Job], scheduler: Scheduler, entry: Entry | None
-) -> RunRecord | None:
-    if any(row.state.is_alive for row in rows):
-        return None
-    if not rows:  # ended longer ago than the queue remembers, or the controller lost its memory
-        presence = scheduler.presence(job.job_id, mine=True)
-        if presence.liveness is not Liveness.GONE:
-            return None
-        rows = [presence.job] if presence.job is not None else []
-    name = entry.name if entry is not None else job.key.replace("+", "/")
-    if not rows:
-        summary = f"job {job.job_id} is over; how it ended is not known: the scheduler has forgotten it"
-        return replace(_record(cron, name, job.slot, Outcome.SUBMITTED, summary=summary), job_id=str(job.job_id))
-    ok = entry.options.ok if entry is not None else (0,)
-    worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
-    return replace(
-        _record(cron, name, job.slot, _outcome(worst, ok), summary=_words(worst)),
-        started=worst.start_time,
-        exit_code=_exit_code(worst),
-        job_id=str(job.job_id),
-        host=worst.nodes,
-        time=worst.end_time or cron.project.world.clock.now(),
-        output=f"{job.job_id}.out" if _has_output(cron, job) else "",
-    )
-
-
-def _words(job: Job) -> str:
-    code = job.exit_code
-    how = "" if code is None or (code.status, code.signal) == (0, 0) else f", exit code {code.status}"
-    how = f", signal {code.signal}" if code is not None and code.signal else how
-    return f"job {job.id} ended: {job.state}{how}"
-
-
-def _outcome(job: Job, ok: Collection[int]) -> Outcome:
-    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and _exit_code(job) in ok):
-        return Outcome.DONE
-    return Outcome.TIMEOUT if job.state is JobState.TIMEOUT else Outcome.FAILED
-
-
-def _exit_code(job: Job) -> int | None:
-    if job.exit_code is None:
-        return None
-    return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
-
-
-def _prune(cron: CronProject, key: str, alive: Collection[int]) -> None:
-    """Remove the outputs of all but the newest jobs of an entry, and of those that are not over."""
-    folder = cron.state.path / "output" / key
-    with suppress(OSError):
-        names = os.listdir(folder)  # noqa: PTH208 - names only
-        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
-        for number in numbers[: -cron.settings.keep_runs or None]:
-            if number not in alive:
-                with suppress(OSError):
-                    (folder / f"{number}.out").unlink()
-
-
-def _has_output(cron: CronProject, job: QueuedJob) -> bool:
-    return (cron.state.path / "output" / job.key / f"{job.job_id}.out").is_file()
+    return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
 
 
 def _submitted(
@@ -337,15 +201,5 @@ def _submitted(
 ) -> RunRecord:
     found = " (found by its token)" if submitted.recovered else ""
     notes = "; ".join(("", *submitted.notes))
-    record = _record(cron, name, slot, Outcome.SUBMITTED, summary=f"job {job_id} of {scheduler}{found}{notes}")
+    record = record_of(cron, name, slot, Outcome.SUBMITTED, summary=f"job {job_id} of {scheduler}{found}{notes}")
     return replace(record, job_id=str(job_id))
-
-
-def _record(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
-    from resilience.system.redaction import redact
-
-    world = cron.project.world
-    line = redact(" ".join(summary.split()))[:500]
-    return RunRecord(
-        name=name, slot=slot, outcome=outcome, time=world.clock.now(), host=world.host.name, summary=line
-    )  # fmt: skip

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from resilience.actions.cron_project import CronProject
-from resilience.actions.cron_tick import Ticker, succeed
+from resilience.actions.cron_ticked import succeed
+from resilience.actions.cron_ticker import Ticker
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.model.cron import Heartbeat, Outcome
 from resilience.system.process_tree import descendants, is_waiting_in_kernel
