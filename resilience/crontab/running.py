@@ -153,9 +153,11 @@ def liveness(mark: Mark, *, now: float, at: Here, touched: float | None = None) 
     if mark.host == at.host and mark.boot and mark.boot != at.boot and at.boot:
         return Liveness.GONE, f"{mark.host} was started anew since"
     if (mark.host, mark.boot, mark.namespace) == at and at.boot:
-        if start_ticks(mark.pid) == mark.ticks and is_alive(mark.pid):
+        ticks = start_ticks(mark.pid)
+        if ticks == mark.ticks and is_alive(mark.pid):
             return Liveness.ALIVE, f"{who} watches over it"
-        return Liveness.GONE, f"{who} has ended"
+        if ticks is not None or not _is_hidden(mark.pid):
+            return Liveness.GONE, f"{who} has ended"
     last = (touched if touched is not None else mark.started) + LAPSE_S if mark.until is None else mark.until + SKEW_S
     if now <= last:
         return Liveness.UNKNOWN, f"{who}: it cannot be seen from here, and may take {format_duration(last - now)} more"
@@ -185,6 +187,17 @@ def look(folder: CronFolder, mark: Mark, *, now: float, at: Here | None = None) 
         with suppress(OSError):
             touched = (folder.path / "running" / mark.file_name).stat().st_mtime
     return liveness(mark, now=now, at=at or here(), touched=touched)
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is a process that /proc does not show: a colleague's, where hidepid is set (proc(5))."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _line(mark: Mark) -> bytes:

@@ -26,6 +26,7 @@ from resilience.model.presence import Liveness
 from resilience.system.cron_folder import CronFolder
 from resilience.system.process_tree import start_ticks
 from tests.guard.disks import fill, small_disk
+from tests.system.people import NOBODY, acting_as, needs_root
 
 NOW = 1_800_000_000.0
 KEY = "cron.hourly+backup"
@@ -72,6 +73,15 @@ def test_a_dead_one_is_gone_and_so_is_its_number_given_to_another() -> None:
 def test_a_machine_that_was_started_anew_runs_nothing_of_before() -> None:
     state, reason = liveness(a_mark(at=here()._replace(boot="other")), now=NOW, at=here())
     assert state is Liveness.GONE and "started anew" in reason
+
+
+@needs_root
+def test_a_colleague_s_process_that_proc_hides_is_unknown_and_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = a_mark(1)
+    monkeypatch.setattr("resilience.crontab.running.start_ticks", lambda _: None)  # hidepid=2
+    with acting_as(NOBODY):
+        assert liveness(mark, now=NOW, at=here())[0] is Liveness.UNKNOWN
+        assert liveness(mark._replace(pid=2**22 + 1), now=NOW, at=here())[0] is Liveness.GONE
 
 
 @pytest.mark.parametrize("at", [here()._replace(host="n2"), here()._replace(namespace="pid:[1]"), Here("", "", "")])
