@@ -15,6 +15,7 @@ from resilience.errors import ProbeError, StateDirectoryError
 from resilience.model.cron import Heartbeat, Outcome
 from resilience.system.process_tree import descendants, is_waiting_in_kernel
 from tests.actions.cron_scene import TOP, CronScene, wait_until
+from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.hung import hung_folder
 
 HOUR, DAY = 3600, 86400
@@ -201,6 +202,56 @@ def test_somebody_elses_folder_runs_nothing(scene: CronScene) -> None:
     with pytest.raises(StateDirectoryError, match="belongs to somebody else"):
         scene.tick(TOP)
     assert scene.ran() == []
+
+
+def test_a_full_disk_runs_nothing_says_so_and_costs_no_slot(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "state", "256k") as place:
+        scene = CronScene(tmp_path)
+        scene.drop("cron.hourly/a")
+        scene.drop("cron.hourly/b.slurm")
+        scene.tick(TOP - 30)
+        ballast = fill(place)
+        with pytest.raises(StateDirectoryError, match="No space left") as told:
+            scene.tick(TOP)
+        assert told.value.exit_code == 75
+        assert scene.ran() == [] and scene.queued() == []
+        ballast.unlink()
+        scene.tick(TOP + 60)
+        assert scene.ran() == [TOP] and len(scene.queued()) == 1
+
+
+def test_a_disk_that_is_read_only_runs_nothing_and_says_so(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "state", "256k") as place:
+        scene = CronScene(tmp_path)
+        scene.drop("cron.hourly/a")
+        scene.tick(TOP - 30)
+        make_read_only(place, True)
+        with pytest.raises(StateDirectoryError, match="Read-only"):
+            scene.tick(TOP)
+        assert scene.ran() == []
+        make_read_only(place, False)
+        scene.tick(TOP + 60)
+        assert scene.ran() == [TOP]
+
+
+def test_four_ticks_at_the_same_moment_run_and_submit_each_slot_once(scene: CronScene) -> None:
+    scene.drop("cron.minutely/a")
+    scene.drop("cron.minutely/b.slurm", options="overlap=allow")
+    scene.tick(TOP - 30)
+    for minute in range(5):
+        pids = []
+        for _ in range(4):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    scene.tick(TOP + 60 * minute)
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+    assert sorted(scene.ran()) == [TOP + 60 * minute for minute in range(5)]
+    assert len(set(scene.queued())) == len(scene.queued()) == 5
 
 
 def test_a_clock_that_was_never_set_runs_nothing(scene: CronScene) -> None:
