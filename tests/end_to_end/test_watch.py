@@ -226,9 +226,10 @@ def test_everything_on_a_fresh_machine_without_configuration_is_a_useful_table(s
     assert said.returncode in (0, 1, 2) and said.stderr == ""
     first, *rest = said.stdout.splitlines()
     assert first.startswith("RESIL ") and " in 5 watchdogs" in first and "used'=" in first
-    assert {line.partition(" ")[0] for line in rest if not line.startswith(" ")} == {"CRON", "FS", "INODES", "JOB", "LOG"}
+    names = {"cron", "fs", "inodes", "job", "log"}
+    assert {line.partition(" ")[0].lower() for line in rest if not line.startswith(" ")} == names
     document = json.loads(shell.resil("watch", "--all", "--json").stdout)
-    assert {report["check"] for report in document["reports"]} == {"cron", "fs", "inodes", "job", "log"}
+    assert {report["check"] for report in document["reports"]} == names
     assert not list(shell.folder.iterdir())  # nothing is left in a folder that nobody made a project
 
 
