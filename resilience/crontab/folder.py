@@ -132,7 +132,7 @@ class _Reader:
             elif name == CRONTAB:
                 found = self.crontab(path, above)
             else:
-                stranger = judge_stranger(name, f"{self.place}/{shown(name)}", path)
+                stranger = judge_stranger(name, f"{self.place}/{shown(name)}", _mode_of(path))
                 found = Table(ignored=(stranger,) if stranger else ())
             entries += found.entries
             ignored += found.ignored
@@ -256,6 +256,13 @@ class _Reader:
             reason = f"only its first {CRONTAB_BYTES // 1024**2} MiB are read, of {info.st_size} bytes"
             return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
         return table
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return None
 
 
 def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:

@@ -1,10 +1,10 @@
-"""What lies beside the crontab and the folders of drop-ins, and what somebody may have meant by it."""
+"""What lies beside the crontab and the folders of drop-ins, and what somebody may have meant by it. Pure."""
 
 from __future__ import annotations
 
 import re
 import stat
-from pathlib import Path
+from pathlib import PurePath
 
 from resilience.crontab.drop_ins import SCHEDULES, SUBMITTED
 from resilience.model.cron import Ignored
@@ -12,13 +12,14 @@ from resilience.model.cron import Ignored
 _LINES = {"cron.d": "crontab", "crontabs": "crontab"}
 
 
-def judge_stranger(name: str, place: str, path: Path) -> Ignored | None:
-    """Say what something in the cron folder is that is neither the crontab nor a folder of drop-ins; None: nothing."""
+def judge_stranger(name: str, place: str, mode: int | None) -> Ignored | None:
+    """Say what something in the cron folder is that is neither the crontab nor a folder of drop-ins; None: nothing.
+
+    `mode` is that of what the name leads to, as in stat(2); None: it leads to nothing.
+    """
     if name.startswith("."):
         return None
-    try:
-        mode = path.stat().st_mode
-    except OSError:
+    if mode is None:
         return Ignored(place, "it is nothing that runs, and leads to nothing")
     meant = _meant(name)
     if meant and (stat.S_ISDIR(mode) or meant == "crontab"):
@@ -29,7 +30,7 @@ def judge_stranger(name: str, place: str, path: Path) -> Ignored | None:
     if stat.S_ISDIR(mode):
         return Ignored(place, "it is a folder that nothing runs from")
     if stat.S_ISREG(mode) and (name.endswith(SUBMITTED) or mode & 0o100) and "*" not in name:
-        hint = f"move it, for instance: mv {place} {Path(place).parent}/cron.hourly/"
+        hint = f"move it, for instance: mv {place} {PurePath(place).parent}/cron.hourly/"
         return Ignored(place, "it lies beside the folders that things run from", hint, True)
     return Ignored(place, "it is nothing that runs")
 

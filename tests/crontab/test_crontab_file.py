@@ -177,6 +177,11 @@ def test_a_bad_line_is_told_and_takes_no_good_one_with_it(line: bytes, reason: s
     assert fault.hint
 
 
+def test_values_are_taken_as_they_stand_as_cron_takes_them() -> None:
+    (entry,) = read("PATH=/opt/bin:/bin\nSECRET=a$b\nHERE=$HOME\n0 1 * * * a\n").entries
+    assert dict(entry.environment) == {"PATH": "/opt/bin:/bin", "SECRET": "a$b", "HERE": "$HOME"}
+
+
 def test_who_cron_lets_nobody_change_is_told_and_no_fault() -> None:
     (ignored,) = read("LOGNAME=ada\n").ignored
     assert not ignored.is_fault

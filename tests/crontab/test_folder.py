@@ -205,10 +205,25 @@ def test_a_folder_of_other_things_and_what_is_hidden_is_no_fault(project: Path) 
 def test_a_file_in_the_place_of_a_folder_is_told(project: Path) -> None:
     drop(project / "cron/cron.weekly")
     assert told(read(project), "cron/cron.weekly").reason == "it is no folder"
+    (project / "cron/cron.quarter_hourly").symlink_to(project / "cron/cron.weekly")
+    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is no folder"
     (project / "cron/cron.monthly").symlink_to("nothing")
     assert told(read(project), "cron/cron.monthly").reason == "it is a link to nothing"
     (project / "cron/crontab").mkdir()
     assert told(read(project), "cron/crontab").reason == "it is no file"
+
+
+def test_a_link_to_nothing_in_the_place_of_all_of_it_is_told(project: Path) -> None:
+    (project / "there").symlink_to("nothing")
+    assert told(read_table(project / "there", SETTINGS, project=project), "there").is_fault
+    (project / "cron/crontab").symlink_to("nothing")
+    (project / "cron/cron.hourly/x").symlink_to("nothing")
+    table = read(project)
+    assert told(table, "cron/crontab").is_fault
+    assert told(table, "cron/cron.hourly/x").hint == f"rm {project}/cron/cron.hourly/x"
+    (project / "cron/crontab").unlink()
+    (project / "cron/crontab").symlink_to("/dev/null/x")
+    assert "Not a directory" in told(read(project), "cron/crontab").reason
 
 
 # ---- whose it is ----------------------------------------------------------------------------------------------
@@ -254,6 +269,33 @@ def test_another_ones_file_does_not_run(project: Path, name: str) -> None:
         os.chown(folder, NOBODY, NOBODY)
     assert read(project, uid=NOBODY).entries or name == "cron/crontab"  # root's file in one's own folder
     assert "belongs to nobody" in told(read(project, uid=OTHER), name).reason
+
+
+@needs_root
+def test_what_ones_own_group_may_write_is_ones_own_and_what_another_may_is_not(project: Path) -> None:
+    """With the umask 002 that goes with groups of one's own, everything is writable by one's group."""
+    import grp
+    import pwd
+
+    private = next((one for one in pwd.getpwall() if one.pw_uid and _has_a_group_of_its_own(one.pw_name)), None)
+    if private is None:
+        pytest.skip("no user on this machine has a group of its own")
+    shared = next(one for one in grp.getgrall() if one.gr_gid not in {0, private.pw_gid})
+    paths = [project, *project.rglob("*"), drop(project / "cron/cron.hourly/backup")]
+    for gid, expected in ((private.pw_gid, ["cron.hourly/backup"]), (shared.gr_gid, [])):
+        for path in paths:
+            os.chown(path, private.pw_uid, gid)
+            path.chmod(0o775)
+        assert names(read(project, uid=private.pw_uid)) == expected
+    assert told(read(project, uid=private.pw_uid), "cron").hint == f"chmod g-w {project.resolve()}/cron"
+
+
+def _has_a_group_of_its_own(name: str) -> bool:
+    import grp
+    import pwd
+
+    user = pwd.getpwnam(name)
+    return any(g.gr_gid == user.pw_gid and g.gr_name == name and not g.gr_mem for g in grp.getgrall())
 
 
 @needs_root
@@ -349,6 +391,19 @@ def test_a_link_through_a_folder_that_everybody_can_exchange_is_refused(project:
     assert told(read(project), "cron/cron.hourly/backup").hint == f"chmod o-w {project.resolve() / 'open'}"
 
 
+def test_a_link_for_a_whole_folder_is_judged_by_every_folder_that_turns_it(project: Path, elsewhere: Path) -> None:
+    drop(elsewhere / "backup")
+    (project / "hop").mkdir()
+    (project / "hop").chmod(0o777)
+    (project / "hop/on").symlink_to(elsewhere)
+    (project / "cron/cron.weekly").symlink_to(project / "hop/on")
+    assert told(read(project), "cron/cron.weekly").hint == f"chmod o-w {project.resolve()}/hop"
+    assert told(read(project), "cron/cron.weekly/backup").is_fault
+    (project / "hop/cron").symlink_to(project / "cron")
+    (project / "there").symlink_to(project / "hop/cron")
+    assert told(read_table(project / "there", SETTINGS, project=project), "there").is_fault
+
+
 @needs_root
 def test_a_link_to_a_file_in_another_ones_folder_is_refused(project: Path, elsewhere: Path) -> None:
     drop(elsewhere / "backup.sh")
@@ -417,6 +472,7 @@ def test_the_beginning_of_an_endless_crontab_is_read(project: Path, monkeypatch:
     table = read(project)
     assert [entry.argv for entry in table.entries] == [("first",)]
     assert "only its first" in told(table, "cron/crontab").reason
+    assert told(table, "cron/crontab").is_fault
 
 
 def test_the_users_own_name_before_a_command_is_a_systems_crontab(

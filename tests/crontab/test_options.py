@@ -33,6 +33,7 @@ def test_all_options_are_read() -> None:
         ("rerun=no", EntryOptions(rerun=False)),
         ("rerun=yes", EntryOptions(rerun=True)),
         ("TIMEOUT=5s", EntryOptions(timeout_s=5)),
+        ("sbatch=cron", EntryOptions(takes_cron_sbatch=True)),
     ],
 )
 def test_values_are_read(text: str, expected: EntryOptions) -> None:
@@ -64,6 +65,7 @@ def test_what_is_not_said_stays_as_the_settings_have_it() -> None:
         ("ok=3-0", "ok=3-0 is no list of exit codes", "ok=0-3"),
         ("ok=256", "ok=256", "ok=0-3"),
         ("ok=", "ok= is no list", "ok=0-3"),
+        ("sbatch=yes", "sbatch=yes is nothing to take options from", "sbatch=cron"),
         ("rerun=perhaps", "neither yes nor no", "rerun"),
         ("name=../x", "'../x' cannot be a name", "letters"),
         ("name=", "'' cannot be a name", "letters"),
