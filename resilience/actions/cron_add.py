@@ -13,13 +13,14 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.actions.cron_entries import next_runs
 from resilience.actions.crontab_text import CRONTAB, MARK, parse, read_crontab, replace_crontab
-from resilience.errors import UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.model.cron import Entry, Kind
 from resilience.quantities import parse_duration_s
 from resilience.system.files import explain_os_error, make_folder, write_atomic
@@ -87,9 +88,20 @@ def add(cron: CronProject, wanted: NewEntry, *, dry_run: bool = False) -> Added:
     world = cron.project.world
     if world.cwd != cron.project.loaded.project:
         notes.append(f"it runs in {cron.project.loaded.project}, not here: write paths in full")
+    notes += _who_ticks(cron)
     if wanted.folders:
         return _add_drop_in(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
     return _add_line(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
+
+
+def _who_ticks(cron: CronProject) -> list[str]:
+    """What to say where nothing would run it yet."""
+    with suppress(ResilError):
+        if cron.state.stopped() is not None:
+            return ["the scheduler is stopped; go on: resil cron install"]
+        if cron.state.installation() is None and cron.state.heartbeat() is None:
+            return ["nothing makes ticks yet; start it: resil cron install"]
+    return []
 
 
 def check(wanted: NewEntry) -> None:

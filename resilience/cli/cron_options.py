@@ -45,6 +45,16 @@ def complete_entries(incomplete: str) -> list[str]:
         return []
 
 
+def complete_backends(incomplete: str) -> list[str]:
+    """Names of backends for tab completion."""
+    try:
+        from resilience.actions.cron_drivers import AUTO, drivers
+
+        return [name for name in (AUTO, *drivers().names()) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
 CronNameArgument = typer.Argument(
     metavar="[NAME]",
     help="The entry: cron.hourly/backup, or backup alone where only one is called so.",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from resilience.cli.cron_options import duration_s, open_cron_project
+from resilience.cli.cron_options import complete_backends, duration_s, open_cron_project
 from resilience.cli.options import ConfigOption, JsonOption
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
@@ -16,7 +16,7 @@ def install(
     backend: Annotated[
         str,
         typer.Option(
-            "--backend", "-b", metavar="NAME",
+            "--backend", "-b", metavar="NAME", autocompletion=complete_backends,
             help="Who makes the ticks: auto, scrontab, crontab, systemd, slurm or foreground. Default: [cron] backend.",
         ),
     ] = "",

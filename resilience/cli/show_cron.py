@@ -157,7 +157,7 @@ def print_ignored(count: int, faults: int, indent: str = "") -> None:
     things = "1 thing" if count == 1 else f"{count} things"
     text = f"{indent}{things} in the cron folder {'is' if count == 1 else 'are'} ignored"
     if faults:
-        text += f", {faults if faults < count else 'and' if count == 1 else 'all'} most probably by mistake"
+        text += f", {'' if faults == count else f'{faults} '}most probably by mistake"
     print(paint(f"{text}: resil cron doctor", "yellow" if faults else "dim"))
 
 

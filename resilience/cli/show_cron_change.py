@@ -32,6 +32,8 @@ def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: boo
         print(f"    {clean(line)}")
     if done.next:
         print(f"  next runs of {clean(done.name)}: {'; '.join(when(slot, now) for slot in done.next)}")
+    else:
+        print("  it runs once after each start of the machine")
     for note in done.notes:
         print(f"  {clean(note)}")
     if not dry_run:
