@@ -28,6 +28,8 @@ __all__ = ["AlreadyInstalled", "Installed", "Removed", "install", "stop", "unins
 WHY = "why"
 """The fact of an installation that says why its driver was chosen, for `resil cron status`."""
 
+UNINSTALLING = "it is being uninstalled"
+
 WITH_MODE = ("slurm", "scrontab")
 """Drivers that keep a process running, or start one for each tick: [cron] mode says which."""
 
@@ -120,14 +122,16 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
     """
     cron = open_cron(project)
     existing = installation_here(cron, forget=force)
-    if existing is None:
-        return Removed(None, _sweep(cron))
     stopped = cron.state.stopped()
-    if stopped is None:
-        cron.state.stop(project.world.host.user, "it is being uninstalled", project.world.clock.now())
-    notes: tuple[str, ...] = ()
+    if stopped is not None and stopped.get("why") == UNINSTALLING:  # an uninstall that was killed
+        stopped = None
     lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     try:
+        if existing is None:
+            return Removed(None, _sweep(cron))
+        if stopped is None:
+            cron.state.stop(project.world.host.user, UNINSTALLING, project.world.clock.now())
         try:
             lines = tuple(driver_of(existing.driver).uninstall(existing, cron.settings, scene_of(project)))
         except ResilError as error:

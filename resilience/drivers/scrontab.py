@@ -62,7 +62,9 @@ class Scrontab:
         with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
             file.write(table.encode("utf-8", "surrogateescape"))
             file.flush()
-            done = programs.ask(scene, ["scrontab", file.name], timeout_s=scene.scheduler_deadline_s)
+            # The first scrontab (20.11.0) knew no FILE and would start an editor: this one fails at once.
+            editor = {"VISUAL": "false", "EDITOR": "false"}
+            done = programs.ask(scene, ["scrontab", file.name], timeout_s=scene.scheduler_deadline_s, env=editor)
         if done.returncode != 0:
             raise ResilError(
                 f"scrontab refused the table, and the old one stays: {programs.said(done)}",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import random
 import shutil
+import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -372,6 +377,49 @@ def test_a_failure_never_forgets_somebody_elses_installation(site: Site, monkeyp
         install(project, "crontab")
     counts = folder_of(project).installation()
     assert counts is not None and counts.by == "carol"
+
+
+def killed_after(seconds: float, work: Callable[[], object]) -> None:
+    """Do it in a process that is killed in the middle; return when all that it had started has ended."""
+    keeper = os.fork()
+    if keeper:
+        os.waitpid(keeper, 0)
+        return
+    try:
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, and can be waited for
+        victim = os.fork()
+        if victim == 0:
+            os.setsid()
+            work()
+            os._exit(0)
+        time.sleep(seconds)
+        os.kill(victim, signal.SIGKILL)
+        while True:
+            os.wait()  # until there is nobody any more
+    finally:
+        os._exit(0)
+
+
+def test_a_kill_at_any_moment_loses_nothing_and_the_next_install_makes_it_whole(site: Site) -> None:
+    rng = random.Random(7)
+    project = site.project(clock=SystemClock())
+    install(project, "crontab")
+    began = time.monotonic()
+    uninstall(project)
+    install(project, "crontab")
+    longest_s = time.monotonic() - began
+    uninstall(project)
+    for _ in range(8):
+        killed_after(rng.uniform(0, longest_s), lambda: install(project, "crontab"))
+        table = site.table() or b""
+        assert table.endswith(MINE) and table.count(b"\n") in (2, 4), "all of our lines or none"
+        assert install(project, "crontab").installation.token.encode() in (site.table() or b"")
+        assert (site.table() or b"").count(b"* * * * * /bin/sh") == 1
+        killed_after(rng.uniform(0, longest_s), lambda: uninstall(project))
+        assert (site.table() or b"").endswith(MINE)
+        uninstall(project)
+        assert site.table() == MINE and folder_of(project).installation() is None
+        assert folder_of(project).stopped() is None
 
 
 def test_an_uninstall_that_fails_leaves_it_installed_and_running(site: Site) -> None:
