@@ -371,8 +371,9 @@ def test_the_environment_is_where_jobs_go_and_how_alerts_leave_and_nothing_else(
         {
             "HOME": "/home/alice", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "1-5", "SLURM_CONF": "/etc/slurm.conf",
             "SLURM_JWT": "runs out", "SLURM_JOB_ID": "7", "https_proxy": "http://proxy:3128", "AWS_SECRET": "x",
-            "RESIL_CRON__TICK_S": "5", "RESIL_RUN_DIR": "/p/.resil/gpt", "RESIL_CONFIG": "/other/resil.toml",
-            "XDG_CONFIG_HOME": "/home/alice/.config", "XDG_RUNTIME_DIR": "/run/user/1001", "TZ": "",
+            "http_proxy": "http://me:secret@proxy:3128", "RESIL_CRON__TICK_S": "5", "RESIL_RUN_DIR": "/p/.resil/gpt",
+            "RESIL_CONFIG": "/other/resil.toml", "XDG_CONFIG_HOME": "/home/alice/.config", "TZ": "",
+            "XDG_RUNTIME_DIR": "/run/user/1001",
         }
     )  # fmt: skip
     assert set(kept) == {

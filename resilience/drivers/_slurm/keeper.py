@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilience.drivers._slurm.chain import Mode, Plan, Seen, Surplus, Token, Wish, plan_chain
-from resilience.drivers._slurm.script import SCRIPT, comment_mark, job_name, sbatch_options
+from resilience.drivers._slurm.script import ON_ONE_MACHINE, SCRIPT, comment_mark, job_name, sbatch_options
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable
 from resilience.model.cron import RUN_NAME, Installation
 from resilience.model.cron_settings import CronSettings
@@ -170,6 +170,8 @@ class Keeper:
         made of the slot anew each time, so nothing adds up.
         """
         options = sbatch_options(self.name, self.settings, mode_of(self.installation, self.settings))
+        if self.scheduler.name == "local":
+            options |= ON_ONE_MACHINE
         if wish.begin is not None and (wait_s := math.ceil(wish.begin - self.clock.now())) > 0:
             options["begin"] = f"now+{wait_s}"
         script = self.script or str(self.folder.path / SCRIPT)

@@ -25,6 +25,10 @@ LEAD_S = 90
 SHORT_S = 60
 """A job that fails lives at least so long, so that a broken one costs a job a minute and not a job a second."""
 
+ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
+"""Options besides, for the embedded scheduler: a job that mostly waits would take a CPU for days, and a training that
+asks for all of the machine's would never start. On a cluster the site decides about sharing."""
+
 VARIABLE = "$"
 """Facts of an installation whose names begin so are environment variables of its ticks: `$TZ`."""
 
@@ -65,9 +69,10 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Given the environment of who installs, return what the scheduler's jobs get of it, word for word.
 
     Not what a training around `resil cron install` has set about itself (RESIL_RUN, RESIL_ATTEMPT ...), and no token
-    that runs out (SLURM_JWT).
+    that runs out (SLURM_JWT); nor a proxy's password, which would be seen in lists of processes.
     """
     kept = {name: environ[name] for name in (*_PERSON, *_WHERE, *_ROUTES) if environ.get(name)}
+    kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
     for name, value in environ.items():
         ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
         if ours and name not in _NEVER:
@@ -159,10 +164,10 @@ def render_script(
     """
     mode = Mode(installation.mode or settings.mode)
     name = job_name(installation)
-    options = [
-        f"--{key}" if value is None else f"--{key}={value}"
-        for key, value in sbatch_options(name, settings, mode).items()
-    ]
+    wanted = sbatch_options(name, settings, mode)
+    if scheduler == "local":
+        wanted |= ON_ONE_MACHINE
+    options = [f"--{key}" if value is None else f"--{key}={value}" for key, value in wanted.items()]
     own = str(Path(installation.python).parent)
     if spool:
         tool_folders = (f"{spool}/bin", *tool_folders)
@@ -171,7 +176,7 @@ def render_script(
     kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")
     if config:
-        kept["RESIL_CONFIG"] = config
+        kept.setdefault("RESIL_CONFIG", config)
     if spool:
         kept["RESIL_LOCAL_SPOOL"] = spool
     words = {
@@ -183,7 +188,6 @@ def render_script(
         "project": installation.project,
         "python": installation.python,
         "scheduler": scheduler,
-        "path": path,
         "file_mask": "007" if shared else "077",
         "pulse_s": str(max(1, round(settings.pulse_s))),
         "time_limit_s": str(time_limit_s(settings, mode)),
