@@ -114,9 +114,16 @@ def test_a_drop_in_says_what_it_does_and_what_steers_it(path: Path) -> None:
 def test_a_job_is_small_and_does_what_the_drop_in_does(path: Path) -> None:
     text = path.read_text()
     asked = dict(parse_directives(text).options)
-    assert {"job-name": path.stem, "ntasks": "1", "cpus-per-task": "1", "no-requeue": None}.items() <= asked.items()
+    assert {
+        "job-name": path.stem,
+        "ntasks": "1",
+        "cpus-per-task": "1",
+        "no-requeue": None,
+        "oversubscribe": None,
+    }.items() <= asked.items()
     assert (
-        set(asked) == {"job-name", "ntasks", "cpus-per-task", "no-requeue", "time"} and int(asked["time"] or 99) <= 30
+        set(asked) == {"job-name", "ntasks", "cpus-per-task", "no-requeue", "oversubscribe", "time"}
+        and int(asked["time"] or 99) <= 30
     )
     (program,) = (program for program in PROGRAMS if program.name == path.stem)
     (words,) = set(re.findall(r'-m resilience ([a-z -]+?) "\$@"', program.read_text()))
@@ -286,6 +293,23 @@ def test_where_the_jobs_go_stands_in_the_settings_once_and_in_no_copy(project: P
                      "mine.slurm": {}}  # fmt: skip
     with pytest.raises(UsageError, match="sbatch=mine"):
         parse_options("sbatch=mine", default_options(CronSettings(), is_drop_in=True))
+
+
+def test_neither_the_scheduler_nor_a_watchdog_takes_the_cpus_of_a_training_on_one_machine(
+    project: Path, tmp_path: Path
+) -> None:
+    """A training may ask for all of them, and must not wait for a job that only watches; nor such a job for it."""
+    with lab(tmp_path, RESIL_LOCAL_CPUS="1") as opened:
+        environ = opened.environ | {"RESIL_SCHEDULER__NAME": "local", "RESIL_CONFIG": str(project / "resil.toml")}
+        resil = [sys.executable, "-P", "-m", "resilience", "cron"]
+        installed = run([*resil, "install", "--backend", "slurm"], project, environ)
+        assert installed.returncode == 0, installed
+        until(lambda: (project / ".resil" / ".cron" / "heartbeat").exists(), what="the first tick", timeout_s=60)
+        training = opened.submit("echo trains; sleep 600", time="1:00:00")
+        opened.says(training, "trains")
+        said = submit(opened, CRON / "slurm" / "watch-inodes.slurm", project, cron_environment(project))
+        assert said.startswith("COMPLETED") and not opened.one(training).state.is_final
+        assert run([*resil, "stop"], project, environ).returncode == 0
 
 
 def test_a_job_without_resil_says_what_to_do_and_fails(project: Path, tmp_path: Path) -> None:

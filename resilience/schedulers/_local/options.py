@@ -19,15 +19,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-FLAGS_MEANT = frozenset({"requeue", "no-requeue", "hold"})
+FLAGS_MEANT = frozenset({"requeue", "no-requeue", "hold", "oversubscribe"})
 VALUES_MEANT = _words(
     "job-name array dependency time signal output error input open-mode export chdir begin comment cpus-per-task "
     "ntasks nodes ntasks-per-node kill-on-invalid-dep"
 )
 _FLAGS_SILENT = frozenset({"parsable", "quiet", "verbose", "test-only", "ignore-pbs"})
-_FLAGS_IGNORED = _words(
-    "contiguous exclusive-user no-kill overcommit oversubscribe reboot spread-job use-min-nodes wait"
-)
+_FLAGS_IGNORED = _words("contiguous exclusive-user no-kill overcommit reboot spread-job use-min-nodes wait")
 _OPTIONAL_IGNORED = frozenset({"exclusive", "nice", "get-user-env", "propagate"})
 _VALUES_IGNORED = _words(
     "account acctg-freq batch bb bbf cluster-constraint clusters constraint container container-id core-spec "

@@ -62,11 +62,12 @@ class Entry:
     kill_invalid: bool = False
     kill_wait_s: float = 30.0
     umask: int = 0o022
+    oversubscribe: bool = False
 
     @property
     def cpus(self) -> int:
-        """How many CPUs each of its jobs takes."""
-        return self.ntasks * (self.cpus_per_task or 1)
+        """How many CPUs each of its jobs takes from the others: none, if it shares those that others have."""
+        return 0 if self.oversubscribe else self.ntasks * (self.cpus_per_task or 1)
 
     @property
     def raw_ids(self) -> tuple[int, ...]:

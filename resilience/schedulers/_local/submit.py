@@ -83,6 +83,7 @@ def understand(
         kill_invalid=_choice(options, "kill-on-invalid-dep", {"yes": True, "no": False}),
         kill_wait_s=kill_wait_s(environment),
         umask=umask,
+        oversubscribe=options.has("oversubscribe"),
     )
     exported = grammar.export_environment(options.get("export") or "", environment)
     notes = (f"ignored here: {', '.join(options.ignored)}",) if options.ignored else ()
