@@ -218,6 +218,8 @@ def trial_to_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
 
 def _what(entry: Entry) -> str:
     """`FIRST fs /scratch space (3f9a1c04)`, or what a digest stands for."""
+    if entry.alert.title:
+        return clean(entry.alert.title)
     lines = entry.incidents()
     if entry.is_digest:
         return f"a digest of {_count(entry.alert.total, 'incident')}"

@@ -71,3 +71,14 @@ def test_a_password_of_digits_is_none_the_less_one() -> None:
 )
 def test_what_is_none_is_shown_as_it_was_written(key: str, value: object) -> None:
     assert shown(key, value) == value
+
+
+@pytest.mark.parametrize(
+    "url", ["https://hc-ping.com/9c1f2a44-aaaa-4bbb", "https://user:word@ping.example.org/my-slug"]
+)
+def test_of_a_dead_man_s_switch_the_host_alone_is_shown(url: str) -> None:
+    said = shown("cron.ping_url", url)
+    assert isinstance(said, str) and said.startswith("https://") and said.endswith("/REDACTED")
+    assert "9c1f" not in said and "word" not in said and "slug" not in said
+    assert shown("cron.ping_url", "") == ""
+    assert shown("cron.ping_url_file", "~/.config/resil/ping-url") == "~/.config/resil/ping-url"

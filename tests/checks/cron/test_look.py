@@ -87,6 +87,19 @@ def test_a_damaged_sign_of_life_is_seen_as_that(folder: CronFolder, content: str
     assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
+def test_what_keeps_the_chain_of_jobs_from_going_on_is_trouble_of_the_scheduler_and_no_entry(
+    folder: CronFolder,
+) -> None:
+    install(folder, "slurm", ago_s=600)
+    beat(folder, "slurm")
+    slot = int(NOW) - 100
+    ran(folder, slot, Outcome.REFUSED, name="scheduler", summary="a successor could not be queued: QOSMaxSubmitJob")
+    seen = look(folder, SETTINGS, {}, NOW)
+    assert set(seen) == {SCHEDULER} and "QOSMaxSubmitJob" in seen[SCHEDULER].trouble
+    ran(folder, slot + 10, Outcome.DONE, name="scheduler", summary="the chain is whole again")
+    assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].trouble
+
+
 def test_a_folder_in_its_place_is_damage_as_well(folder: CronFolder) -> None:
     (folder.path / "heartbeat").mkdir(parents=True)
     assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
