@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from resilience.actions.cron_driver_state import driver_state
 from resilience.actions.cron_entries import EntryRow, lateness_s, list_entries
 from resilience.errors import EX_TEMPFAIL, ResilError
 from resilience.model import cron_late
@@ -228,22 +229,6 @@ def lateness_of(seconds: Sequence[float]) -> Lateness | None:
         return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
     return Lateness(rank(50), rank(95), len(ordered))
-
-
-def driver_state(cron: CronProject, installation: Installation) -> DriverState:
-    """What became of what was installed. Whatever goes wrong is UNKNOWN, with the reason."""
-    from resilience.actions.cron_drivers import drivers
-    from resilience.actions.watchdogs import scene_of
-    from resilience.model.driver import DriverState
-
-    try:
-        driver = drivers().load(installation.driver)
-        found = driver.state(installation, cron.settings, scene_of(cron.project))
-        return DriverState(*found)
-    except ResilError as error:
-        return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-    except Exception as error:  # an outsider's plugin may raise anything
-        return DriverState(Liveness.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
 
 
 def judge_scheduler(
