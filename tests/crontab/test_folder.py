@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from resilience.crontab.expression import parse_schedule
 from resilience.crontab.folder import look_again, read_table
 from resilience.crontab.options import OptionError
 from resilience.errors import StateDirectoryError
@@ -74,6 +76,26 @@ def test_all_six_folders_are_read(project: Path) -> None:
 def test_what_is_missing_is_fine(tmp_path: Path, project: Path) -> None:
     assert read_table(tmp_path / "nowhere", SETTINGS) == Table()
     assert read(project) == Table()
+
+
+def test_a_change_of_the_machines_time_zone_counts_from_the_next_look_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hour_of_next() -> int:
+        (entry,) = read(project).entries
+        slot = parse_schedule(entry.schedule, entry.zone).next_after(1767225600)
+        assert slot is not None
+        return slot % 86400 // 3600
+
+    drop(project / "cron/cron.daily/x")
+    try:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        assert hour_of_next() == 15
+        monkeypatch.setenv("TZ", "UTC")
+        assert hour_of_next() == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_table(project: Path) -> None:

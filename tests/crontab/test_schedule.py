@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -101,6 +101,23 @@ EXPRESSIONS = st.tuples(
 ).map(" ".join)
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="20,000 schedules in every zone: set RESIL_SOAK=1")
+def test_twenty_thousand_schedules_in_every_zone_run_as_in_debians_cron() -> None:
+    zones = sorted(zone for zone in available_timezones() if changes(zone))
+    assert len(zones) > 100
+    compared = [0]
+
+    @settings(max_examples=20_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(EXPRESSIONS, st.sampled_from(zones), st.integers(0, 99), st.integers(0, 7), st.integers(0, 7))
+    def run(expression: str, zone: str, which: int, before_h: int, after_h: int) -> None:
+        compared[0] += 1
+        compare(expression, zone, which, before_h, after_h)
+
+    run()
+    assert compared[0] >= 20_000
+
+
 @settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     EXPRESSIONS,
@@ -112,11 +129,16 @@ EXPRESSIONS = st.tuples(
 def test_whatever_is_written_runs_as_in_debians_cron_where_clocks_change(
     expression: str, zone: str, which: int, before_h: int, after_h: int
 ) -> None:
+    compare(expression, zone, which, before_h, after_h)
+
+
+def compare(expression: str, zone: str, which: int, before_h: int, after_h: int) -> None:
+    """Hold a schedule against the oracle, forth, back and counted, around one of the zone's changes."""
     try:
         schedule = parse_schedule(expression, zone)
     except ScheduleError:
         return  # 30 February
-    change = changes(zone)[which]
+    change = changes(zone)[which % len(changes(zone))]
     after, until = change - before_h * 3600 - 1, change + after_h * 3600 + 59
     slots = list(schedule.between(after, until))
     assert slots == DebianCron(expression, zone).runs(after, until)
