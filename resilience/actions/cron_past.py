@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from resilience.errors import StateDirectoryError
@@ -27,6 +27,9 @@ IN_FLIGHT_S = 5.0
 
 FORGOTTEN_S = 30 * 86400.0
 """The slots of an entry that is not there any more are kept for so long."""
+
+AGAIN = "#"
+"""Between an entry's key and the number of the run where a slot is taken once more, for a run that was cut short."""
 
 _MACHINES = 32
 """Of so many boots it is remembered when the scheduler first lived on them."""
@@ -144,37 +147,51 @@ class Past:
 
 def open_runs(
     cron: CronProject, claims: Sequence[Claim], table: Table
-) -> tuple[list[tuple[Claim, Entry | None, RunRecord | None]], list[Claim]]:
+) -> tuple[list[tuple[Claim, RunRecord | None]], list[Claim]]:
     """Of what was begun to be taken by processes that are gone: the runs, taken over, and the submits, left as they
     are. A run comes with its CUT_SHORT, which nobody has written yet, or None: others' books have it, or it never got
     its slot."""
     entries = {entry.key: entry for entry in table.entries}
     now, slots = cron.project.world.clock.now(), cron.state.slots
-    runs: list[tuple[Claim, Entry | None, RunRecord | None]] = []
+    runs: list[tuple[Claim, RunRecord | None]] = []
     submits = []
     for claim in claims:
-        entry = entries.get(claim.key)
+        entry = entries.get(claim.key.partition(AGAIN)[0])
         is_submit = entry.kind is Kind.SUBMIT if entry is not None else claim.key.endswith((".slurm", ".sbatch"))
         if is_submit:
             submits.append(claim)
         elif abs(now - claim.time) >= IN_FLIGHT_S and (mine := slots.seize(claim, now)) is not None:
-            runs.append((mine, entry, _cut_short(cron, mine, entry, now)))
+            runs.append((mine, _cut_short(cron, mine, entry, now)))
     return runs, submits
 
 
 def _cut_short(cron: CronProject, claim: Claim, entry: Entry | None, now: float) -> RunRecord | None:
-    if cron.state.slots.is_won(claim) is False or f"{claim.key}@{claim.slot}" in _marks(cron):
+    key = claim.key.partition(AGAIN)[0]
+    if cron.state.slots.is_won(claim) is False or f"{key}@{claim.slot}" in _marks(cron):
         return None
-    if any(r.slot == claim.slot and r.outcome is not Outcome.RUNNING for r in cron.state.history(claim.key)):
+    if any(r.slot == claim.slot and r.outcome is not Outcome.RUNNING for r in cron.state.history(key)):
         return None
     return RunRecord(
-        name=entry.name if entry is not None else claim.key.replace("+", "/"),
+        name=entry.name if entry is not None else key.replace("+", "/"),
         slot=claim.slot,
         outcome=Outcome.CUT_SHORT,
         time=now,
         host=cron.project.world.host.name,
         summary="the scheduler was killed when it was about to run this",
     )
+
+
+def cut_short(cron: CronProject, table: Table) -> Iterator[tuple[Entry, int, int]]:
+    """The entries whose newest slot was cut short and may be run again, with the number of that run: 2, 3 ..."""
+    taken: Mapping[str, Sequence[int]] | None = None
+    for entry in table.entries:
+        if not entry.options.rerun or entry.kind is not Kind.RUN:
+            continue
+        history = cron.state.history(entry.key)
+        if history and history[-1].outcome is Outcome.CUT_SHORT:
+            taken = cron.state.slots.taken() if taken is None else taken
+            begun = [key for key in taken if key.startswith(f"{entry.key}{AGAIN}") and history[-1].slot in taken[key]]
+            yield entry, history[-1].slot, len(begun) + 2
 
 
 def _marks(cron: CronProject) -> Sequence[str]:

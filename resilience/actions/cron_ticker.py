@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilience.actions.cron_clerk import Clerk, Heard
-from resilience.actions.cron_past import Past
+from resilience.actions.cron_past import AGAIN, Past, cut_short
 from resilience.actions.cron_ticked import Ticked, next_boundary, succeed
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.model.cron import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
@@ -67,7 +67,6 @@ class Ticker:
         self._clerk = Clerk(cron)
         self._last: Mapping[str, int] = {}
         self._submits: list[Claim] = []
-        self._cut_short: tuple[RunRecord, ...] = ()
         self._followed = float("-inf")
         self.failure: StateDirectoryError | None = None
         self.table: Table | None = None
@@ -106,11 +105,11 @@ class Ticker:
         done.append(Ticked(heartbeat=beat, lines=past.lines))
         if not trouble:
             try:
-                for one in self._again(table):
-                    done.append(one)
                 for one in self._settle_open(table, now):
                     done.append(one)
                 for one in self._begin(table, last, past):
+                    done.append(one)
+                for one in self._rerun(table, now):
                     done.append(one)
             except StateDirectoryError as error:  # what was begun goes on
                 self.failure = error
@@ -187,25 +186,8 @@ class Ticker:
         if marks:
             from resilience.crontab.supervisor import settle
 
-            self._cut_short = settle(self._cron.state, now=now, at=self._cron.here())
-            found.append(Ticked.of(self._cut_short))
+            found.append(Ticked.of(settle(self._cron.state, now=now, at=self._cron.here())))
         return found
-
-    def _again(self, table: Table) -> Iterator[Ticked]:
-        """Run again what was cut short and may be repeated."""
-        entries = {entry.name: entry for entry in table.entries}
-        cut, self._cut_short = self._cut_short, ()
-        for record in cut:
-            entry = entries.get(record.name)
-            if record.outcome is Outcome.CUT_SHORT and entry is not None and entry.options.rerun:
-                yield from self._rerun(entry, record.slot)
-
-    def _rerun(self, entry: Entry, slot: int) -> Iterator[Ticked]:
-        if self._cron.state.beginnings(entry.key, slot) >= MOST_RUNS:
-            yield Ticked(lines=(f"{entry.place}: a slot was cut short {MOST_RUNS} times; it is not run again",))
-            return
-        yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
-        yield self._start(entry, slot)
 
     def _beat(
         self, now: float, before: Heartbeat | None, table: Table, last: Mapping[str, int], trouble: str
@@ -252,7 +234,23 @@ class Ticker:
         wants_news = now - self._followed >= min(self.period_s, 60.0) and self._has_jobs()
         if claims or wants_news or self._clerk.waiting:
             self._followed = now
-            self._clerk.hand(claims, table.entries)
+            try:
+                self._clerk.hand(claims, table.entries)
+            except OSError as error:  # no room for a process: whoever ticks next finds the claims
+                yield Ticked(lines=(f"no slot can be submitted now: {error.strerror}; the next tick tries again",))
+
+    def _rerun(self, table: Table, now: float) -> Iterator[Ticked]:
+        """Run again what was cut short and may be repeated. Who may is decided as who may run it at all."""
+        slots = self._cron.state.slots
+        for entry, slot, attempt in cut_short(self._cron, table):
+            if attempt > MOST_RUNS or not self._fits(entry, now):
+                continue
+            by = {"host": self._cron.project.world.host.name, "pid": os.getpid(), "again": attempt}
+            claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, now)
+            if claim is not None:
+                yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
+                yield self._start(entry, slot)
+                slots.close(claim)
 
     def _has_jobs(self) -> bool:
         try:
@@ -301,11 +299,9 @@ class Ticker:
         from resilience.actions.cron_past import open_runs
 
         runs, submits = open_runs(self._cron, gone, table)
-        for claim, entry, record in runs:
+        for claim, record in runs:
             if record is not None:
-                yield self._write(claim.key, record)
-            if record is not None and entry is not None and entry.options.rerun:
-                yield from self._rerun(entry, claim.slot)
+                yield self._write(claim.key.partition(AGAIN)[0], record)
             self._cron.state.slots.close(claim)
         self._submits += submits
 

@@ -134,11 +134,6 @@ class CronFolder:
                     found[run.slot] = run
         return tuple(found[slot] for slot in sorted(found))
 
-    def beginnings(self, key: str, slot: int) -> int:
-        """How often the run of a slot was begun."""
-        lines = self._lines(self.path / "history" / f"{key}.jsonl")
-        return sum(line.get("slot") == slot and line.get("outcome") == Outcome.RUNNING for line in lines)
-
     def _lines(self, path: Path) -> Iterator[Mapping[str, Any]]:
         with suppress(OSError):
             if stat.S_ISREG(path.lstat().st_mode):
@@ -149,7 +144,7 @@ class CronFolder:
         return tuple(sorted(dict.fromkeys(self._keys())))
 
     def _keys(self) -> Iterator[str]:
-        yield from self.slots.taken()
+        yield from (key for key in self.slots.taken() if "#" not in key)  # a slot taken once more for a rerun
         with suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(self.path / "history")  # noqa: PTH208 - names only
             yield from (n.removesuffix(".jsonl") for n in names if n.endswith(".jsonl") and n[0] != ".")

@@ -384,6 +384,41 @@ def test_what_cannot_end_in_time_is_left_to_the_next_scheduler_unless_it_never_c
     assert scene.outcomes("cron.hourly+long") == {TOP: "done"}
 
 
+def test_a_run_whose_supervisor_is_killed_is_cut_short_and_not_repeated(scene: CronScene) -> None:
+    scene.drop("cron.hourly/a", body="kill -9 $PPID")
+    scene.tick(TOP - 30)
+    assert [str(record.outcome) for record in scene.tick(TOP).ended] == ["cut short"]
+    scene.tick(TOP + 60)
+    scene.tick(TOP + 120)
+    assert scene.ran() == [TOP] and scene.outcomes(A) == {TOP: "cut short"}
+
+
+def test_one_that_may_be_repeated_is_and_not_for_ever(scene: CronScene) -> None:
+    scene.drop("cron.hourly/a", options="rerun", body="kill -9 $PPID")
+    scene.tick(TOP - 30)
+    for minute in range(6):
+        scene.tick(TOP + 60 * minute)
+    assert scene.ran() == [TOP] * 3
+    scene.drop("cron.hourly/a", options="rerun")
+    scene.tick(TOP + 3600)
+    assert scene.outcomes(A) == {TOP: "cut short", TOP + 3600: "done"}
+    assert scene.cron.state.keys() == (A,)
+
+
+def test_what_the_last_scheduler_had_to_end_is_run_again_by_the_next_one_where_it_may(scene: CronScene) -> None:
+    scene.drop("cron.hourly/a", options="rerun", body="[ -e go ] || sleep 100")
+    scene.drop("cron.hourly/b", body="[ -e go ] || sleep 100")
+    scene.tick(TOP - 30)
+    scene.clock.time = TOP
+    ticker = Ticker(scene.cron, driver="x")
+    ticker.tick()
+    wait_until(lambda: len(scene.ran()) == 2)
+    assert {str(record.outcome) for record in ticker.end_all(5.0).ended} == {"cut short"}
+    (scene.home / "go").touch()
+    scene.tick(TOP + 60)
+    assert scene.outcomes(A) == {TOP: "done"} and scene.outcomes("cron.hourly+b") == {TOP: "cut short"}
+
+
 def test_reboot_entries_run_once_in_a_life_of_the_scheduler(scene: CronScene) -> None:
     scene.crontab("@reboot touch rebooted # resil: name=boot\n")
     assert len(scene.tick(TOP).started) == 1
