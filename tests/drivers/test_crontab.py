@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,16 @@ from resilience.model.presence import Liveness
 from resilience.system.clock import SystemClock
 from resilience.system.cron_folder import CronFolder
 from resilience.system.scene import Scene
-from tests.drivers.real_cron import PROJECT, USER, a_cron_daemon, a_home, a_user_with_a_crontab, raw_table, requirements
+from tests.drivers.real_cron import (
+    OTHER,
+    PROJECT,
+    USER,
+    a_cron_daemon,
+    a_home,
+    a_user_with_a_crontab,
+    raw_table,
+    requirements,
+)
 from tests.drivers.site import Site, an_installation
 from tests.drivers.ticks.test_editing import TABLES
 from tests.fakes import NOW
@@ -81,38 +91,38 @@ def test_where_there_was_no_table_there_is_none_afterwards(site: Site) -> None:
 def test_a_real_crontab_has_the_same_bytes_afterwards(site: Site, name: str) -> None:
     raw = TABLES[name].replace(b"\r\n\r\n", b"\r\n")  # cron takes a carriage return on a line of its own for an entry
     raw = b"".join(raw.splitlines(keepends=True)[:9990]) if "thousand" in name else raw
-    with a_user_with_a_crontab() as user:
+    with a_user_with_a_crontab(OTHER) as user:
         scene = site.scene()
-        host = scene.world.host._replace(user=USER)
+        host = scene.world.host._replace(user=OTHER)
         scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
         table = raw.decode("utf-8", "surrogateescape")
         if table.strip():
             done = user.run(["crontab", "-"], timeout_s=60, stdin=table)
-            assert raw_table() == raw, done
+            assert raw_table(OTHER) == raw, done
         installation = an_installation(scene, "crontab")
         assert DRIVER.install(installation, SETTINGS, scene)
         assert DRIVER.install(installation, SETTINGS, scene) == ()
         expected = raw if table.strip() else b""
-        assert raw_table().endswith(expected) and raw_table().count(installation.token.encode()) == (
+        assert raw_table(OTHER).endswith(expected) and raw_table(OTHER).count(installation.token.encode()) == (
             2 + expected.count(installation.token.encode())
         )
         DRIVER.uninstall(installation, SETTINGS, scene)
-        assert raw_table() == expected
+        assert raw_table(OTHER) == expected
 
 
 @pytest.mark.skipif(bool(requirements()), reason=requirements())
 def test_a_real_crontab_that_is_full_says_so_and_stays(site: Site) -> None:
     full = "".join(f"# {number}\n" for number in range(10_000))  # as many lines as Debian's takes
-    with a_user_with_a_crontab() as user:
+    with a_user_with_a_crontab(OTHER) as user:
         if user.run(["crontab", "-"], timeout_s=60, stdin=f"{full}# one more\n").returncode == 0:
             pytest.skip("this crontab takes more than 10,000 lines")
         user.run(["crontab", "-"], timeout_s=60, stdin=full)
         scene = site.scene()
-        host = scene.world.host._replace(user=USER)
+        host = scene.world.host._replace(user=OTHER)
         scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
         with pytest.raises(ResilError, match="crontab is too long"):
             DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
-        assert raw_table() == full.encode()
+        assert raw_table(OTHER) == full.encode()
 
 
 def test_carriage_returns_that_cannot_be_read_as_they_are_keep_us_away(site: Site) -> None:
@@ -427,6 +437,10 @@ def test_a_real_cron_ticks_and_everybody_elses_lines_stay(tmp_path: Path) -> Non
             assert done.returncode == 0, done
             return done.stdout
 
+        line = "@reboot /usr/bin/env SEEN=1 /usr/bin/touch 'ran by cron'  # resil: name=once"
+        user.run(
+            ["/bin/sh", "-c", f'umask 022; mkdir cron && echo "{line}" >cron/crontab'], timeout_s=60, cwd=str(project)
+        )
         user.run(["crontab", "-"], timeout_s=60, stdin=theirs)
         before = raw_table()
         assert b"\r" in before
@@ -441,6 +455,9 @@ def test_a_real_cron_ticks_and_everybody_elses_lines_stay(tmp_path: Path) -> Non
         assert heartbeat.exists(), output.read_text() if output.exists() else "cron never ran it"
         beat = json.loads(heartbeat.read_text())
         assert beat["driver"] == "crontab" and beat["time"] % 60 < 55, beat
+        while not (project / "ran by cron").exists() and time.monotonic() < deadline:
+            time.sleep(0.25)
+        assert (project / "ran by cron").stat().st_uid == pwd.getpwnam(USER).pw_uid, "it ran, with the owner's rights"
         assert "nothing was to be done" in resil("cron", "install")
         resil("cron", "uninstall")
         assert raw_table() == before
