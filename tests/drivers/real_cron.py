@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resilience.drivers._ticks.daemon import find_daemon
 from resilience.system.process import Completed, ProcessRunner
-from tests.slurm.host import write_interpreter
+from tests.slurm.host import LOCKS, write_interpreter
 
 USER = "resil-cron"
 OTHER = "resil-crontab"
@@ -67,17 +67,25 @@ def a_user_with_a_crontab(name: str = USER) -> Iterator[AsCronUser]:
     """The user, without a crontab before and after. One test at a time has it."""
     with open(f"/run/{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            pwd.getpwnam(name)
-        except KeyError:
-            argv = ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/sh", name]
-            subprocess.run(argv, check=True, capture_output=True, env={"PATH": PATH})
+        _ensure(name)
         user = AsCronUser(name)
         user.run(["crontab", "-r"], timeout_s=60)
         try:
             yield user
         finally:
             user.run(["crontab", "-r"], timeout_s=60)
+
+
+def _ensure(name: str) -> None:
+    """Create the user where it is missing; useradd fails beside another, which the clusters' lock keeps away."""
+    LOCKS.mkdir(mode=0o700, exist_ok=True)
+    with open(LOCKS / "users", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            argv = ["useradd", "--no-create-home", "--user-group", "--shell", "/bin/sh", name]
+            subprocess.run(argv, check=True, capture_output=True, env={"PATH": PATH})
 
 
 def raw_table(name: str = USER) -> bytes:
