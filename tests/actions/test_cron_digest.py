@@ -16,10 +16,11 @@ from resilience.actions import cron_digest
 from resilience.actions.alert_state import open_alert_state
 from resilience.actions.cron_digest import Tally, compose, day_of, is_due, parse_digest_at, send_digest
 from resilience.actions.cron_project import CronProject, open_cron
+from resilience.actions.cron_tick import tick
 from resilience.actions.project import Project
 from resilience.errors import SettingsError
 from resilience.model.cron import Heartbeat, Outcome, RunRecord
-from tests.actions.cron_stage import Stage
+from tests.actions.cron_stage import Stage, until
 from tests.fakes import FakeClock
 
 HOUR = 3600.0
@@ -195,3 +196,12 @@ def test_it_says_what_a_person_wants_to_hear_in_the_morning() -> None:
     for part in ("96 runs of 9 entries: 95 well, 1 failed (watch-fs 03:15)", "3 slots skipped", "2 open incidents",
                  "/scratch: full", "next: Fri 09:00"):  # fmt: skip
         assert part in text, part
+
+
+def test_a_real_tick_sends_it_and_the_next_one_does_not(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, cron=f'digest_at = "{time.strftime("%H:%M")}"')
+    for _ in range(2):
+        tick(stage.cron, driver="foreground")
+        until(stage.told, "the daily word")
+    (line,) = [line for line in stage.told() if "resil is alive" in line]
+    assert "open incidents" in line
