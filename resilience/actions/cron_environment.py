@@ -52,7 +52,8 @@ def facts_of(project: Project) -> dict[str, str]:
         world.environ,
         user=world.host.user,
         home=world.host.home,
-        config=loaded.path,
+        # Without a file of its own the project is looked for each time: it may get one.
+        config=loaded.path if loaded.path != world.config_home / "resil" / "config.toml" else None,
         folders=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *folders),
     )
     variables |= _loader(variables, world)

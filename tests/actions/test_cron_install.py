@@ -28,7 +28,7 @@ from resilience.plugins import PLUGIN_PATH
 from resilience.system.clock import SystemClock
 from resilience.system.cron_folder import CronFolder
 from tests.drivers.site import Site
-from tests.fakes import DOWN, ME, NOW
+from tests.fakes import DOWN, ME, NOW, make_project
 
 MINE = b"MAILTO=me\n0 3 * * * mine\r\n"
 
@@ -541,6 +541,15 @@ def test_the_ticks_get_what_they_need_and_no_secret(site: Site) -> None:
     assert facts["PATH"].endswith("/usr/local/bin:/usr/bin:/bin") or "/usr/bin" in facts["PATH"].split(":")
     assert not {"SLURM_JWT", "https_proxy", "RESIL_ATTEMPT", "SSH_AUTH_SOCK", "XDG_DATA_DIRS"} & set(facts)
     assert made.python == sys.executable and Path(made.python).is_absolute()
+
+
+def test_the_persons_own_settings_do_not_stand_in_the_way_of_a_resil_toml_that_comes_later(site: Site) -> None:
+    (site.folder / "config" / "resil").mkdir(parents=True)
+    (site.folder / "config" / "resil" / "config.toml").write_text('[run]\nname = "gpt"\n')
+    (site.folder / "bare").mkdir()
+    project = make_project(site.folder / "bare", site.queue, "", site.environ(), host=site.host)
+    assert project.loaded.path == site.folder / "config" / "resil" / "config.toml"
+    assert "$RESIL_CONFIG" not in install(project, "foreground").installation.facts
 
 
 def test_the_folder_of_sbatch_is_on_the_path_of_the_ticks(site: Site, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched", "scron")
+DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched")
 """Names of processes (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""
 
 PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid", "/var/run/cron.pid", "/run/crond.reboot")
