@@ -16,7 +16,7 @@ from tests.system.writer import Writer, writer
 
 A, B, R = "cron.hourly+a", "cron.hourly+b.slurm", "cron.hourly+again"
 SOAK = bool(os.environ.get("RESIL_SOAK"))
-SPREAD = 1 if SOAK else 12
+SPREAD = 1 if SOAK else 35
 """Every so many system calls: all of them take minutes."""
 
 _PRELOAD = """
@@ -116,7 +116,7 @@ def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_tw
         assert len(tokens) == 2 or "skipped" in outcomes[B].values(), where
         assert set(tokens.values()) == {1}, where
         done += 1
-    assert done >= 8 and cut_short < done
+    assert done >= 4 and cut_short < done
 
 
 def test_a_submit_that_is_killed_at_any_system_call_queues_one_job(killer: Killer, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_submit_that_is_killed_at_any_system_call_queues_one_job(killer: Kille
         assert scene.outcomes(B) == {TOP: "submitted"}, where
         assert len(scene.names("jobs")) == 1 and scene.names("open") == [], where
         done += 1
-    assert done >= 4
+    assert done >= 3
 
 
 def test_a_tick_that_is_killed_on_the_way_to_a_supervisor_is_told_once_it_is_certain(tmp_path: Path) -> None:

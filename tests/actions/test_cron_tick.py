@@ -431,7 +431,7 @@ def test_reboot_entries_run_once_in_a_life_of_the_scheduler(scene: CronScene) ->
 def test_the_books_stay_small(scene: CronScene) -> None:
     scene.drop("cron.minutely/a", "#!/bin/sh\nexit 0\n")
     scene.tick(TOP - 30)
-    for minute in range(30):
+    for minute in range(15):
         scene.tick(TOP + 60 * minute)
     assert len(scene.names("slots")) <= 9 and scene.names("open") == [] and scene.names("running") == []
     assert len(scene.names("history")) == 1
