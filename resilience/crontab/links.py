@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
 from resilience.crontab.policy import Facts
+
+_ACL_USER, _ACL_GROUP, _ACL_MASK, _ACL_WRITE = 0x02, 0x08, 0x10, 0x02
 
 MOST_LINKS = 40
 """MAXSYMLINKS of Linux: path_resolution(7)."""
@@ -64,7 +67,31 @@ def follow(path: Path) -> Walk:
 def facts_of(path: Path, info: os.stat_result | None = None) -> Facts:
     """What the policy wants to know of a file or folder. Raise OSError."""
     info = info or path.stat()
-    return Facts(path=str(path), mode=info.st_mode, uid=info.st_uid, gid=info.st_gid)
+    facts = Facts(path=str(path), mode=info.st_mode, uid=info.st_uid, gid=info.st_gid)
+    if (
+        not info.st_mode & stat.S_IWGRP
+    ):  # the mask of an access list shows as the group's: without it nobody else writes
+        return facts
+    users, groups = _writers(path)
+    return facts._replace(users=users, groups=groups)
+
+
+def _writers(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The users and groups that an access list lets write besides the owner: acl(5).
+
+    The format is the kernel's, include/uapi/linux/posix_acl_xattr.h: a version, then tag, permissions and id of each.
+    """
+    try:
+        raw = os.getxattr(path, "system.posix_acl_access")
+    except OSError:  # none, or none on this file system
+        return (), ()
+    entries = list(struct.iter_unpack("<HHI", raw[4 : 4 + (len(raw) - 4) // 8 * 8]))
+    mask = next((permissions for tag, permissions, _ in entries if tag == _ACL_MASK), 7)
+    users, groups = (
+        tuple(number for tag, may, number in entries if tag == wanted and may & mask & _ACL_WRITE)
+        for wanted in (_ACL_USER, _ACL_GROUP)
+    )
+    return users, groups
 
 
 def explain(error: OSError) -> str:

@@ -7,7 +7,7 @@ that group, and its folder is setgid and closed to others, so that only members 
 
 That leaves nothing to gain between this look and the start of the program: who could exchange the file was trusted
 already. Whoever starts it looks once more all the same, because a slot may come an hour after the table was read.
-An access list (setfacl) shows as write permission of the group, and is judged as such.
+An access list (setfacl) shows as write permission of the group, and names more people: these are judged as well.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ class Facts(NamedTuple):
     Attributes:
         path: for people, and for the command that corrects it.
         mode, uid, gid: as in stat(2), the type included.
+        users, groups: who besides may write, by an access list (acl(5)).
     """
 
     path: str
     mode: int
     uid: int
     gid: int
+    users: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -99,6 +102,15 @@ class Policy(NamedTuple):
             return Refusal(
                 f"the {kind} {what.path} can be written by its group, and no group operates this project",
                 f"chmod g-w {_quoted(what.path)}",
+            )
+        strangers = [self.name_of(uid) for uid in what.users if uid not in {self.uid, ROOT_UID}]
+        strangers += [
+            f"group {gid}" for gid in what.groups if gid not in {self.gid, ROOT_GID} and not self.is_private(gid)
+        ]
+        if strangers:
+            return Refusal(
+                f"the {kind} {what.path} can be written by {', '.join(strangers)}, says its access list",
+                f"setfacl -b {_quoted(what.path)}",
             )
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -96,4 +97,21 @@ def test_facts_are_those_of_what_a_path_leads_to(tmp_path: Path) -> None:
     (tmp_path / "x").touch(0o640)
     (tmp_path / "link").symlink_to("x")
     info = (tmp_path / "x").stat()
-    assert facts_of(tmp_path / "link")[1:] == (info.st_mode, info.st_uid, info.st_gid)
+    assert facts_of(tmp_path / "link")[1:] == (info.st_mode, info.st_uid, info.st_gid, (), ())
+
+
+def test_who_an_access_list_lets_write_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.touch(0o600)
+    nobody = 0xFFFFFFFF
+    # user::rw-, user:1234:rw-, user:1235:r--, group::r--, group:99:rw-, mask::rw-, other::---
+    entries = [(1, 6, nobody), (2, 6, 1234), (2, 4, 1235), (4, 4, nobody), (8, 6, 99), (16, 6, nobody), (32, 0, nobody)]
+    for permissions, expected in ((6, ((1234,), (99,))), (4, ((), ()))):
+        entries[5] = (16, permissions, nobody)
+        raw = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        try:
+            os.setxattr(path, "system.posix_acl_access", raw)
+        except OSError as error:
+            pytest.skip(f"no access lists on {tmp_path}: {error.strerror}")
+        facts = facts_of(path)
+        assert (facts.users, facts.groups) == expected

@@ -98,6 +98,19 @@ def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_folder: Fac
     assert "chmod g+s" in refusal.hint
 
 
+def test_whom_an_access_list_lets_write_is_judged_too() -> None:
+    assert PRIVATE.judge_file(file(0o775)._replace(users=(ME, ROOT), groups=(MINE, 0)), folder()) is None
+    assert SHARED.judge_folder(folder(0o2770, ME, TEAM)._replace(groups=(TEAM,))) is None
+    for facts, who in (
+        (file(0o775)._replace(users=(OTHER,)), "eve"),
+        (file(0o775)._replace(groups=(TEAM,)), "group 5000"),
+    ):
+        refusal = PRIVATE.judge_file(facts, folder())
+        assert refusal is not None
+        assert f"can be written by {who}, says its access list" in refusal.reason
+        assert refusal.hint == "setfacl -b '/p/cron/x y'"
+
+
 def test_root_runs_what_belongs_to_root_alone() -> None:
     policy = Policy(uid=ROOT, name_of={ROOT: "root", ME: "me"}.__getitem__)
     assert policy.judge_file(file(uid=ROOT, gid=0), folder(uid=ROOT, gid=0)) is None
