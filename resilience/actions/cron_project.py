@@ -64,10 +64,10 @@ class CronProject:
             python=sys.executable,
             resil_folder=str(Path(sys.executable).parent),
             tool_folders=_tool_folders(world.environ.get("PATH", os.defpath)),
-            keep=self._named_variables(),
+            keep=self.named_variables(),
         )
 
-    def _named_variables(self) -> tuple[str, ...]:
+    def named_variables(self) -> tuple[str, ...]:
         """The variables that [channel.*] settings name: `password_variable = "SMTP_PASSWORD"`."""
         tables = self.project.loaded.settings.channels.values()
         found = (value for table in tables for key, value in table.values.items() if key.endswith("_variable"))
@@ -85,7 +85,7 @@ class CronProject:
             project=self.project.loaded.project,
             environment=self.environment,
             refuse=self.refuse,
-            secrets=secrets_of(world.environ, self._named_variables()),
+            secrets=secrets_of(world.environ, self.named_variables()),
             clock=world.clock,
             at=self.here(),
         )

@@ -123,11 +123,11 @@ def doctor(
 
     cron = open_cron_project(config, apart=True)
     if environment:
-        variables = environment_of(cron)
+        variables, secret = environment_of(cron), cron.named_variables()
         if as_json:
-            print_json("cron-environment", environment_to_json(variables))
+            print_json("cron-environment", environment_to_json(variables, secret))
         else:
-            show_environment(variables)
+            show_environment(variables, secret)
         return
     found = examine_cron(cron)
     if as_json:

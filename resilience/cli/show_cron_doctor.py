@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from resilience.cli.output import clean, paint, table
@@ -47,20 +47,20 @@ def examination_to_json(found: CronExamination) -> dict[str, Any]:
     }
 
 
-def show_environment(variables: Mapping[str, str]) -> None:
-    """`NAME=value` lines, values of secrets left out."""
-    for name, value in sorted(_shown(variables).items()):
+def show_environment(variables: Mapping[str, str], secret: Collection[str] = ()) -> None:
+    """`NAME=value` lines; left out are the values of secrets, and of the variables that are named in `secret`."""
+    for name, value in sorted(_shown(variables, secret).items()):
         print(clean(f"{name}={value}"))
 
 
-def environment_to_json(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The environment as JSON's own types, values of secrets left out."""
-    return {"environment": dict(sorted(_shown(variables).items()))}
+def environment_to_json(variables: Mapping[str, str], secret: Collection[str] = ()) -> dict[str, Any]:
+    """The environment as JSON's own types, as `show_environment`."""
+    return {"environment": dict(sorted(_shown(variables, secret).items()))}
 
 
-def _shown(variables: Mapping[str, str]) -> dict[str, str]:
+def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
     from resilience.crontab.environment import secrets_of
     from resilience.system.redaction import REDACTED
 
-    secrets = set(secrets_of(variables))
+    secrets = set(secrets_of(variables, secret))
     return {name: REDACTED if value in secrets else value for name, value in variables.items()}

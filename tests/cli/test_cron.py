@@ -412,8 +412,11 @@ def test_the_doctor_exits_with_1_when_something_meant_to_run_does_not(desk: Desk
 def test_the_doctor_shows_the_environment_without_its_secrets(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOi")
     monkeypatch.setenv("SOME_LOGIN_TOKEN", "never-passed")
+    monkeypatch.setenv("MAIL_WORD", "hunter22")
+    desk.shell.settings(SETTINGS + '[channel.email]\nhost = "h"\nto = ["a@b.c"]\npassword_variable = "MAIL_WORD"\n')
     said = desk.cron("doctor", "--environment").out
     assert f"RESIL_PYTHON={sys.executable}\n" in said and "SHELL=/bin/sh\n" in said
+    assert "MAIL_WORD=REDACTED" in said and "hunter22" not in said
     assert "eyJhbGciOi" not in said and "never-passed" not in said and "SLURM_JWT=REDACTED" in said
     document = desk.cron("doctor", "--environment", "--json").json
     assert document["environment"]["HOME"] == os.environ["HOME"]
