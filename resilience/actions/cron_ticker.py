@@ -221,6 +221,8 @@ class Ticker:
         for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began):
             if not self._fits(one.entry, now):
                 continue
+            if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
+                continue  # several slots are made up for: one after the other
             claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), now)
             if claim is None:
                 continue

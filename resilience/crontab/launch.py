@@ -150,7 +150,6 @@ def _become(
         os.dup2(nowhere, 0)
         os.dup2(writes, 1)
         os.dup2(writes, 2)
-        close_all([tells])
         told = _try(argv, environment, folder, refuse)
         os.write(tells, json.dumps(told).encode()[:4096])
     except BaseException as error:  # nothing may run on here: this is a copy of the scheduler

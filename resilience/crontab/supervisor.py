@@ -123,6 +123,19 @@ class Supervised:
             why, hint = error.message, error.hint
         return Started(_not_begun(record, Outcome.REFUSED, why), hint)
 
+    def must_wait(self, entry: Entry, start: float) -> bool:
+        """Whether a slot that was to start then waits for its turn: it was missed already when the run of the same
+        entry that is under way now began, so it is made up for after that one, and is no overlap."""
+        if entry.options.overlap is Overlap.ALLOW:
+            return False
+        began = [run.mark.started for run in self._runs if run.entry.key == entry.key]
+        with suppress(StateDirectoryError):  # `start` says so
+            now = self._clock.now()
+            others = [mark for mark in marks(self._folder) if mark.key == entry.key and mark.end is None]
+            is_gone = Liveness.GONE
+            began += [m.started for m in others if look(self._folder, m, now=now, at=self._at)[0] is not is_gone]
+        return any(start <= moment for moment in began)
+
     def poll(self) -> tuple[RunRecord, ...]:
         """The ends since the last question. They are in the history already, or their summary says why not."""
         self._reap()

@@ -82,6 +82,19 @@ class Runs:
         """What became of its slots."""
         return self.folder.history(name.replace("/", "+"))
 
+    def left(self, word: str) -> list[int]:
+        """The living processes of this project's runs whose command line has a word."""
+        found = []
+        for path in Path("/proc").iterdir():
+            with suppress(OSError):
+                if path.name.isdigit() and word in (path / "cmdline").read_text(errors="replace"):
+                    found += (
+                        [int(path.name)]
+                        if f"HOME={self.project}\0" in (path / "environ").read_text(errors="replace")
+                        else []
+                    )
+        return found
+
     def marks(self) -> list[str]:
         """The names of the marks of what runs."""
         with suppress(FileNotFoundError):
@@ -137,16 +150,6 @@ def wait_for(path: Path) -> str:
     """Wait for a file with something in it; return that."""
     until_true(lambda: path.exists() and path.stat().st_size > 0, f"{path}")
     return path.read_text()
-
-
-def processes_with(word: str) -> list[int]:
-    """The living processes whose command line has a word."""
-    found = []
-    for path in Path("/proc").iterdir():
-        with suppress(OSError):
-            if path.name.isdigit() and word in (path / "cmdline").read_text(errors="replace"):
-                found.append(int(path.name))
-    return found
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -16,7 +16,7 @@ from resilience.crontab.running import Mark, here, marks, write_mark
 from resilience.crontab.supervisor import settle
 from resilience.model.cron import Outcome, Overlap
 from resilience.system.process_tree import is_alive
-from tests.crontab.runs import SLOT, Runs, entry, kill, processes_with, quick, runs, until_true, wait_for
+from tests.crontab.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
 __all__ = ["quick", "runs"]
 
@@ -72,7 +72,7 @@ def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> N
     assert (record.outcome, record.exit_code) == (Outcome.CUT_SHORT, 0)
     assert record.summary == "ended because the job's time limit is near: tidy"
     assert runs.history() == (record,) and runs.marks() == []
-    assert processes_with("87612") == []
+    assert runs.left("87612") == []
 
 
 def test_who_ignores_the_scheduler_s_end_is_killed_when_the_grace_is_over(
@@ -83,7 +83,7 @@ def test_who_ignores_the_scheduler_s_end_is_killed_when_the_grace_is_over(
     wait_for(runs.project / "up")
     (record,) = runs.supervised.end_all(0.3)
     assert (record.outcome, record.exit_code) == (Outcome.CUT_SHORT, 137)
-    assert processes_with("87613") == []
+    assert runs.left("87613") == []
 
 
 _SCHEDULER = """
@@ -131,7 +131,7 @@ def test_a_timeout_holds_though_the_scheduler_is_dead(runs: Runs) -> None:
     (record,) = runs.history()
     assert record.outcome is Outcome.CUT_SHORT
     assert record.summary == "ended because its supervisor was told to end"
-    assert processes_with("87614") == []
+    assert runs.left("87614") == []
 
 
 def test_a_program_that_kills_its_parent_is_cut_short_and_takes_its_children_along(runs: Runs) -> None:
@@ -139,22 +139,24 @@ def test_a_program_that_kills_its_parent_is_cut_short_and_takes_its_children_alo
     assert record.pid == int((runs.project / "parent").read_text())
     assert (record.outcome, record.summary) == (Outcome.CUT_SHORT, "its supervisor was killed by signal 9")
     assert runs.history() == (record,) and runs.marks() == []
-    until_true(lambda: processes_with("87615") == [], "none of it is left")
+    until_true(lambda: runs.left("87615") == [], "none of it is left")
 
 
 def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(runs: Runs) -> None:
-    scheduler, watcher = a_scheduler(runs.project, "/bin/sh", "-c", "sleep 87616 & echo up > up; sleep 87616")
+    scheduler, watcher = a_scheduler(runs.project, "/bin/sh", "-c", "sleep 87616 & echo $$ > up; sleep 87616; :")
     wait_for(runs.project / "up")
     for pid in (scheduler.pid, watcher):
         kill(pid)
     scheduler.communicate()
     until_true(lambda: not is_alive(watcher), "the supervisor is dead")
+    program = int((runs.project / "up").read_text())
+    until_true(lambda: not is_alive(program), "nobody watches over it: so it does not go on")
     (record,) = settle(runs.folder, now=time.time())
     assert (record.outcome, record.slot, record.pid) == (Outcome.CUT_SHORT, SLOT, watcher)
     assert record.summary.startswith("its supervisor died: process")
     assert settle(runs.folder, now=time.time()) == ()
     assert runs.history() == (record,)
-    until_true(lambda: processes_with("87616") == [], "none of it is left")
+    until_true(lambda: runs.left("87616") == [], "none of it is left")
 
 
 def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(runs: Runs) -> None:
@@ -179,6 +181,17 @@ def test_a_slot_is_skipped_while_an_earlier_run_is_under_way(runs: Runs) -> None
     assert third.outcome is Outcome.SKIPPED and str(runs.supervised.running[0].pid) in third.summary
     assert (third.started, third.slot, other.supervised.running) == (None, SLOT + 120, ())
     assert runs.start(entry("true", name="crontab/else"), SLOT).outcome is Outcome.RUNNING
+
+
+def test_a_slot_that_was_missed_before_the_run_under_way_began_waits_for_its_turn(runs: Runs) -> None:
+    now = time.time()
+    runs.start(entry("sleep", "87621"))
+    until_true(lambda: bool(runs.marks()), "its mark")
+    for scheduler in (runs, Runs(runs.project)):  # another one sees it by the mark
+        assert scheduler.supervised.must_wait(entry("sleep", "87621"), now - 60)
+        assert not scheduler.supervised.must_wait(entry("sleep", "87621"), time.time() + 1)
+        assert not scheduler.supervised.must_wait(entry("sleep", "87621", overlap=Overlap.ALLOW), now - 60)
+        assert not scheduler.supervised.must_wait(entry("sleep", "87621", name="crontab/other"), now - 60)
 
 
 def test_two_run_side_by_side_where_that_is_allowed(runs: Runs) -> None:

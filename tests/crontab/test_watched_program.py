@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience.model.cron import Outcome
-from tests.crontab.runs import Runs, entry, processes_with, quick, runs, until_true, wait_for
+from tests.crontab.runs import Runs, entry, quick, runs, until_true, wait_for
 
 __all__ = ["quick", "runs"]
 
@@ -79,7 +79,7 @@ def test_who_hangs_and_ignores_sigterm_is_killed_with_its_group(runs: Runs) -> N
     assert record.outcome is Outcome.TIMEOUT
     assert record.summary == "ended after its timeout of 0.3 s: waiting"
     assert record.exit_code == 137
-    assert processes_with("87601") == []
+    assert runs.left("87601") == []
 
 
 def test_who_hears_sigterm_has_time_to_clean_up(runs: Runs) -> None:
@@ -97,7 +97,7 @@ def test_who_has_left_its_process_group_does_not_escape_the_timeout(runs: Runs) 
     script = "setsid sh -c 'trap \"\" TERM; sleep 87602; sleep 87602' & sleep 87602"
     record = runs.sh(script, timeout_s=0.3)
     assert record.outcome is Outcome.TIMEOUT
-    assert processes_with("87602") == []
+    assert runs.left("87602") == []
 
 
 def test_a_daemon_that_a_program_leaves_is_ended_and_that_is_said(runs: Runs) -> None:
@@ -105,7 +105,7 @@ def test_a_daemon_that_a_program_leaves_is_ended_and_that_is_said(runs: Runs) ->
     record = runs.sh(script)
     assert record.outcome is Outcome.DONE and record.exit_code == 0
     assert "left behind" in record.summary and record.summary.endswith(": started")
-    assert processes_with("87603") == []
+    assert runs.left("87603") == []
 
 
 def test_a_daemon_that_ignores_sigterm_keeps_no_run_from_ending(runs: Runs) -> None:
@@ -121,7 +121,7 @@ def test_a_daemon_that_ignores_sigterm_keeps_no_run_from_ending(runs: Runs) -> N
     record = runs.run(sys.executable, "-c", daemon, "87604")
     assert record.outcome is Outcome.DONE
     assert record.summary == "one process that it left behind was ended: daemon is up"
-    assert processes_with("87604") == []
+    assert runs.left("87604") == []
 
 
 def test_who_ends_by_itself_soon_after_is_not_disturbed(runs: Runs) -> None:
@@ -175,7 +175,7 @@ def test_a_program_that_forks_faster_than_it_is_killed_is_ended(runs: Runs) -> N
     )
     record = runs.run(sys.executable, "-c", script, "87605")
     assert record.outcome is Outcome.DONE and "left behind" in record.summary
-    until_true(lambda: processes_with("87605") == [], "none is left")
+    until_true(lambda: runs.left("87605") == [], "none is left")
 
 
 def test_two_million_lines_cost_neither_memory_nor_disk(runs: Runs) -> None:

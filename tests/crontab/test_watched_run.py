@@ -14,7 +14,7 @@ from resilience.crontab.running import marks
 from resilience.crontab.supervisor import settle
 from resilience.model.cron import Outcome, Overlap
 from resilience.system.cron_folder import CronFolder
-from tests.crontab.runs import SLOT, Runs, entry, processes_with, quick, runs, until_true, wait_for
+from tests.crontab.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.hung import hung_folder
 from tests.system.writer import writer
@@ -88,7 +88,7 @@ def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
         ends = sorted(runs.ends(2), key=lambda record: record.slot)
         assert [record.outcome for record in ends] == [Outcome.DONE, Outcome.TIMEOUT]
         assert all("the file system does not answer" in record.summary for record in ends)
-        assert processes_with("87619") == []
+        assert runs.left("87619") == []
     until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped when it answers again")
 
 
