@@ -33,6 +33,12 @@ REASON_WITHIN_S = 3.0
 """So long `install` waits to hear why its first job does not start: SLURM looks at new jobs within a second or two."""
 
 
+_NEVER_HINT = (
+    "is [cron] time_limit_s (of pulses: pulse_limit_s) above the MaxTime that `scontrol show partition` shows? "
+    "Set it lower, or another partition in [cron] sbatch"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmDriver:
     """The queue, as what makes the ticks. Where no SLURM is installed, the embedded scheduler's queue."""
@@ -113,10 +119,7 @@ class SlurmDriver:
                 if job.state.is_waiting and why.blocks_for_ever and not job.reason.startswith("JobHeld"):
                     raise SchedulerError(
                         f"SLURM took the scheduler's job {job.id} and will never start it: {why.words} ({job.reason})",
-                        hint=f"[cron] time_limit_s is {format_duration(time_limit_s(keeper.settings, Mode.DAEMON))}, "
-                        "and what else it asks for stands in [cron] sbatch; limits: scontrol show partition"
-                        if "TimeLimit" in job.reason
-                        else f"{why.advice}; what it asks for stands in [cron] sbatch",
+                        hint=_NEVER_HINT if _asks_too_much(job.reason) else f"{why.advice}; see [cron] sbatch",
                     )
             first = next((job for job in ours if job.id.array == min(submitted)), None)
             known = first is None or not first.state.is_waiting or first.reason not in ("", "None")
@@ -146,6 +149,9 @@ class SlurmDriver:
         try:
             keeper = _keeper(installation, settings, scene)
             jobs = sorted(keeper.jobs(), key=lambda job: job.id.array)
+            if not jobs and not keeper.is_mine:
+                reason = f"no job of {installation.by}'s scheduler is seen; a site may hide others' jobs (PrivateData)"
+                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or look at the last tick")
             return _judge(jobs, installation, settings, scene.world.clock.now())
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, f"the queue could not be looked at: {error.message}", hint=error.hint)
@@ -186,6 +192,11 @@ def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettin
     return DriverState(Liveness.ALIVE, ", ".join(words), next_tick, hint)
 
 
+def _asks_too_much(reason: str) -> bool:
+    """Whether the time limit may be it: SLURM says PartitionTimeLimit to some, and PartitionConfig to others."""
+    return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
+
+
 def _clock(seconds: float | None) -> str:
     import time
 
@@ -205,7 +216,8 @@ def _rhythm(installation: Installation, settings: CronSettings) -> str:
 
 def _keeper(installation: Installation, settings: CronSettings, scene: Scene) -> Keeper:
     folder = CronFolder(scene.state_dir, scene.group)
-    return Keeper(folder, installation, settings, scene.scheduler(), scene.world.clock)
+    world = scene.world
+    return Keeper(folder, installation, settings, scene.scheduler(), world.clock, me=world.host.user)
 
 
 def _files(installation: Installation, settings: CronSettings, scene: Scene) -> dict[Path, tuple[str, int]]:

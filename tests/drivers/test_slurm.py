@@ -168,6 +168,15 @@ def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Pat
     assert not DRIVER.availability(there).is_available
 
 
+def test_who_may_only_operate_the_project_sees_its_owners_jobs_and_never_takes_none_for_dead(tmp_path: Path) -> None:
+    theirs = replace(INSTALLED, by="bob")
+    queue = Queue()
+    there = scene(tmp_path, queue)
+    assert DRIVER.state(theirs, CronSettings(), there).liveness is Liveness.UNKNOWN
+    queue.records = [replace(RUNS, name=f"resil-cron-{INSTALLED.token[:8]}", user="bob")]
+    assert DRIVER.state(theirs, CronSettings(), there).liveness is Liveness.ALIVE
+
+
 def test_a_refused_first_job_leaves_nothing_half_done(tmp_path: Path) -> None:
     there = scene(tmp_path, Queue(refusals={1: SchedulerError("sbatch: no", hint="ask")}))
     CronFolder(tmp_path / ".resil").install(INSTALLED)

@@ -275,6 +275,17 @@ def test_a_state_directory_that_hangs_does_not_hang_the_chain(desk: Desk, tmp_pa
     assert f"{copy} lost=4" in desk.calls[0]
 
 
+def test_what_is_run_gets_the_persons_umask_and_our_files_are_private(desk: Desk) -> None:
+    desk.python("umask")
+    before = os.umask(0o022)
+    try:
+        desk.run()
+    finally:
+        os.umask(before)
+    assert "0022" in desk.output
+    assert (desk.cron.path / "driver" / "7.out").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_signal_reaches_the_scheduler_and_its_exit_code_counts(desk: Desk) -> None:
     desk.python("trap 'echo asked; exit 0' TERM; trap 'echo near' USR1; echo up; while :; do sleep 0.05; done")
     job = desk.start()

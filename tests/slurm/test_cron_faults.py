@@ -94,6 +94,19 @@ def test_a_partition_that_is_down_holds_the_successors_and_loses_none(place: Pla
     place.whole("closed").ticks_on()
 
 
+def test_a_time_limit_that_the_partition_will_never_grant_is_refused_and_nothing_is_left(place: Place) -> None:
+    """SLURM takes such a job, with EnforcePartLimits=NO, and lets it wait for ever."""
+    site = Site(place.cluster, "too long", place.cluster.users[0], limit_s=3600, sbatch='partition = "short"').make()
+    done = site.resil("cron", "install", "--backend", "slurm")
+    assert done.returncode == 1
+    assert "never start it" in done.stderr
+    assert "time_limit_s" in done.stderr
+    assert not (site.state / "driver.json").exists()
+    left = place.cluster.squeue("%T %k", "-u", site.user)
+    assert not [line for line in left if line.startswith("PENDING") and "too long" in line]
+    assert "PartitionTimeLimit" not in place.cluster.run(["squeue", "-h", "-o", "%r"]).stdout
+
+
 def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Place) -> None:
     site = place.whole("gone")
     ids = [row.id for row in site.rows()]

@@ -73,6 +73,7 @@ class Keeper:
         own: the id of the job that asks; 0 from outside.
         slot: of a pulse that asks: its slot.
         script: the batch script, absolute.
+        me: login name of who asks; empty: whose the chain is.
     """
 
     folder: CronFolder
@@ -83,6 +84,12 @@ class Keeper:
     own: int = 0
     slot: int = 0
     script: str = ""
+    me: str = ""
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether who asks is whose the chain is. Others may operate the project, and their `squeue --me` lacks it."""
+        return self.me in ("", self.installation.by)
 
     @property
     def name(self) -> str:
@@ -90,8 +97,9 @@ class Keeper:
         return job_name(self.installation)
 
     def jobs(self, *, finished: bool = False) -> tuple[Job, ...]:
-        """This person's jobs of the chain. Raise SchedulerError if nobody answered."""
-        found = self.scheduler.jobs(names=[self.name], finished=finished)
+        """The jobs of the chain. Raise SchedulerError if nobody answered."""
+        users = None if self.is_mine else [self.installation.by]
+        found = self.scheduler.jobs(users=users, names=[self.name], finished=finished)
         return tuple(job for job in found if token_in(job) is not None)
 
     def look(self) -> tuple[Seen, ...]:

@@ -10,7 +10,8 @@
 # It writes one line in each case, within two minutes, and touches nothing but the queue and its own folder.
 
 set -u
-umask "$file_mask"
+mask=$(umask)
+umask "$file_mask" # for our own files; what the scheduler runs gets the person's
 folder=$state/driver
 job=${SLURM_JOB_ID:-0}
 ended=''
@@ -179,6 +180,7 @@ main() {
       ;;
   esac
   cd "$project" 2>/dev/null || cd /
+  umask "$mask"
   "${clean[@]}" "SLURM_JOB_ID=$job" "SLURM_JOB_START_TIME=${SLURM_JOB_START_TIME-}" \
     "SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME-}" "SLURMD_NODENAME=${SLURMD_NODENAME-}" "TMPDIR=${TMPDIR-/tmp}" \
     "RESIL_CRON_SCRIPT=$0" "$python" -P -m resilience cron job --token "$token" --scheduler "$scheduler" --slot "${slot:-0}" &
@@ -190,6 +192,7 @@ main() {
     [[ -n $interrupted ]] || break
   done
   child=''
+  umask "$file_mask"
   ((code == 0)) && return 0
   if ((code == 75)); then # it has said itself what is wrong with its successors
     keep_chain 0
