@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ResilError, SettingsError
+from resilience.model.cron import Outcome
 from resilience.system.files import make_folder, read_regular, write_atomic
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ FOLDER = "mailto"
 BODY_BYTES = 8000
 """So much of an output's beginning, and of its end, is mailed; all of it is in `resil cron logs`."""
 MOST_ADDRESSES = 10
+MOST_AT_ONCE = 100
+_ENDED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT})
 NO_WAY = "there is no [channel.email] and no sendmail"
 
 
@@ -47,20 +50,69 @@ def mail_trouble(project: Project) -> str:
     return f"what MAILTO names gets no mail from here: {NO_WAY}"
 
 
+def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Queue the mails about all runs of an entry that ended since this was last asked; return what to tell people.
+
+    `ended`: those that this tick knows of. The others are in the history: their tick was killed before it came here.
+    What cannot be queued now is queued the next time. Never raises.
+    """
+    people = addresses(entry.mail_to)
+    if not people:
+        return ()
+    mark = _mark(cron, entry)
+    said: list[str] = []
+    try:
+        since = _since(mark)
+        history = cron.state.history(entry.key) if since is not None else ()
+        late = [run for run in history if run.output and since is not None and run.time > since]
+        runs = {(run.slot, run.output): run for run in (*late, *ended) if run.outcome in _ENDED}
+        for run in sorted(runs.values(), key=lambda run: run.time)[-MOST_AT_ONCE:]:
+            said += [line for line in mail(cron, entry, run) if line not in said]
+        newest = max((run.time for run in runs.values()), default=0.0)
+        make_folder(mark.parent, mode=cron.state.folder_mode)
+        at_least = since if since is not None else 0.0 if newest else cron.project.world.clock.now()
+        write_atomic(mark, f"{max(newest, at_least):.6f}\n", mode=cron.state.file_mode)
+    except ResilError as error:
+        said.append(f"{entry.place}: its output was not mailed to {', '.join(people)}: {error.message}")
+    return tuple(said)
+
+
+def has_news(cron: CronProject, entry: Entry) -> bool:
+    """Whether an entry's history was written since its mails were last looked after: two looks at files."""
+    try:
+        written = (cron.state.path / "history" / f"{entry.key}.jsonl").stat().st_mtime_ns
+        return written > _mark(cron, entry).stat().st_mtime_ns
+    except OSError:  # nothing ran yet, or it was never looked after: then the run that ends is known to its tick
+        return False
+
+
+def _mark(cron: CronProject, entry: Entry) -> Path:
+    name = hashlib.sha256(entry.key.encode("utf-8", "replace")).hexdigest()[:16]
+    return cron.state.path / FOLDER / f"{name}.since"
+
+
+def _since(mark: Path) -> float | None:
+    found = read_regular(mark)
+    try:
+        return float(found[0]) if found is not None else None
+    except ValueError:
+        return None
+
+
 def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
-    """Queue the mails about one run that ended; return what to tell people. Never raises."""
+    """Queue the mails about one run that ended; return what to tell people.
+
+    Raise StateDirectoryError if they cannot be queued now.
+    """
     people = addresses(entry.mail_to)
     if not people or not record.output:
         return ()
-    try:
-        body = _output(cron.state.path / "output" / entry.key / record.output)
-        if not any(line.strip() for line in body):
-            return ()
-        if trouble := mail_trouble(cron.project):
-            return (f"{entry.place}: {trouble}",)
-        return _queue(cron, entry, record, people, body)
-    except ResilError as error:
-        return (f"{entry.place}: its output was not mailed to {', '.join(people)}: {error.message}",)
+    body = _output(cron.state.path / "output" / entry.key / record.output)
+    if not any(line.strip() for line in body):
+        return ()
+    if trouble := mail_trouble(cron.project):
+        return (f"{entry.place}: {trouble}",)
+    return _queue(cron, entry, record, people, body)
 
 
 def _queue(
@@ -90,7 +142,7 @@ def _queue(
     for address in people:
         try:
             outbox.put(alert, _remember(cron, address), now)
-        except ResilError as error:
+        except SettingsError as error:
             said.append(f"{entry.place}: its output was not mailed to {address[:80]}: {error.message}")
     return tuple(said)
 

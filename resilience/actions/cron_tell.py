@@ -31,7 +31,6 @@ REPEAT_S = 900.0
 """While something is wrong, people may have to be reminded: it is looked at again so often, though nothing ran."""
 SOON_S = 60.0
 """Where news wait for their time ([alert] group_s, unknown_for_s), so often."""
-MOST_MAILS = 200
 TABLE = "table.json"
 """In `<state_dir>/.cron`: the entries, and what is ignored by mistake, for the watchdog (checks/_cron/words.py)."""
 LOOKED = "looked"
@@ -51,7 +50,8 @@ class Teller:
         self._cron = cron
         self._ping: Ping | None = None
         self._child: Detached | None = None
-        self._mails: list[tuple[Entry, RunRecord]] = []
+        self._mails: dict[str, tuple[Entry, list[RunRecord]]] = {}
+        self._is_first = True
         self._table = ""
         self._is_owed = False
         """Whether the watchdog has something to say."""
@@ -138,7 +138,7 @@ class Teller:
         is_digest_due = cron_digest.is_due(cron)
         if not (self._mails or canaries or is_digest_due or self._is_owed):
             return
-        mails, is_owed = tuple(self._mails), self._is_owed
+        mails, is_owed = tuple(self._mails.values()), self._is_owed
         has_channels = bool(cron.project.loaded.settings.alert.channels)
         if not mails and not canaries and not has_channels:
             self._is_owed = False
@@ -165,10 +165,14 @@ class Teller:
         if table is None:
             return
         entries = {entry.name: entry for entry in table.entries if entry.mail_to}
+        if self._is_first and entries:  # a tick before us may have been killed before it told
+            from resilience.actions.cron_mail import has_news
+
+            self._mails |= {name: (entry, []) for name, entry in entries.items() if has_news(self._cron, entry)}
+        self._is_first = False
         for record in ticked.ended:
-            if record.name in entries and record.output:
-                self._mails.append((entries[record.name], record))
-        del self._mails[:-MOST_MAILS]
+            if record.name in entries:
+                self._mails.setdefault(record.name, (entries[record.name], []))[1].append(record)
 
     def _note_table(self, table: Table | None) -> bool:
         """Write down for the watchdog what the table says; return whether that is news."""
@@ -249,7 +253,7 @@ def summary_of(ticked: Ticked, trouble: str) -> str:
 
 def _tell(
     cron: CronProject,
-    mails: tuple[tuple[Entry, RunRecord], ...],
+    mails: tuple[tuple[Entry, list[RunRecord]], ...],
     canaries: tuple[str, ...],
     driver: str,
     heartbeat: Heartbeat | None,
@@ -258,12 +262,12 @@ def _tell(
 ) -> None:
     """In the child: mails and the daily word into the outbox, what the watchdog says, and then all of it out."""
     from resilience.actions.alert_delivery import deliver
-    from resilience.actions.cron_mail import mail
+    from resilience.actions.cron_mail import mail_news
 
     project = cron.project
     trouble: list[str] = []
-    for entry, record in mails:
-        trouble += mail(cron, entry, record)
+    for entry, records in mails:
+        trouble += mail_news(cron, entry, records)
     has_channels = bool(project.loaded.settings.alert.channels)
     if is_digest_due and has_channels:
         with suppress(ResilError, OSError):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from resilience.actions.alert_delivery import deliver
 from resilience.actions.alert_state import open_alert_state
-from resilience.actions.cron_mail import addresses, mail, mail_trouble
+from resilience.actions.cron_mail import addresses, has_news, mail, mail_news, mail_trouble
 from resilience.actions.cron_tick import tick
+from resilience.alerting.outbox import Outbox
+from resilience.errors import StateDirectoryError
 from resilience.model.cron import Entry, Kind, Outcome, RunRecord
 from resilience.system.cron_folder import Seen
 from tests.actions.cron_stage import Stage, until
@@ -118,6 +121,50 @@ def test_without_a_way_for_mail_that_is_said_and_is_no_error(tmp_path: Path, mon
     assert "no [channel.email] and no sendmail" in mail_trouble(stage.project)
     (line,) = mail(stage.cron, NOISY, a_run(stage, "hello\n"))
     assert "no sendmail" in line and "cron/crontab:2" in line
+
+
+def test_what_a_killed_tick_did_not_mail_is_mailed_by_the_next_one_and_the_past_is_not(tmp_path: Path) -> None:
+    stage = with_sendmail(tmp_path)
+    stage.cron.state.record(NOISY.key, a_run(stage, "of the past\n", slot=100))
+    assert mail_news(stage.cron, NOISY, ()) == ()
+    now = int(time.time()) + 60
+    stage.cron.state.record(NOISY.key, a_run(stage, "nobody told\n", slot=now))
+    told = a_run(stage, "told\n", slot=now + 10)
+    stage.cron.state.record(NOISY.key, told)
+    for _ in range(2):
+        mail_news(stage.cron, NOISY, (told,))
+    list(deliver(stage.project))
+    text = mails(stage)
+    assert text.count("ARGV") == 2 and "nobody told" in text and "of the past" not in text
+
+
+def test_a_tick_knows_from_two_looks_whether_a_mail_may_be_owed(tmp_path: Path) -> None:
+    stage = with_sendmail(tmp_path)
+    assert not has_news(stage.cron, NOISY)
+    stage.cron.state.record(NOISY.key, a_run(stage, "hello\n", slot=int(time.time())))
+    mail_news(stage.cron, NOISY, ())
+    assert not has_news(stage.cron, NOISY)
+    time.sleep(0.02)
+    stage.cron.state.record(NOISY.key, a_run(stage, "hello\n", slot=int(time.time()) + 60))
+    assert has_news(stage.cron, NOISY)
+
+
+def test_what_cannot_be_queued_now_is_queued_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = with_sendmail(tmp_path)
+    mail_news(stage.cron, NOISY, ())
+    run = a_run(stage, "hello\n", slot=int(time.time()) + 60)
+    stage.cron.state.record(NOISY.key, run)
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> bool:
+            raise StateDirectoryError("the disk is full")
+
+        patched.setattr(Outbox, "put", fail)
+        (line,) = mail_news(stage.cron, NOISY, (run,))
+        assert "the disk is full" in line
+    assert mail_news(stage.cron, NOISY, ()) == ()
+    list(deliver(stage.project))
+    assert "hello" in mails(stage)
 
 
 def test_addresses_are_taken_as_cron_takes_them() -> None:
