@@ -61,14 +61,17 @@ def launch(
     output, writes = os.pipe2(os.O_CLOEXEC)
     trouble, tells = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a handler of ours would swallow it
     try:
         pid = fork()
     except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for descriptor in (output, writes, trouble, tells):
             os.close(descriptor)
         raise
     if pid == 0:
         _become(argv, environment, folder, umask, refuse, writes, tells, parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writes)
     os.close(tells)
     for descriptor in (output, trouble):

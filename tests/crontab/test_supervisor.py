@@ -75,6 +75,16 @@ def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> N
     assert runs.left("87612") == []
 
 
+def test_who_had_ended_by_itself_is_not_cut_short_for_what_it_left(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_program, "LINGER_S", 600.0)
+    runs.start(entry("/bin/sh", "-c", "echo done; sleep 87622 & echo $$ > up"))
+    program = int(wait_for(runs.project / "up"))
+    until_true(lambda: not Path(f"/proc/{program}").exists(), "its program has ended")
+    (record,) = runs.supervised.end_all(30)
+    assert (record.outcome, record.exit_code) == (Outcome.DONE, 0)
+    assert record.summary == "one process that it left behind was ended: done"
+
+
 def test_who_ignores_the_scheduler_s_end_is_killed_when_the_grace_is_over(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
