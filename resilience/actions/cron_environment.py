@@ -83,13 +83,20 @@ def _program_folders(world: World) -> tuple[str, ...]:
     import shutil
 
     path = world.environ.get("PATH")
+    if path in _folders:
+        return _folders[path]
 
     def find() -> list[str]:
         found = [shutil.which(program, path=path) for program in PROGRAMS]
         return [str(Path(name).parent.absolute()) for name in found if name]
 
     ((_, answer),) = run_apart({"PATH": (find, _SEARCH_S)})
-    return tuple(answer.value) if answer.error is None else ()
+    _folders[path] = tuple(answer.value) if answer.error is None else ()
+    return _folders[path]
+
+
+_folders: dict[str | None, tuple[str, ...]] = {}
+"""What was found in this process, by PATH."""
 
 
 def _loader(base: Mapping[str, str], world: World) -> Mapping[str, str]:

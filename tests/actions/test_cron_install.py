@@ -409,7 +409,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_next_install_makes_it_whole(
     install(project, "crontab")
     longest_s = time.monotonic() - began
     uninstall(project)
-    for _ in range(8):
+    for _ in range(4):
         killed_after(rng.uniform(0, longest_s), lambda: install(project, "crontab"))
         table = site.table() or b""
         assert table.endswith(MINE) and table.count(b"\n") in (2, 4), "all of our lines or none"
