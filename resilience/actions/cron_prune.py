@@ -59,8 +59,8 @@ class Pruned:
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     """Remove it. Raise ResilError if the table cannot be read: then nobody knows which entries are gone."""
+    from resilience.crontab.books import settle
     from resilience.crontab.history import shorten
-    from resilience.crontab.supervisor import settle
 
     now = cron.project.world.clock.now()
     if not cron.state.path.is_dir():

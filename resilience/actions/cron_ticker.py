@@ -184,7 +184,7 @@ class Ticker:
         except OSError:
             marks = []
         if marks:
-            from resilience.crontab.supervisor import settle
+            from resilience.crontab.books import settle
 
             found.append(Ticked.of(settle(self._cron.state, now=now, at=self._cron.here())))
         return found

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.crontab.books import close_book, with_note
 from resilience.crontab.ended import why_not_started
-from resilience.crontab.history import add
 from resilience.crontab.launch import fork
 from resilience.crontab.leftovers import end_session
-from resilience.crontab.running import Here, Mark, here, look, marks, remove_mark
+from resilience.crontab.running import Here, Mark, here, look, marks
 from resilience.crontab.watched_run import Order, live, longest_s
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.model.cron import Entry, Ignored, Outcome, Overlap, RunRecord
@@ -114,14 +114,14 @@ class Supervised:
         if entry.options.overlap is not Overlap.ALLOW:
             earlier, why = self._earlier(entry, slot, now)
             if why:
-                return Started(_not_begun(record, Outcome.SKIPPED, why))
+                return Started(_ended(record, Outcome.SKIPPED, why))
         try:
             return Started(self._fork(entry, record, self._order(entry, slot, earlier)))
         except OSError as error:
             why, hint = why_not_started(entry.argv[0], error.errno or 0, facts={})
         except ResilError as error:
             why, hint = error.message, error.hint
-        return Started(_not_begun(record, Outcome.REFUSED, why), hint)
+        return Started(_ended(record, Outcome.REFUSED, why), hint)
 
     def must_wait(self, entry: Entry, start: float) -> bool:
         """Whether a slot that was to start then waits for its turn: it was missed already when the run of the same
@@ -249,7 +249,9 @@ class Supervised:
             answer = json.loads(told)
             self._forget(run)
             record = RunRecord.from_json(answer["end"])
-            return _with(record, f"not in the history yet: {answer['unwritten']}") if answer["unwritten"] else record
+            return (
+                with_note(record, f"not in the history yet: {answer['unwritten']}") if answer["unwritten"] else record
+            )
         if is_closed:
             record = self._lost(run)
             self._forget(run)
@@ -257,7 +259,7 @@ class Supervised:
         if time.monotonic() > run.overdue and not run.is_told:
             run.is_told = True
             why = f"its supervisor, process {run.record.pid}, hangs: `cat /proc/{run.record.pid}/wchan` says where"
-            return _not_begun(run.record, Outcome.TIMEOUT, why, time_=self._clock.now())
+            return _ended(run.record, Outcome.TIMEOUT, why, time_=self._clock.now())
         return None
 
     def _lost(self, run: _Run) -> RunRecord:
@@ -266,7 +268,7 @@ class Supervised:
         end_session(run.record.pid)
         fault = next((line for line in run.heard.split(b"\n") if line.startswith(b'{"fault"')), b"")
         why = f"a bug of its supervisor: {json.loads(fault)['fault']}" if fault else f"its supervisor {end}"
-        return _close(self._folder, run.mark, _not_begun(run.record, Outcome.CUT_SHORT, why, time_=self._clock.now()))
+        return close_book(self._folder, run.mark, _ended(run.record, Outcome.CUT_SHORT, why, time_=self._clock.now()))
 
     def _forget(self, run: _Run) -> None:
         os.close(run.news)
@@ -285,55 +287,10 @@ class Supervised:
                 self._leaving.remove(pid)
 
 
-def settle(folder: CronFolder, *, now: float, at: Here | None = None) -> tuple[RunRecord, ...]:
-    """Close the books of runs whose supervisor died: write CUT_SHORT (or the end that could not be written before) into
-    the history, end what is left of them on this host, remove the mark, and return what was written.
-
-    For the begin of each tick; of several at once, one gets the record. Raise StateDirectoryError if the marks cannot
-    be read, or nothing can be written.
-    """
-    found = []
-    at = at or here()
-    for mark in marks(folder):
-        if mark.end is not None:
-            record = mark.end
-        else:
-            state, reason = look(folder, mark, now=now, at=at)
-            if state is not Liveness.GONE:
-                continue
-            if (mark.host, mark.boot, mark.namespace) == at:
-                end_session(mark.pid)
-            known = next((run for run in folder.history(mark.key) if run.slot == mark.slot), None)
-            if known is not None and known.outcome is not Outcome.RUNNING:  # it died between line and mark
-                record = known
-            else:
-                record = RunRecord(
-                    name=mark.name, slot=mark.slot, outcome=Outcome.CUT_SHORT, time=now, started=mark.started,
-                    host=mark.host, pid=mark.pid, summary=f"its supervisor died: {reason}",
-                )  # fmt: skip
-        add(folder, mark.key, record)
-        if remove_mark(folder, mark):
-            found.append(record)
-    return tuple(found)
-
-
-def _close(folder: CronFolder, mark: Mark, record: RunRecord) -> RunRecord:
-    try:
-        add(folder, mark.key, record)
-        remove_mark(folder, mark)
-    except StateDirectoryError as error:
-        return _with(record, f"not in the history yet: {error}")
-    return record
-
-
-def _not_begun(record: RunRecord, outcome: Outcome, summary: str, *, time_: float | None = None) -> RunRecord:
+def _ended(record: RunRecord, outcome: Outcome, summary: str, *, time_: float | None = None) -> RunRecord:
     started = None if outcome in (Outcome.SKIPPED, Outcome.REFUSED) else record.started
     moment = record.time if time_ is None else time_
     return replace(record, outcome=outcome, summary=summary, started=started, time=moment)
-
-
-def _with(record: RunRecord, note: str) -> RunRecord:
-    return replace(record, summary=f"{record.summary}; {note}" if record.summary else note)
 
 
 def _end_of(pid: int) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from resilience.crontab import watched_program
+from resilience.crontab.books import settle
 from resilience.crontab.running import Mark, here, marks, write_mark
-from resilience.crontab.supervisor import settle
 from resilience.model.cron import Outcome, Overlap
 from resilience.system.process_tree import is_alive
 from tests.crontab.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilience.crontab import watched_run
+from resilience.crontab.books import settle
 from resilience.crontab.running import marks
-from resilience.crontab.supervisor import settle
 from resilience.model.cron import Outcome, Overlap
 from resilience.system.cron_folder import CronFolder
 from tests.crontab.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
