@@ -103,6 +103,7 @@ EXPRESSIONS = st.tuples(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="20,000 schedules in every zone: set RESIL_SOAK=1")
 def test_twenty_thousand_schedules_in_every_zone_run_as_in_debians_cron() -> None:
     zones = sorted(zone for zone in available_timezones() if changes(zone))
