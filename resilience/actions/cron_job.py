@@ -231,7 +231,10 @@ class _Job:
         with suppress(ResilError):
             counts = self.cron.state.installation()
             stopped = self.cron.state.stopped() is not None
-            return stopped or counts is None or counts.token != self.installation.token
+            if stopped or counts is None or counts.token != self.installation.token:
+                return True
+            if counts.mode != self.installation.mode and self.leaving is None:
+                self.leaving = math.inf  # as soon as nothing runs; its successors are of the other kind
         return False
 
     def _anything_runs(self) -> bool:
@@ -279,7 +282,8 @@ class _Job:
             try:
                 for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     signal.signal(number, signal.SIG_DFL)
-                code = keep(self.cron, self.installation, self.told)
+                counts = self.cron.state.installation() or self.installation  # its mode may be another by now
+                code = keep(self.cron, counts, self.told)
             except BaseException as error:
                 _say(f"the successors cannot be seen to: {type(error).__name__}: {error}")
             finally:

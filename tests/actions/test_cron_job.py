@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +144,16 @@ def test_it_notices_by_itself_that_it_is_stopped(job: Any, change: str) -> None:
         job.cron.state.uninstall()
     assert at(job, 49900)
     assert job.ended
+
+
+def test_after_a_change_of_mode_it_makes_room_for_the_other_kind(job: Any) -> None:
+    (job.cron.state.path / "driver.json").write_text(json.dumps(replace(INSTALLED, mode="pulse").to_json()))
+    begin_run(job.cron.state)
+    assert not at(job, 50000)
+    (mark,) = (job.cron.state.path / "running").iterdir()
+    mark.unlink()
+    assert at(job, 49000)
+    assert not job.ended, "the chain goes on"
 
 
 def test_a_state_directory_that_cannot_be_read_for_a_while_stops_nothing(job: Any) -> None:

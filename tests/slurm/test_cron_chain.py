@@ -226,7 +226,7 @@ def test_a_day_of_a_daemon_has_all_its_slots_once_through_its_hand_overs(stories
     site.each_slot_ran_once()
     slots = sorted(run.slot for run in site.runs())
     assert all(slot % 2 == 0 for slot in slots)
-    assert max(after - before for before, after in itertools.pairwise(slots)) <= 12, "through the hand-over"
+    assert max(after - before for before, after in itertools.pairwise(slots)) <= 60, "through the hand-over"
     assert {row.state for row in site.rows()} <= {"COMPLETED", "RUNNING", "PENDING", "COMPLETING"}, "none was killed"
 
 
@@ -253,7 +253,7 @@ def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories
         gate.unlink()
         before = max(run.slot for run in site.runs())
         time.sleep(8)  # longer than MessageTimeout: sbatch gives up
-        assert max(run.slot for run in site.runs()) > before, "ticks come meanwhile"
+        until(lambda: max(run.slot for run in site.runs()) > before, "ticks that come meanwhile", 30, 0.1)
     finally:
         cluster.continue_controller()
     cluster.wait_served()

@@ -45,6 +45,7 @@ def place() -> Iterator[Place]:
         place.begin("closed", sbatch='partition = "short"')
         place.begin("forgotten")
         place.begin("gone")
+        place.begin("changed")
         yield place
 
 
@@ -65,6 +66,21 @@ def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_ag
     site.install()
     waiting = [row.id for row in site.waiting()]
     assert waiting
+
+
+def test_after_a_change_of_mode_the_chain_is_of_the_other_kind(place: Place) -> None:
+    site = place.whole("changed")
+    text = (site.folder / "resil.toml").read_text()
+    site.write("resil.toml", text.replace('mode = "daemon"', 'mode = "pulse"'))
+    site.install()
+
+    def changed() -> bool:
+        kinds = [row.comment.partition("-")[2][0] for row in site.rows() if row.state == "PENDING"]
+        return kinds == ["p", "p"] and bool([row for row in site.rows() if "-p" in row.comment and row.node])
+
+    until(changed, "pulses alone", 60, 0.2)
+    site.ticks_on()
+    site.each_slot_ran_once()
 
 
 def test_a_partition_that_is_closed_is_told_and_used_again_when_it_opens(place: Place) -> None:
