@@ -28,7 +28,7 @@ def a_mark(slot: int, pid: int = DEAD) -> Mark:
 
 def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
     folder = CronFolder(tmp_path)
-    for slot in range(200):
+    for slot in range(40):
         write_mark(folder, a_mark(slot))
     reading, writing = os.pipe()
     pids = []
@@ -44,9 +44,9 @@ def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
     for pid in pids:
         os.waitpid(pid, 0)
     with os.fdopen(reading) as told:
-        assert sum(map(int, told.read().split())) == 200
+        assert sum(map(int, told.read().split())) == 40
     assert marks(folder) == ()
-    assert [run.outcome for run in folder.history("crontab+it")] == [Outcome.CUT_SHORT] * 200
+    assert [run.outcome for run in folder.history("crontab+it")] == [Outcome.CUT_SHORT] * 40
 
 
 def test_a_disk_that_takes_nothing_leaves_the_mark_for_the_next_tick(tmp_path: Path) -> None:

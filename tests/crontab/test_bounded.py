@@ -104,6 +104,14 @@ def test_a_secret_of_several_lines_is_not_shown_half_while_it_comes() -> None:
         assert kept == b"one\ntwo\nREDACTED\nthree\n"
 
 
+def test_a_secret_that_is_longer_than_what_is_left_out_is_not_shown_from_its_middle() -> None:
+    key = "".join(f"{number:04d}" for number in range(500))
+    for size in (7, 10_000):
+        kept = keep(in_pieces(b"x" * 400 + key.encode() + b"y" * 300, size), 1000, (key,))
+        assert b"x" * 400 + b"REDACTED" in kept and b"y" * 300 in kept
+        assert not re.search(rb"\d{4}", kept)
+
+
 def test_lines_can_be_seen_while_the_run_goes_on() -> None:
     words = Bounded(1000, Secrets())
     words.add(b"step 1\nstep")
