@@ -349,11 +349,11 @@ def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
     scene = CronScene(tmp_path)
     try:
         with hung_folder(tmp_path / "state"):
-            for words in ("no answer within 0.5 s", "still hangs"):
-                with pytest.raises(ProbeError, match="nothing is run") as told:
+            for _ in range(3):
+                with pytest.raises(ProbeError, match="nothing is run: .* does not answer") as told:
                     scene.tick()
                 assert told.value.exit_code == 75
-                assert words in told.value.message
+            assert sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1
     except OSError as error:
         pytest.skip(f"no FUSE file system can be mounted here: {error}")
     wait_until(lambda: not any(is_waiting_in_kernel(pid) for pid in descendants(os.getpid())))
