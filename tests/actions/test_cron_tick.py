@@ -350,7 +350,7 @@ def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
     try:
         with hung_folder(tmp_path / "state"):
             for _ in range(3):
-                with pytest.raises(ProbeError, match="nothing is run: .* does not answer") as told:
+                with pytest.raises(ProbeError, match=r"nothing is run: .* does not answer") as told:
                     scene.tick()
                 assert told.value.exit_code == 75
             assert sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1
