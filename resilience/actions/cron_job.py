@@ -13,23 +13,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from resilience.errors import EX_TEMPFAIL, ResilError, UsageError
-from resilience.model.cron import Outcome, RunRecord
+from resilience.actions.cron_chain import EXIT_ENDED, Words, keep, parse_words, say
+from resilience.errors import EX_TEMPFAIL, ResilError
 
 if TYPE_CHECKING:
     from resilience.actions.cron_project import CronProject
-    from resilience.drivers._slurm.keeper import Kept
     from resilience.model.cron import Installation
 
-CHAIN = "scheduler"
-"""The name, in the histories, of the chain itself: what kept it from going on, and that it goes on again."""
-
 DRIVER = "slurm"
-EXIT_ENDED = 3
-"""Of `--keep`: there shall be no chain any more."""
-
 LOOK_EVERY_S = 300.0
 """So often the daemon looks whether its successors still wait: a controller may have lost its state. Squeue's manual
 asks not to be run in loops."""
@@ -42,27 +35,7 @@ KEEP_WITHIN_S = 200.0
 HAND_OVER_S = 3600.0
 """So long before its end a daemon begins to look for a moment in which nothing runs, and leaves then: what is started
 by its successor has all its time before it. A quarter of a short time limit."""
-KEPT_OUTPUTS = 20
 ENDED_EVERY_S = 10.0
-
-
-class Words(NamedTuple):
-    """The arguments: whose job it is, and of a pulse its slot. `keep`: only see to the successors."""
-
-    token: str
-    scheduler: str
-    slot: int = 0
-    keep: bool = False
-
-
-def parse_words(words: Sequence[str]) -> Words:
-    """Given the arguments, return what they say. Pure. Raise UsageError for others: only the batch script calls."""
-    given = dict(zip(words[::2], words[1::2], strict=False))
-    keep = "--keep" in words
-    if set(words[::2]) - {"--token", "--scheduler", "--slot", "--keep"} or not given.get("--token"):
-        raise UsageError("`resil cron job` is called by the scheduler's batch script", hint="resil cron install")
-    slot = given.get("--slot", "")
-    return Words(given["--token"], given.get("--scheduler", ""), int(slot) if slot.isdigit() else 0, keep)
 
 
 def main(cron: CronProject, words: Sequence[str]) -> int:
@@ -70,65 +43,11 @@ def main(cron: CronProject, words: Sequence[str]) -> int:
     told = parse_words(words)
     installation = cron.state.installation()
     if installation is None or installation.token != told.token:
-        _say("this installation is not the one that counts any more: no successor")
+        say("this installation is not the one that counts any more: no successor")
         return EXIT_ENDED if told.keep else 0
     if told.keep:
         return keep(cron, installation, told)
     return _Job(cron, installation, told).work()
-
-
-def keep(cron: CronProject, installation: Installation, told: Words) -> int:
-    """See to the successors, and write down what kept them from being queued. Return 0, EXIT_ENDED or EX_TEMPFAIL."""
-    from resilience.drivers._slurm.keeper import Keeper, script_path
-
-    project = cron.project
-    environ = project.world.environ
-    keeper = Keeper(
-        cron.state,
-        installation,
-        cron.settings,
-        project.scheduler(told.scheduler),
-        project.world.clock,
-        own=_own_id(environ.get("SLURM_JOB_ID", "")),
-        slot=told.slot,
-        script=script_path(cron.state, environ.get("RESIL_CRON_SCRIPT", "")),
-    )
-    kept = keeper.keep()
-    for words, ids in (("queued", kept.submitted), ("cancelled, too many waited:", kept.cancelled)):
-        if ids:
-            _say(f"{words} {', '.join(map(str, ids))}")
-    if kept.ended:
-        _say(f"{kept.ended}: no successor")
-        return EXIT_ENDED
-    if kept.trouble:
-        _say(f"the successors are not all queued: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
-    with suppress(ResilError):
-        record = chain_record(cron.state.history(CHAIN), kept, project.world.clock.now(), cron.project.world.host.name,
-                              environ.get("SLURM_JOB_ID", ""))  # fmt: skip
-        if record is not None:
-            cron.state.record(CHAIN, record)
-    _prune(cron)
-    return EX_TEMPFAIL if kept.trouble else 0
-
-
-def chain_record(history: Sequence[RunRecord], kept: Kept, now: float, host: str, job_id: str) -> RunRecord | None:
-    """What to write into the chain's history, or None where it says so already. Pure.
-
-    A new trouble, the same once an hour, and that it is over.
-    """
-    last = history[-1] if history else None
-    if kept.trouble:
-        left = "none" if kept.waiting is None else kept.waiting
-        summary = f"a successor of the scheduler's job could not be queued ({left} wait): {kept.trouble}"
-        if last is not None and last.outcome is Outcome.REFUSED and last.summary == summary and now - last.time < 3600:
-            return None
-        outcome = Outcome.REFUSED
-    elif last is not None and last.outcome.is_failure:
-        outcome, summary = Outcome.DONE, "the scheduler's chain is whole again"
-    else:
-        return None
-    slot = max(int(now), last.slot + 1 if last is not None else 0)
-    return RunRecord(name=CHAIN, slot=slot, outcome=outcome, time=now, host=host, job_id=job_id, summary=summary[:500])
 
 
 @dataclass
@@ -196,14 +115,14 @@ class _Job:
         early_s = self.told.slot - self._now()
         if 0 < early_s < 60:
             self.cron.project.world.clock.sleep(early_s)
-        ran = run(self.cron, driver=DRIVER, once=True, until=until, stop=self._glance, say=_say)
-        _say(f"one tick: {ran.why}")
+        ran = run(self.cron, driver=DRIVER, once=True, until=until, stop=self._glance, say=say)
+        say(f"one tick: {ran.why}")
 
     def _tick_on(self, until: float) -> None:
         from resilience.actions.cron_run import run
 
-        ran = run(self.cron, driver=DRIVER, until=until, stop=self._is_time_to_go, say=_say)
-        _say(f"{ran.ticks} ticks: {ran.why}")
+        ran = run(self.cron, driver=DRIVER, until=until, stop=self._is_time_to_go, say=say)
+        say(f"{ran.ticks} ticks: {ran.why}")
 
     def _glance(self) -> bool:
         self._tend_keeper()
@@ -275,7 +194,7 @@ class _Job:
         try:
             self.keeper = os.fork()
         except OSError as error:
-            _say(f"the successors cannot be seen to: {error}")
+            say(f"the successors cannot be seen to: {error}")
             return
         if self.keeper == 0:
             code = EX_TEMPFAIL
@@ -285,7 +204,7 @@ class _Job:
                 counts = self.cron.state.installation() or self.installation  # its mode may be another by now
                 code = keep(self.cron, counts, self.told)
             except BaseException as error:
-                _say(f"the successors cannot be seen to: {type(error).__name__}: {error}")
+                say(f"the successors cannot be seen to: {type(error).__name__}: {error}")
             finally:
                 os._exit(code)
 
@@ -345,22 +264,3 @@ def _end_time(end: str, start: str, limit_s: float, now: float) -> float:
     if end.isdigit() and int(end) > 0:
         return float(end)
     return (float(start) if start.isdigit() and int(start) > 0 else now) + limit_s
-
-
-def _own_id(text: str) -> int:
-    return int(text) if text.isdigit() else 0
-
-
-def _prune(cron: CronProject) -> None:
-    """Keep the newest outputs of the chain's jobs."""
-    folder = cron.state.path / "driver"
-    with suppress(OSError):
-        outputs = sorted((path for path in folder.glob("*.out")), key=lambda path: path.stat().st_mtime)
-        for path in outputs[:-KEPT_OUTPUTS]:
-            path.unlink(missing_ok=True)
-
-
-def _say(line: str) -> None:
-    """Into the job's output. It may be gone: that is no reason to stop."""
-    with suppress(OSError, ValueError):
-        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}\n".encode("utf-8", "backslashreplace"))
