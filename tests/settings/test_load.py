@@ -190,7 +190,7 @@ def test_a_folder_above_that_may_not_be_looked_into_is_passed_over(tmp_path: Pat
 ODD = {
     "unknown key": ('[run]\nnmae = "x"\n', "unknown key 'nmae' in [run]", "did you mean name?"),
     "unknown table": ("[rnu]\n", "unknown key 'rnu' in the tables", "did you mean run?"),
-    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "it may have: alert, attempt, channel, environment"),
+    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "it may have: alert, attempt, channel, cron, environment"),
     "outside any table": ('name = "x"\n', "'name' in", "put it below [run]"),
     "sbatch's outside any table": ('partition = "gpu"\n', "'partition' in", "put it below [sbatch]"),
     "a table that is a text": ('run = "gpt"\n', "'run' in", "write [run] on a line of its own"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.guard.settings import GuardSettings
+from resilience.model.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
 from resilience.settings.show import rows, to_toml
@@ -33,7 +34,7 @@ def test_no_setting_is_left_out() -> None:
     owned = {
         f"{section.name}.{field.name}"
         for section in fields(Settings)
-        if is_dataclass(owner := getattr(Settings(guard=GuardSettings()), section.name))
+        if is_dataclass(owner := getattr(Settings(guard=GuardSettings(), cron=CronSettings()), section.name))
         for field in fields(owner)
     }
     assert shown == owned
