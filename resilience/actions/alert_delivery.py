@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from resilience.actions import cron_notes
 from resilience.actions.alert_routes import channels, routes_of
 from resilience.actions.alert_state import open_alert_state
 from resilience.actions.alerts import NO_CHANNEL
+from resilience.actions.cron import notes as cron_notes
 from resilience.actions.project import Project
 from resilience.alerting.delivery import FLUSH_S, Flushed, flush
 from resilience.alerting.entry import Entry, in_order

@@ -41,7 +41,7 @@ class Routes(dict[str, "Route"]):
         """As of a dict."""
         if name in self:
             return self[name]
-        from resilience.actions.cron_mail import mail_route
+        from resilience.actions.cron.mail import mail_route
 
         return mail_route(self._project, name) or default
 

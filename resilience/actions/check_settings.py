@@ -47,7 +47,7 @@ def _check_watchdogs(project: Project) -> None:
 
 def _check_cron(project: Project) -> None:
     """What a tick could not use, and would only say then."""
-    from resilience.actions.cron_tell import check_telling
+    from resilience.actions.cron.tell import check_telling
 
     check_telling(project.loaded.settings.cron_settings)
 

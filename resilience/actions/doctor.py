@@ -164,8 +164,8 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
 
 def _cron(project: Project) -> Iterator[Diagnosis]:
     """Whether the scheduler lives; where there is none, what could make its ticks. `resil cron doctor` says more."""
-    from resilience.actions.cron_doctor import outlook
-    from resilience.actions.cron_project import open_cron
+    from resilience.actions.cron.doctor import outlook
+    from resilience.actions.cron.project import open_cron
 
     yield outlook(open_cron(project))
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from resilience.actions import cron_notes
 from resilience.actions.alert_state import AlertState, open_alert_state
+from resilience.actions.cron import notes as cron_notes
 from resilience.actions.project import Project
 from resilience.alerting.grouping import Letter
 from resilience.alerting.notifier import Notifier

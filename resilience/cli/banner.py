@@ -32,7 +32,7 @@ def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
 
 def late_scheduler(project: Project) -> str:
     """A sentence about a scheduler of cron that is late, empty where it is not. Waits for half a second at most."""
-    from resilience.actions.cron_late import late_notice
+    from resilience.actions.cron.late import late_notice
     from resilience.system.child import run_apart
 
     ((_, answer),) = run_apart({"cron": (lambda: late_notice(project), DEADLINE_S)})

@@ -164,7 +164,7 @@ def _plain_tick(arguments: Sequence[str]) -> dict[str, str] | None:
 def _run_tick(options: dict[str, str]) -> int:
     from pathlib import Path
 
-    from resilience.actions.cron_project import open_cron
+    from resilience.actions.cron.project import open_cron
     from resilience.actions.project import Project
     from resilience.cli.run_cron import run_tick
     from resilience.settings.load import load

@@ -14,8 +14,8 @@ from resilience.cli.output import clean
 if TYPE_CHECKING:
     from types import FrameType
 
-    from resilience.actions.cron_project import CronProject
-    from resilience.actions.cron_tick import Ticked
+    from resilience.actions.cron.project import CronProject
+    from resilience.actions.cron.tick import Ticked
     from resilience.model.cron import RunRecord
 
 FOREGROUND = "foreground"
@@ -24,7 +24,7 @@ _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
-    from resilience.actions.cron_run import run
+    from resilience.actions.cron.run import run
 
     is_told = False
 
@@ -53,7 +53,7 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.actions.cron_tick import tick
+    from resilience.actions.cron.tick import tick
     from resilience.cli.output import print_json
 
     if dry_run:
@@ -70,7 +70,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
 
 def stopped_sentence_of(cron: CronProject) -> str:
     """Who stopped the scheduler, or nothing."""
-    from resilience.actions.cron_status import stopped_sentence
+    from resilience.actions.cron.status import stopped_sentence
 
     stopped = cron.state.stopped()
     return stopped_sentence(stopped, cron.project.world.clock.now()) if stopped is not None else ""
@@ -80,7 +80,7 @@ def _show(ticked: Ticked) -> None:
     """A line for each slot, for people; nothing where nothing was due."""
     if not ticked.stopped and not _runs(ticked):
         return  # mostly: and what prints takes as long to load as a tick to make
-    from resilience.actions.cron_words import slot_text
+    from resilience.actions.cron.words import slot_text
     from resilience.cli.show_cron import sign
 
     if ticked.stopped:
@@ -114,8 +114,8 @@ def _to_json(ticked: Ticked) -> dict[str, object]:
 
 
 def _show_due(cron: CronProject, *, as_json: bool) -> int:
-    from resilience.actions.cron_entries import due_now
-    from resilience.actions.cron_words import slot_text
+    from resilience.actions.cron.entries import due_now
+    from resilience.actions.cron.words import slot_text
     from resilience.cli.output import print_json
 
     found = due_now(cron)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron_entries import EntryRow, Listing
-from resilience.actions.cron_status import CronStatus, Health
-from resilience.actions.cron_words import slot_text
+from resilience.actions.cron.entries import EntryRow, Listing
+from resilience.actions.cron.status import CronStatus, Health
+from resilience.actions.cron.words import slot_text
 from resilience.cli.output import clean, paint, table
 from resilience.cli.show_cron_driver import installation_to_json
 from resilience.model.cron import Outcome, RunRecord

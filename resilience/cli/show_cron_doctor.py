@@ -10,7 +10,7 @@ from resilience.cli.show_cron import ignored_to_json
 from resilience.model.verdict import Verdict
 
 if TYPE_CHECKING:
-    from resilience.actions.cron_doctor import CronExamination
+    from resilience.actions.cron.doctor import CronExamination
 
 _COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
 

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron_entries import lateness_s, took_s
-from resilience.actions.cron_logs import Log, find_logs, follow, read_text, without_escapes
-from resilience.actions.cron_words import slot_text
+from resilience.actions.cron.entries import lateness_s, took_s
+from resilience.actions.cron.logs import Log, find_logs, follow, read_text, without_escapes
+from resilience.actions.cron.words import slot_text
 from resilience.cli.output import clean, table
 from resilience.cli.show_cron import outcome_text, sign
 from resilience.model.cron import Outcome, RunRecord
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.actions.cron_project import CronProject
+    from resilience.actions.cron.project import CronProject
 
 
 def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:

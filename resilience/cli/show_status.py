@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron_late import late_notice
+from resilience.actions.cron.late import late_notice
 from resilience.actions.fold_jobs import JobRow
 from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table

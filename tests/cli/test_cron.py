@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron_drivers import drivers
-from resilience.actions.cron_project import CronProject, open_cron
+from resilience.actions.cron.drivers import drivers
+from resilience.actions.cron.project import CronProject, open_cron
 from resilience.cli import cron as cron_command
 from resilience.cli.cron_options import complete_entries
 from resilience.model.cron import Heartbeat, Outcome, RunRecord
@@ -229,7 +229,8 @@ def test_damaged_state_is_no_traceback(desk: Desk) -> None:
 @needs_root
 @pytest.mark.parametrize("what", ["state_dir", "cron folder"])
 def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    from resilience.actions import cron_doctor, cron_status
+    from resilience.actions.cron import doctor as cron_doctor
+    from resilience.actions.cron import status as cron_status
 
     for module in (cron_doctor, cron_status):
         monkeypatch.setattr(module, "LOOK_S", 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.actions.cron_status import CronStatus, Health, Judgement, Lateness
+from resilience.actions.cron.status import CronStatus, Health, Judgement, Lateness
 from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
 from resilience.model.cron import Heartbeat, Installation, Outcome, RunRecord
 from resilience.model.driver import DriverState

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from resilience.actions import cron_drivers
-from resilience.actions.cron_drivers import driver_of
+from resilience.actions.cron import drivers as cron_drivers
+from resilience.actions.cron.drivers import driver_of
 from resilience.drivers import crontab, systemd
 from resilience.drivers._ticks import programs
 from resilience.model.cron import Heartbeat, Installation

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron_environment import _KEPT as KEPT
-from resilience.actions.cron_environment import plan_environment
-from resilience.actions.cron_project import open_cron
-from resilience.actions.cron_submit import submission_of
+from resilience.actions.cron.environment import _KEPT as KEPT
+from resilience.actions.cron.environment import plan_environment
+from resilience.actions.cron.project import open_cron
+from resilience.actions.cron.submit import submission_of
 from resilience.actions.init import init
 from resilience.actions.project import Project
 from resilience.crontab.crontab_file import parse_crontab

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.actions.cron_install import install, uninstall
+from resilience.actions.cron.install import install, uninstall
 from resilience.actions.project import Project
 from resilience.drivers._slurm.keeper import token_in
 from resilience.drivers.slurm import DRIVER, _judge

@@ -158,7 +158,7 @@ def _installation(folder: CronFolder) -> Installation | None:
 
 
 def _of_the_chain(folder: CronFolder, installation: Installation | None) -> str:
-    """What keeps the chain of the scheduler's jobs from going on (actions/cron_job.py); nothing when it is whole."""
+    """What keeps the chain of the scheduler's jobs from going on (actions/cron/job.py); nothing when it is whole."""
     if installation is None or installation.driver != "slurm":
         return ""
     history = folder.history(SCHEDULER)

@@ -8,7 +8,7 @@ SCHEDULER = "scheduler"
 """The subject that is no entry: whoever makes the ticks. No entry is called so: each has a `/` in its name."""
 
 TABLE_FILE = "table.json"
-"""In `<state_dir>/.cron`: the entries and what is ignored, as the last tick read them (actions/cron_tell.py)."""
+"""In `<state_dir>/.cron`: the entries and what is ignored, as the last tick read them (actions/cron/tell.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
