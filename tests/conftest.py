@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import settings
 
 from tests.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
     canary,
@@ -15,6 +16,9 @@ from tests.canary import (  # noqa: F401 - a secret is planted in the whole run,
 )
 
 # What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
+settings.register_profile("resil", deadline=None)  # a busy machine is no failure
+settings.load_profile("resil")
+
 HOW_TO_GET = {
     "no SLURM accounting": "sudo make test",
     "real SLURM": "sudo make test, which installs it where there is apt-get; elsewhere install it and munge first",

@@ -89,7 +89,7 @@ class CronFolder:
         `by` says who took it, for people. Raise StateDirectoryError if the folder cannot be written: then nobody has
         it.
         """
-        claim = self.slots.claim(key, slot, by, slot if now is None else now)
+        claim = self.slots.claim(key, slot, by, lambda: slot if now is None else now)
         if claim is None:
             return False
         self.slots.close(claim)

@@ -13,7 +13,7 @@ import errno
 import json
 import os
 from binascii import crc32
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -106,15 +106,17 @@ class Slots:
             slots.sort()
         return taken, floors
 
-    def claim(self, key: str, slot: int, by: Mapping[str, Any], now: float) -> Claim | None:
+    def claim(self, key: str, slot: int, by: Mapping[str, Any], clock: Callable[[], float]) -> Claim | None:
         """Take a slot for good: a Claim for exactly one caller on earth, None for everybody else.
 
         The claim stays in `open/` until `close`: who dies before has left word. `by` says who took it, for people.
-        Raise StateDirectoryError if the folder cannot be written: then nobody has it.
+        `clock` tells the time, whenever it is asked: a process may be stopped anywhere in here, for a day, and what it
+        knew of the time is a day old then. Raise StateDirectoryError if the folder cannot be written: then nobody has
+        the slot.
         """
         for folder in (self._slots, self._open):
             make_folder(folder, mode=self._folder_mode)
-        claim = Claim(key, slot, os.urandom(6).hex(), _owner(now))
+        claim = Claim(key, slot, os.urandom(6).hex(), _owner(clock()))
         content = json.dumps({"id": claim.id, **by}).encode() + b"\n"
         mine, place = str(self._open / claim.name), str(self._slots / f"{key}@{slot}")
         undo: tuple[str, ...] = (mine,)
@@ -123,7 +125,7 @@ class Slots:
             if link_once(mine, place, content, mode=self._file_mode):
                 undo = (place, mine)
                 _sync_folder(self._slots)
-                undo = () if self._tidy(key, slot, now) else undo
+                undo = () if self._tidy(key, slot, clock) else undo
         except OSError as error:
             raise explain_os_error(error, "take the slot", Path(place)) from error
         finally:
@@ -170,14 +172,14 @@ class Slots:
             return None
         return claim.id.encode() in found[0]
 
-    def _tidy(self, key: str, slot: int, now: float) -> bool:
+    def _tidy(self, key: str, slot: int, clock: Callable[[], float]) -> bool:
         """Remove all but the newest slots of an entry, and say whether ours counts.
 
         One that lags behind may have taken a slot that was run and removed long ago: the floor tells. It rises by
         rename(2) of the slot's own file, and never above a slot that somebody has in hand: its file has two names.
         """
-        limit = max(slot, now) + AHEAD_S
         all_taken, all_floors = self._look()
+        limit = max(slot, clock()) + AHEAD_S  # asked after the look: nothing that was seen there can seem to be ahead
         floors = [floor for floor in all_floors.get(key, []) if floor <= limit]
         if floors and slot <= floors[-1]:
             return False

@@ -15,6 +15,7 @@ import pytest
 
 from resilience.errors import StateDirectoryError
 from resilience.model.cron import Heartbeat, Installation, Outcome, RunRecord
+from resilience.system import cron_slots
 from resilience.system.cron_folder import CronFolder, Damaged, Seen
 from resilience.system.cron_slots import AHEAD_S, KEPT_SLOTS, Claim, machine
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -34,7 +35,7 @@ print("ready", flush=True)
 sys.stdin.read()
 for number in range(count):
     slot = 1_800_000_000 + number * step
-    if folder.take(key, slot, {"pid": os.getpid()}, now=slot):
+    if folder.take(key, slot, {"pid": os.getpid()}, now=1_800_000_000 + count * step):
         os.write(ran, b"%d %d\\n" % (slot, os.getpid()))
 """
 
@@ -64,6 +65,25 @@ def test_two_schedulers_run_each_of_a_thousand_slots_once(tmp_path: Path) -> Non
     assert len({pid for _, pid in ran}) == 2, "both were at it"
 
 
+def test_one_that_was_stopped_right_before_it_took_a_slot_takes_none_that_was_run_meanwhile(
+    folder: CronFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP for a day: its slot was run and removed by others, and what it knows of the time is a day old."""
+    now = NOW
+    link_once = cron_slots.link_once
+
+    def and_sleep(*given: object, **named: object) -> bool:
+        nonlocal now
+        monkeypatch.setattr(cron_slots, "link_once", link_once)
+        now += 86400
+        for number in range(60):
+            assert folder.take(KEY, int(NOW) + 1440 * number, {}, now=now)
+        return link_once(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cron_slots, "link_once", and_sleep)
+    assert folder.slots.claim(KEY, int(NOW), {}, lambda: now) is None
+
+
 def test_sixteen_schedulers_run_each_slot_once(tmp_path: Path) -> None:
     ran = _race(tmp_path, 16, 30)
     assert Counter(slot for slot, _ in ran) == {int(NOW) + 60 * number: 1 for number in range(30)}
@@ -90,7 +110,7 @@ def test_a_scheduler_that_was_frozen_for_a_day_takes_no_slot_that_was_run_meanwh
 
 def test_one_that_lags_behind_for_long_loses_no_slot_that_it_has_in_hand(folder: CronFolder) -> None:
     """Frozen right after it took a slot, while another one went on for hours: its slot is its own still."""
-    claim = folder.slots.claim(KEY, int(NOW), {}, NOW)
+    claim = folder.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
     for number in range(1, 30):
         assert folder.take(KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
@@ -147,7 +167,7 @@ def test_strange_names_in_the_folder_are_no_slots(folder: CronFolder) -> None:
 
 
 def test_what_died_while_it_took_a_slot_has_left_word(folder: CronFolder) -> None:
-    claim = folder.slots.claim(KEY, int(NOW), {}, NOW)
+    claim = folder.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None and folder.slots.open_claims() == [claim] and claim.is_mine()
     assert not claim.is_gone(NOW) and folder.slots.is_won(claim) is True
     dead = claim._replace(owner=f"{machine()}-{2**22 + 1}-5-{int(NOW)}")
@@ -166,7 +186,7 @@ def test_what_another_host_took_in_hand_is_left_alone_until_its_time_is_over() -
 
 
 def test_what_is_left_of_a_dead_one_is_taken_over_by_one(folder: CronFolder) -> None:
-    claim = folder.slots.claim(KEY, int(NOW), {}, NOW)
+    claim = folder.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
     mine = folder.slots.seize(claim, NOW + 5)
     assert mine is not None and mine.time == NOW + 5
@@ -174,7 +194,7 @@ def test_what_is_left_of_a_dead_one_is_taken_over_by_one(folder: CronFolder) -> 
     assert folder.slots.is_won(mine) is True
 
 
-_REQUEST = "folder = CronFolder(Path({path!r})); folder.slots.claim('a', 1800000000, {{'pid': 1}}, 1800000000.0)"
+_REQUEST = "folder = CronFolder(Path({path!r})); folder.slots.claim('a', 1800000000, {{'pid': 1}}, lambda: 1.8e9)"
 _PRELOAD = "from resilience.system.cron_folder import CronFolder"
 
 

@@ -223,7 +223,7 @@ class Ticker:
                 continue
             if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
                 continue  # several slots are made up for: one after the other
-            claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), now)
+            claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), self._clock.now)
             if claim is None:
                 continue
             if one.passed_over:
@@ -248,7 +248,7 @@ class Ticker:
             if attempt > MOST_RUNS or not self._fits(entry, now):
                 continue
             by = {"host": self._cron.project.world.host.name, "pid": os.getpid(), "again": attempt}
-            claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, now)
+            claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, self._clock.now)
             if claim is not None:
                 yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
                 yield self._start(entry, slot)

@@ -37,7 +37,7 @@ def prepare(path):
 def submit(path):
     scene = CronScene(Path(path))
     cron = scene.cron
-    claim = cron.state.slots.claim("cron.hourly+b.slurm", int(TOP), {}, TOP)
+    claim = cron.state.slots.claim("cron.hourly+b.slurm", int(TOP), {}, lambda: TOP)
     list(settle_submits(cron, [claim], cron.read_table().entries))
 
 with tempfile.TemporaryDirectory() as warm:  # what is loaded once need not be loaded, and killed, each time
@@ -135,7 +135,7 @@ def test_a_tick_that_is_killed_on_the_way_to_a_supervisor_is_told_once_it_is_cer
     scene = _prepare(tmp_path / "x")
     pid = os.fork()
     if pid == 0:
-        scene.cron.state.slots.claim(A, int(TOP), {}, TOP)
+        scene.cron.state.slots.claim(A, int(TOP), {}, lambda: TOP)
         os._exit(0)
     os.waitpid(pid, 0)
     assert scene.tick(TOP + 1).ended[0].name != "cron.hourly/a", "it may be on its way still"
