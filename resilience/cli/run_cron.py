@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from resilience.cli.output import clean
+from resilience.errors import ResilError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -26,14 +27,10 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
     from resilience.actions.cron.run import run
 
-    is_told = False
+    by: list[int] = []
 
     def told() -> bool:
-        return is_told
-
-    def tell() -> None:
-        nonlocal is_told
-        is_told = True
+        return bool(by)
 
     if sentence := stopped_sentence_of(cron):
         print(f"{clean(sentence)}: nothing is done")
@@ -42,13 +39,27 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     if not once:
         print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
         print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
-    with _flagged_by_signals(tell):
+    with _flagged_by_signals(by.append):
         ran = run(cron, driver=driver or FOREGROUND, once=once, stop=told, say=_say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
         print(f"ended after {ran.ticks} {'tick' if ran.ticks == 1 else 'ticks'}: {clean(ran.why)}")
+        _say_what_follows(cron, by)
     return 1 if once and ran.last is None else 0
+
+
+def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
+    """Ctrl-C is somebody's wish; whatever else ends us leaves a gap that people hear of."""
+    if not by:
+        return
+    with suppress(ResilError):
+        if signal.SIGINT in by and cron.state.installation() is None:
+            host = cron.project.world.host.name
+            if cron.state.expect_no_more(host, os.getpid()) is not None:
+                print("  nothing makes ticks now, and nobody will miss them: you ended it yourself")
+            return
+    print("  people hear of it when no tick comes; if none is to come: resil cron stop")
 
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
@@ -141,12 +152,11 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _flagged_by_signals(tell: object) -> Iterator[None]:
-    """Have the signals that end a program set a flag; a second Ctrl-C ends it at once."""
+def _flagged_by_signals(tell: Callable[[int], None]) -> Iterator[None]:
+    """Have the signals that end a program be told by their number; a second Ctrl-C ends it at once."""
 
     def flag(number: int, frame: FrameType | None) -> None:
-        assert callable(tell)
-        tell()
+        tell(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with suppress(OSError):

@@ -229,6 +229,7 @@ class Heartbeat:
         entries: how many entries the table has.
         trouble: what went wrong in this tick itself, one sentence; empty: nothing.
         patience_s: [cron] late_s, for those who look and do not read the settings; 0: nothing was set.
+        is_last: who ticked was ended on purpose (Ctrl-C, `resil cron uninstall`): nobody misses the next tick.
     """
 
     time: float
@@ -244,6 +245,7 @@ class Heartbeat:
     entries: int = 0
     trouble: str = ""
     patience_s: float = 0.0
+    is_last: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's own types."""

@@ -78,13 +78,14 @@ def first_times(installation: Mapping[str, Any], tick_s: float, pulse_s: float) 
     return times_of({"time": time, "expected": time + max(pause, tick_s)})
 
 
-def is_awaited(driver: str, *, is_installed: bool) -> bool:
+def is_awaited(driver: str, *, is_installed: bool, is_last: bool = False) -> bool:
     """Whether ticks are expected of the driver of the last sign of life.
 
     What was installed once and is no more was taken away on purpose. Ticks that never had an installation (`resil cron
-    run` in tmux, `resil cron tick` from elsewhere) are expected to go on.
+    run` in tmux, `resil cron tick` from elsewhere) are expected to go on, unless the sign of life says that it
+    `is_last`: somebody pressed Ctrl-C.
     """
-    return is_installed or driver not in INSTALLED
+    return is_installed or not (is_last or driver in INSTALLED)
 
 
 def way_back(driver: str) -> str:

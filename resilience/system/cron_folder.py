@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,6 +155,18 @@ class CronFolder:
     def beat(self, heartbeat: Heartbeat) -> None:
         """Leave the sign of life of a tick. Raise StateDirectoryError if it cannot be written."""
         self._write("heartbeat", heartbeat.to_json())
+
+    def expect_no_more(self, host: str = "", pid: int = 0) -> Heartbeat | None:
+        """Say that nobody is to miss the ticks that came, whoever made them or only this process's; return the last.
+
+        None: there were none to miss. A scheduler that still lives takes it back with its next tick. Raise
+        StateDirectoryError if that cannot be written.
+        """
+        last = self.heartbeat()
+        if last is None or last.is_last or (pid and (last.host, last.pid) != (host, pid)):
+            return None
+        self.beat(replace(last, is_last=True))
+        return last
 
     def heartbeat(self) -> Heartbeat | None:
         """The last sign of life; None: there never was one. Raise StateDirectoryError if it cannot be read."""

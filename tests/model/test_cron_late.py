@@ -57,4 +57,6 @@ def test_nobody_waits_for_what_was_uninstalled_but_for_a_loop_in_tmux() -> None:
     assert not cron_late.is_awaited("slurm", is_installed=False)
     assert cron_late.is_awaited("foreground", is_installed=False)
     assert cron_late.is_awaited("", is_installed=False)
+    assert not cron_late.is_awaited("foreground", is_installed=False, is_last=True)
+    assert cron_late.is_awaited("foreground", is_installed=True, is_last=True)
     assert cron_late.is_awaited("crontab", is_installed=True)

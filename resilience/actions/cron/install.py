@@ -129,7 +129,7 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
     notes: tuple[str, ...] = ()
     try:
         if existing is None:
-            return Removed(None, _sweep(cron))
+            return Removed(None, _sweep(cron), _missed_no_more(cron))
         if stopped is None:
             cron.state.stop(project.world.host.user, UNINSTALLING, project.world.clock.now())
         try:
@@ -144,6 +144,7 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
                 "what still ticks there finds nothing to do that does not run here as well: each slot runs once",
             )
         _forget(cron, existing)
+        notes = (*notes, *_missed_no_more(cron))
     finally:
         if stopped is None:
             cron.state.unstop()
@@ -255,6 +256,23 @@ def _taken_back(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     why = f" ({stopped['why']})" if stopped.get("why") else ""
     return (f"it was stopped by {stopped.get('by') or 'somebody'}{why}, and goes on now",)
+
+
+def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
+    """Have nobody miss what was never installed: a `resil cron run` that ended, a tick by hand."""
+    from resilience.model.cron_late import INSTALLED, is_late
+    from resilience.system.clock import iso_time
+
+    try:
+        beat = cron.state.heartbeat()
+        if beat is None or beat.driver in INSTALLED or cron.state.expect_no_more() is None:
+            return ()
+    except ResilError:
+        return ()
+    who = f"{beat.driver or 'something'} on {beat.host}"
+    if is_late(beat.time, beat.expected, cron.project.world.clock.now(), cron.settings.late_s):
+        return (f"no tick comes since {iso_time(beat.time)} ({who}), and nobody misses them any more",)
+    return (f"if ticks still come from {who}, end that there",)
 
 
 def _sweep(cron: CronProject) -> tuple[str, ...]:

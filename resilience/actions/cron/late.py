@@ -40,7 +40,7 @@ def _notice(folder: Path, project: Project) -> str:
         return ""
     driver = str(heartbeat.get("driver", ""))
     installation = _read(folder / "driver.json")
-    if not cron_late.is_awaited(driver, is_installed=installation is not None):
+    if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=bool(heartbeat.get("is_last"))):
         return ""
     if installation is not None and float(installation.get("time", 0.0)) > time:
         return _never_ticked(folder, project, now)  # it was installed anew since

@@ -275,7 +275,7 @@ def _judge_ticks(heartbeat: Heartbeat | None, told: str, now: float, settings: C
     """How it is where nothing was installed: somebody may call `resil cron tick`, or `run`, nevertheless."""
     if heartbeat is None:
         return Judgement(Health.ABSENT, "nothing makes ticks, and none ever came", "start it: resil cron install")
-    if not cron_late.is_awaited(heartbeat.driver, is_installed=False):
+    if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
         return Judgement(Health.ABSENT, f"nothing is installed; {told}", "start it: resil cron install")
     advice = f"on {heartbeat.host}: resil cron run; or have something do it: resil cron install"
     if cron_late.is_dead(heartbeat.time, heartbeat.expected, now, settings.late_s):

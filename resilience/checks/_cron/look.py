@@ -79,8 +79,10 @@ def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None
     if damaged:
         return CronReading(damaged=damaged, **here)
     driver = heartbeat.driver if heartbeat is not None else ""
-    if not cron_late.is_awaited(driver, is_installed=installation is not None):
-        return CronReading(nothing="it was uninstalled: no tick is expected", **here)
+    is_last = heartbeat is not None and heartbeat.is_last
+    if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=is_last):
+        how = "ended on purpose" if is_last else "uninstalled"
+        return CronReading(nothing=f"it was {how}: no tick is expected", **here)
     if heartbeat is None or (installation is not None and installation.time > heartbeat.expected):
         assert installation is not None
         usual = CronSettings()

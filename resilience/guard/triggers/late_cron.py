@@ -67,14 +67,14 @@ class LateCron:
         if not cron_late.is_late(last, expected, now, late_s):
             self._is_well(last)
             return
-        if not self._is_awaited(str(record.get("driver", "")), last):
+        if not self._is_awaited(record, last):
             self._late = 0
             return
         self._late += 1
         if self._late >= LOOKS and not self._has_told:
             self._tell(record, last, cron_late.overdue_s(last, expected, now), now)
 
-    def _is_awaited(self, driver: str, last: float) -> bool:
+    def _is_awaited(self, record: dict[str, Any], last: float) -> bool:
         from resilience.model.cron_late import is_awaited
 
         if os.path.lexists(os.path.join(self._folder, "stop")):
@@ -82,7 +82,8 @@ class LateCron:
         installation = _read(os.path.join(self._folder, "driver.json"))
         if installation is not None and float(installation.get("time", 0.0)) > last:
             return False  # installed anew: its first tick is not this one
-        return is_awaited(driver, is_installed=installation is not None)
+        driver, is_last = str(record.get("driver", "")), bool(record.get("is_last"))
+        return is_awaited(driver, is_installed=installation is not None, is_last=is_last)
 
     def _tell(self, record: dict[str, Any], last: float, overdue_s: float, now: float) -> None:
         self._has_told = True

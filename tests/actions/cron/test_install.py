@@ -21,9 +21,11 @@ from resilience.actions.cron import drivers as cron_drivers
 from resilience.actions.cron import environment as cron_environment
 from resilience.actions.cron.drivers import Offer, choose, decide, drivers, look
 from resilience.actions.cron.install import AlreadyInstalled, install, stop, uninstall
+from resilience.actions.cron.late import late_notice
 from resilience.actions.project import Project
 from resilience.drivers import crontab, systemd
 from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.model.cron import Heartbeat
 from resilience.model.driver import Availability
 from resilience.plugins import PLUGIN_PATH
 from resilience.system.clock import SystemClock
@@ -516,6 +518,15 @@ def test_what_cannot_be_taken_away_is_stopped_all_the_same(site: Site) -> None:
 def test_what_was_never_installed_can_be_stopped(site: Site) -> None:
     project = site.project()
     assert stop(project).installation is None and folder_of(project).stopped() is not None
+
+
+def test_what_was_never_installed_and_ended_is_missed_until_uninstall_says_that_it_was_meant(site: Site) -> None:
+    project = site.project()
+    now = project.world.clock.now()
+    folder_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
+    assert late_notice(project)
+    assert "nobody misses" in uninstall(project).notes[0]
+    assert not late_notice(project) and uninstall(project).notes == ()
 
 
 # ---- what the ticks get ---------------------------------------------------------------------------------------------

@@ -59,6 +59,13 @@ def test_one_that_was_stopped_or_uninstalled_is_not_missed(project: Project) -> 
     assert "crontab" in late_notice(project)
 
 
+def test_one_that_its_owner_ended_is_not_missed_until_it_is_installed(project: Project) -> None:
+    beat(project, 86400, is_last=True)
+    assert late_notice(project) == ""
+    write(project, "driver.json", driver="foreground", time=NOW - 1e6)
+    assert "dead" in late_notice(project)
+
+
 def test_one_that_was_installed_and_never_ticked_is_missed(project: Project) -> None:
     write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 120)
     assert late_notice(project) == ""

@@ -78,6 +78,10 @@ def test_nobody_waits_for_a_driver_that_was_uninstalled(folder: CronFolder) -> N
     assert "uninstalled" in look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
     beat(folder, "foreground", ago_s=86400)
     assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert folder.expect_no_more("elsewhere", 1) is None, "another's scheduler"
+    assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert folder.expect_no_more() is not None
+    assert "ended on purpose" in look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"time": "x"}', '{"time": null, "expected": 1}'])

@@ -110,6 +110,11 @@ def test_nothing_is_said_of_one_that_was_stopped_or_uninstalled(stage: Stage) ->
     stage.beat("crontab")
     stage.minutes(30)
     assert stage.events() == [], "no installation is there any more"
+    stage.beat(is_last=True)
+    stage.minutes(30)
+    assert stage.events() == [], "somebody pressed Ctrl-C"
+    stage.beat("crontab")
+    stage.minutes(30)
     (stage.cron / "driver.json").write_text(json.dumps({"driver": "crontab", "time": 0}))
     stage.minutes(LOOKS)
     assert stage.events() == ["cron_late"]
