@@ -290,8 +290,11 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
             "alerts", Verdict.WARNING, "nobody is told of what fails: resil.toml names no channel",
             'for instance [alert] channels = ["email"]; try it: resil alert test',
         )  # fmt: skip
-    from resilience.actions.cron.mail import mail_trouble
+    from resilience.actions.cron.mail import mail_trouble, wrong_address
 
+    for place, people in mailed:
+        if wrong := wrong_address(people):
+            yield Diagnosis("mail", Verdict.CRITICAL, f"{place}: MAILTO={people}: {wrong}", "MAILTO=you@example.org")
     if mailed and mail_trouble(project):
         place, people = mailed[0]
         more = f", and {len(mailed) - 1} more" if len(mailed) > 1 else ""

@@ -43,6 +43,18 @@ def addresses(mail_to: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))[:MOST_ADDRESSES]
 
 
+def wrong_address(mail_to: str) -> str:
+    """Why the first address of MAILTO that is none cannot be mailed; empty: all of them can. Pure."""
+    from resilience.channels.email import envelope_address
+
+    try:
+        for address in addresses(mail_to):
+            envelope_address(address)
+    except SettingsError as error:
+        return error.message
+    return ""
+
+
 def mail_trouble(project: Project) -> str:
     """Why no mail of MAILTO could leave from here, one sentence; empty: it can. Looks at this machine's sendmail."""
     if _email_table(project) is not None or _has_sendmail():

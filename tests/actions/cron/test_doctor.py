@@ -13,6 +13,7 @@ import pytest
 from resilience.actions.cron.doctor import CronExamination, examine_cron, outlook
 from resilience.actions.cron.doctor_entry import environment_of, judge_times, room_s
 from resilience.actions.cron.drivers import drivers
+from resilience.actions.cron.mail import wrong_address
 from resilience.actions.cron.project import CronProject, open_cron
 from resilience.model.cron import Entry, EntryOptions, Heartbeat, Installation, Kind, Outcome, Overlap, RunRecord
 from resilience.model.cron_settings import CronSettings
@@ -229,6 +230,11 @@ def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch
     assert "ada@example.org" in found and "[channel.email]" in found
     crontab(cron, 'MAILTO=""\n0 4 * * *  true\n')
     assert "MAILTO" not in said(examine_cron(cron), Verdict.CRITICAL)
+
+
+def test_a_mailto_that_is_no_address_is_critical_before_a_mail_is_lost() -> None:
+    assert wrong_address("ada@example.org, Bob <bob@example.org>,") == ""
+    assert "'not an address'" in wrong_address("ada@example.org, not an address")
 
 
 def test_mailto_with_an_email_channel_is_well(tmp_path: Path, cron: CronProject) -> None:
