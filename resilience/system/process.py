@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from resilience.errors import ProbeError
 
@@ -97,10 +98,10 @@ class ProcessRunner:
         writing. What the program left running in the background is not waited for, and lives on.
         """
         deadline = time.monotonic() + timeout_s
-        process = _start(argv, env, cwd, deadline, want_stdin=bool(stdin))
+        process = _start(argv, env, cwd, deadline, stdin=stdin.encode("utf-8", "surrogateescape"))
         stdout, stderr = bytearray(), bytearray()
         try:
-            for is_output, chunk in _exchange(process, stdin.encode("utf-8", "surrogateescape"), deadline):
+            for is_output, chunk in _exchange(process, deadline):
                 (stdout if is_output else stderr).extend(chunk)
                 if len(stdout) + len(stderr) > OUTPUT_LIMIT_BYTES:
                     raise OutputTooLarge(f"{argv[0]} wrote more than {OUTPUT_LIMIT_BYTES} bytes")
@@ -119,10 +120,10 @@ class ProcessRunner:
         has seen the iterator end normally knows that the answer is whole. Raise as `run` does besides.
         """
         deadline = time.monotonic() + timeout_s
-        process = _start(argv, env, None, deadline, want_stdin=False)
+        process = _start(argv, env, None, deadline)
         errors, rest = bytearray(), bytearray()
         try:
-            for is_output, chunk in _exchange(process, b"", deadline):
+            for is_output, chunk in _exchange(process, deadline):
                 if not is_output:
                     errors += chunk[: _ERRORS_LIMIT_BYTES - len(errors)]
                     continue
@@ -230,22 +231,23 @@ class _Launch:
 
 
 def _start(
-    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, want_stdin: bool
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, stdin: bytes = b""
 ) -> subprocess.Popen[bytes]:
     _reap_abandoned()
     timeout_s = deadline - time.monotonic()
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE if want_stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            # A process group of its own: the deadline must reach what the program started as well.
-            start_new_session=True,
-        )
+        with _whole(stdin) if stdin else contextlib.nullcontext(subprocess.DEVNULL) as source:
+            return subprocess.Popen(
+                list(argv),
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                # A process group of its own: the deadline must reach what the program started as well.
+                start_new_session=True,
+            )
 
     try:
         return _Launch(start).wait(timeout_s)
@@ -258,6 +260,20 @@ def _start(
         raise ProbeError(f"cannot run {argv[0]!r}: {error}", transient=transient) from error
 
 
+def _whole(content: bytes) -> IO[bytes]:
+    """A file in memory, no pipe: should we be killed now, `crontab -` must not take half a table for the whole."""
+    file: IO[bytes]
+    try:
+        file = open(os.memfd_create("stdin"), "wb+")  # noqa: SIM115 - whoever starts the program closes it
+    except (AttributeError, OSError):  # an old C library, a policy against them
+        import tempfile
+
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(content)
+    file.seek(0)  # which also flushes
+    return file
+
+
 def _cannot_start(program: str, cwd: str | None, error: OSError) -> ProbeError:
     if cwd is not None and error.filename == cwd:
         return ProbeError(f"cannot run {program} in {cwd}: {error.strerror}")
@@ -268,8 +284,8 @@ def _cannot_start(program: str, cwd: str | None, error: OSError) -> ProbeError:
     return ProbeError(f"cannot run {program}: {error.strerror}", transient=error.errno in _TRANSIENT)
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Feed standard input and yield (is standard output, bytes) of what comes back, both as they flow.
+def _exchange(process: subprocess.Popen[bytes], deadline: float) -> Iterator[tuple[bool, bytes]]:
+    """Yield (is standard output, bytes) of what comes back, both as they flow.
 
     Ends when all streams are closed, or when the program has ended and nothing more came for PIPE_GRACE_S. Raise
     _OutOfTime at the deadline.
@@ -281,9 +297,6 @@ def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
             selector.register(stream, selectors.EVENT_READ)
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
             now = time.monotonic()
             if now >= deadline:
@@ -295,25 +308,10 @@ def _exchange(process: subprocess.Popen[bytes], stdin: bytes, deadline: float) -
             if not ready and grace_end is not None and now > grace_end:
                 return
             for key, _ in ready:
-                if key.fileobj is process.stdin:
-                    stdin = _feed(key.fd, stdin)
-                    if not stdin:
-                        selector.unregister(key.fileobj)
-                        process.stdin.close()
-                elif chunk := os.read(key.fd, _CHUNK_BYTES):
+                if chunk := os.read(key.fd, _CHUNK_BYTES):
                     yield key.fileobj is process.stdout, chunk
                 else:
                     selector.unregister(key.fileobj)
-
-
-def _feed(descriptor: int, content: bytes) -> bytes:
-    """Write what fits and return the rest; nothing when nobody reads any more: that is the program's own answer."""
-    try:
-        return content[os.write(descriptor, content[:_CHUNK_BYTES]) :]
-    except BlockingIOError:
-        return content
-    except BrokenPipeError:
-        return b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -323,7 +321,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=REAP_GRACE_S)
-    for stream in (process.stdin, process.stdout, process.stderr):
+    for stream in (process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()

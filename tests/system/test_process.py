@@ -338,3 +338,7 @@ def test_two_hundred_calls_leave_no_zombie_no_descriptor_no_thread() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     wait_until(lambda: threading.active_count() == threads)
     wait_until(lambda: children() <= before)
+
+
+def test_all_of_the_input_is_there_before_the_program_starts_even_if_we_are_killed_then() -> None:
+    assert shell("stat -L -c %s /dev/stdin", stdin="x" * 2**20) == (0, f"{2**20}\n", "")
