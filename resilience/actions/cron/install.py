@@ -94,7 +94,7 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
         return Installed(choice, installation, steps=steps)
     notes: tuple[str, ...] = ()
     if existing is not None:
-        removed = uninstall(project, force=True)
+        removed = uninstall(project, force=True, for_another=True)
         notes = (*removed.lines, *removed.notes)
     counts = cron.state.install(installation)
     if counts.token != installation.token:  # somebody was quicker
@@ -115,10 +115,11 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     return Installed(choice, installation, steps, (*lines, noted), (*notes, *_taken_back(stopped)))
 
 
-def uninstall(project: Project, *, force: bool = False) -> Removed:
+def uninstall(project: Project, *, force: bool = False, for_another: bool = False) -> Removed:
     """Have nothing make the ticks any more. Raise ResilError if it could not be taken out; `force` forgets it then.
 
-    Meanwhile the project is stopped, so that no job of a chain is submitted behind our back.
+    Meanwhile the project is stopped, so that no job of a chain is submitted behind our back; and it stays so where
+    something was left that may tick on, unless this is `for_another` driver that takes over.
     """
     cron = open_cron(project)
     existing = installation_here(cron, forget=force)
@@ -127,6 +128,7 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
         stopped = None
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left = ""
     try:
         if existing is None:
             return Removed(None, _sweep(cron), _missed_no_more(cron))
@@ -141,12 +143,18 @@ def uninstall(project: Project, *, force: bool = False) -> Removed:
                 raise
             notes = (
                 f"could not be taken out: {error.message}",
-                "what still ticks there finds nothing to do that does not run here as well: each slot runs once",
+                "what still ticks there finds nothing to do that does not run here as well: each slot runs once"
+                if for_another
+                else "what still ticks there does nothing from now on: it finds a stop, until resil cron install",
             )
+            if not for_another and (stopped is None or not stopped.get("why")):
+                left = f"uninstalled; the {existing.driver} of {existing.by} on {existing.host} could not be reached"
         _forget(cron, existing)
         notes = (*notes, *_missed_no_more(cron))
     finally:
-        if stopped is None:
+        if left:
+            cron.state.stop(project.world.host.user, left, project.world.clock.now())
+        elif stopped is None:
             cron.state.unstop()
     return Removed(existing, lines, notes)
 

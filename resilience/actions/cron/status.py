@@ -276,7 +276,10 @@ def _judge_ticks(heartbeat: Heartbeat | None, told: str, now: float, settings: C
     if heartbeat is None:
         return Judgement(Health.ABSENT, "nothing makes ticks, and none ever came", "start it: resil cron install")
     if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
-        return Judgement(Health.ABSENT, f"nothing is installed; {told}", "start it: resil cron install")
+        advice = "start it: resil cron install"
+        if not heartbeat.is_last and not cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
+            advice += f"; if ticks still come, a line is left: resil cron uninstall on {heartbeat.host}"
+        return Judgement(Health.ABSENT, f"nothing is installed; {told}", advice)
     advice = f"on {heartbeat.host}: resil cron run; or have something do it: resil cron install"
     if cron_late.is_dead(heartbeat.time, heartbeat.expected, now, settings.late_s):
         return Judgement(Health.DEAD, f"nothing is installed; {told}", advice)

@@ -266,6 +266,10 @@ def test_on_another_machine_it_is_said_where_it_lives(site: Site) -> None:
     assert folder_of(project).installation() is not None and folder_of(project).stopped() is None
     done = uninstall(there, force=True)
     assert folder_of(project).installation() is None and "login1" in done.notes[0]
+    left = folder_of(project).stopped()
+    assert left is not None and "login1" in left["why"], "the line on login1 ticks on, and is to run nothing"
+    install(there, "crontab")
+    assert folder_of(project).stopped() is None
 
 
 def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
@@ -273,6 +277,7 @@ def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
     install(project, "crontab")
     done = install(seen_by(project, host="login2"), "crontab", replace=True)
     assert done.installation.host == "login2" and any("could not be taken out" in note for note in done.notes)
+    assert folder_of(project).stopped() is None and not any("goes on now" in note for note in done.notes)
 
 
 def test_projects_live_side_by_side(site: Site) -> None:
