@@ -273,7 +273,7 @@ class Installation:
         host: where it was installed: crontab and systemd live on one machine.
         project: the project folder, absolute.
         python: absolute path of the interpreter.
-        mode: of the driver slurm: `pulse` or `daemon`. Empty for others.
+        mode: of the drivers slurm and scrontab: `pulse` or `daemon`. Empty for others.
         facts: the driver's own: a unit's name, for instance.
     """
 

@@ -277,10 +277,11 @@ def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
             return ()
     except ResilError:
         return ()
-    who = f"{beat.driver or 'something'} on {beat.host}"
+    command = {"foreground": "resil cron run", "tick": "resil cron tick"}.get(beat.driver, beat.driver or "something")
+    who = f"{command} on {beat.host}"
     if is_late(beat.time, beat.expected, cron.project.world.clock.now(), cron.settings.late_s):
         return (f"no tick comes since {iso_time(beat.time)} ({who}), and nobody misses them any more",)
-    return (f"if ticks still come from {who}, end that there",)
+    return (f"if ticks still come from {who}, end that there: nobody misses them",)
 
 
 def _sweep(cron: CronProject) -> tuple[str, ...]:
