@@ -172,7 +172,7 @@ def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettin
     words, hint = [], ""
     for job in running:
         where = f" on {job.nodes}" if job.nodes else ""
-        ends = f" until {_clock(job.end_time)}" if job.end_time else ""
+        ends = f" until {_clock(job.end_time, now)}" if job.end_time else ""
         words.append(f"job {job.id} runs{where}{ends}")
     behind = " behind it" if running else ""
     if not waiting:
@@ -197,10 +197,12 @@ def _asks_too_much(reason: str) -> bool:
     return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
 
 
-def _clock(seconds: float | None) -> str:
+def _clock(seconds: float, now: float) -> str:
+    """The time of day, and the date where it is not today's."""
     import time
 
-    return time.strftime("%H:%M", time.localtime(seconds)) if seconds else ""
+    then, today = time.localtime(seconds), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def _jobs(ids: Sequence[int]) -> str:

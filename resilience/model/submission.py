@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class Submission:
         extra_args: sbatch arguments passed through as they are, before the script.
         directory: where to submit from; the job's working directory unless `chdir` says otherwise.
         environment: variables added to the environment of the submission.
+        variables: of the person's SBATCH_* those that count; None: all, as with sbatch.
         fresh: the token was made just now and was never sent: it need not be looked up before the first try.
     """
 
@@ -63,7 +64,16 @@ class Submission:
     extra_args: tuple[str, ...] = ()
     directory: str = "."
     environment: Mapping[str, str] = field(default_factory=dict)
+    variables: Collection[str] | None = None
     fresh: bool = False
+
+    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Given an environment, return it without the SBATCH_* that do not count."""
+        return {
+            name: value
+            for name, value in environ.items()
+            if self.variables is None or not name.startswith("SBATCH_") or name in self.variables
+        }
 
     @property
     def comment(self) -> str:

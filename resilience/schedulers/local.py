@@ -307,7 +307,12 @@ class LocalScheduler:
             raise SchedulerError(f"Unable to open file {submission.script}", hint=error.strerror or "") from error
         absolute = replace(submission, directory=str(Path(submission.directory).absolute()))
         return understand(
-            absolute, script, self._environ, user=self._user, umask=current_umask(), now=self._clock.now()
+            absolute,
+            script,
+            submission.counted(self._environ),
+            user=self._user,
+            umask=current_umask(),
+            now=self._clock.now(),
         )
 
     def _new_dependency(self, text: str, entry: Entry) -> str:

@@ -94,7 +94,7 @@ class Slurm:
             return self._asker.runner.run(
                 commands.submit_command(submission, test=test),
                 timeout_s=timeout_s,
-                env=commands.submit_environment(self._asker.environ, submission.environment),
+                env=commands.submit_environment(submission.counted(self._asker.environ), submission.environment),
                 cwd=submission.directory,
             )
         except ProgramMissing as error:

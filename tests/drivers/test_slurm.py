@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -156,6 +157,11 @@ def test_the_state_of_the_chain_is_said_in_words(case: str) -> None:
     jobs, liveness, words = CASES[case]
     state = _judge(jobs, INSTALLED, CronSettings(), NOW)
     assert (str(state.liveness), words in state.summary) == (liveness, True), state.summary
+
+
+def test_an_end_that_is_not_today_is_said_with_its_date() -> None:
+    tomorrow = replace(RUNS, end_time=NOW + 86_400)
+    assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", _judge((tomorrow,), INSTALLED, CronSettings(), NOW).summary)
 
 
 def scene(tmp_path: Path, queue: Queue) -> Scene:

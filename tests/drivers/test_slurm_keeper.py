@@ -70,6 +70,14 @@ def test_a_job_begins_after_a_number_of_seconds_and_never_at_a_date_that_needs_a
     assert NOW % 900 == 0
 
 
+def test_of_the_persons_sbatch_variables_only_where_jobs_go_counts(folder: CronFolder) -> None:
+    """SBATCH_ARRAY_INX would make two schedulers of one job; SBATCH_WAIT would have `install` wait for its end."""
+    queue = Queue()
+    keeper(folder, queue).keep()
+    environ = {"PATH": "/bin", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "0-1", "SBATCH_WAIT": "1"}
+    assert queue.submissions[0].counted(environ) == {"PATH": "/bin", "SBATCH_ACCOUNT": "lab"}
+
+
 def test_no_job_of_the_chain_is_requeued_has_an_output_of_slurms_or_runs_beside_another(folder: CronFolder) -> None:
     queue = Queue()
     keeper(folder, queue).keep()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilience.drivers._slurm.chain import Mode, Plan, Seen, Surplus, Token, Wish, plan_chain
-from resilience.drivers._slurm.script import ON_ONE_MACHINE, SCRIPT, comment_mark, job_name, sbatch_options
+from resilience.drivers._slurm.script import ON_ONE_MACHINE, SCRIPT, WHERE, comment_mark, job_name, sbatch_options
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable
 from resilience.model.cron import RUN_NAME, Installation
 from resilience.model.cron_settings import CronSettings
@@ -175,7 +175,8 @@ class Keeper:
         """What is handed to the scheduler. `--begin` counts from now, in seconds.
 
         A date would be read in the time zone of whoever runs sbatch, and twice a year twice; the number of seconds is
-        made of the slot anew each time, so nothing adds up.
+        made of the slot anew each time, so nothing adds up. Of the person's SBATCH_* only where jobs go counts:
+        SBATCH_ARRAY_INX would make several schedulers of one job, and SBATCH_WAIT have us wait for its end.
         """
         options = sbatch_options(self.name, self.settings, mode_of(self.installation, self.settings))
         if self.scheduler.name == "local":
@@ -184,7 +185,7 @@ class Keeper:
             options["begin"] = f"now+{wait_s}"
         script = self.script or str(self.folder.path / SCRIPT)
         slot = (f"slot={wish.token.seed}",) if wish.token.mode is Mode.PULSE else ()
-        return Submission(str(wish.token), RUN_NAME, script, slot, options=options, directory="/")
+        return Submission(str(wish.token), RUN_NAME, script, slot, options=options, directory="/", variables=WHERE)
 
     def _submit(self, wish: Wish) -> int:
         return self.scheduler.submit(self.submission(wish)).id.array

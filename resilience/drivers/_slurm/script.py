@@ -53,9 +53,9 @@ _OURS = {
 }
 """Options of sbatch that are not for [cron] sbatch, and why."""
 
-_WHERE = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT",
-          "SBATCH_WCKEY", "SBATCH_CLUSTERS", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER",
-          "SLURM_SACK_SOCKET")  # fmt: skip
+WHERE = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT",
+         "SBATCH_WCKEY", "SBATCH_CLUSTERS", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER",
+         "SLURM_SACK_SOCKET")  # fmt: skip
 """Where a person's jobs go, as sbatch(1) reads it from the environment."""
 _ROUTES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
            "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # fmt: skip
@@ -71,7 +71,7 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Not what a training around `resil cron install` has set about itself (RESIL_RUN, RESIL_ATTEMPT ...), and no token
     that runs out (SLURM_JWT); nor a proxy's password, which would be seen in lists of processes.
     """
-    kept = {name: environ[name] for name in (*_PERSON, *_WHERE, *_ROUTES) if environ.get(name)}
+    kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
     kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
     for name, value in environ.items():
         ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
