@@ -103,7 +103,9 @@ class SlurmDriver:
             done.append(
                 f"queued {_jobs(kept.submitted)} under the name {keeper.name}: {_rhythm(installation, settings)}"
             )
-        if kept.trouble:
+        if kept.is_stuck:
+            done.append(f"{kept.trouble}: {kept.hint}")
+        elif kept.trouble:
             done.append(f"not all of its successors could be queued, and its jobs will try again: {kept.trouble}")
         if kept.cancelled:
             done.append(f"cancelled {_jobs(kept.cancelled)}: too many waited")

@@ -184,6 +184,17 @@ def test_a_running_job_keeps_two_behind_it_and_does_not_count_itself(folder: Cro
     assert kept.waiting == 2
 
 
+def test_a_successor_that_is_held_is_told_and_with_what_to_do(folder: CronFolder) -> None:
+    """`singleton` has all that come after it wait for it: when the job that runs ends, so does the chain."""
+    queue = Queue()
+    keeper(folder, queue).keep()
+    queue.records = [replace(job, reason="JobHeldUser") if job.id.array == 101 else job for job in queue.records]
+    kept = keeper(folder, queue).keep()
+    assert kept.is_stuck
+    assert "job 101 waits, and will never start by itself: held by its owner" in kept.trouble
+    assert "101" in kept.hint
+
+
 def test_cancelling_takes_what_waits_first_and_leaves_nothing(folder: CronFolder) -> None:
     queue = Queue()
     keeper(folder, queue).keep()

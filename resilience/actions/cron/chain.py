@@ -69,7 +69,8 @@ def keep(cron: CronProject, installation: Installation, told: Words) -> int:
         say(f"{kept.ended}: no successor")
         return EXIT_ENDED
     if kept.trouble:
-        say(f"the successors are not all queued: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
+        what = "a successor is stuck" if kept.is_stuck else "the successors are not all queued"
+        say(f"{what}: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
     with suppress(ResilError):
         record = chain_record(cron.state.history(CHAIN), kept, project.world.clock.now(), cron.project.world.host.name,
                               environ.get("SLURM_JOB_ID", ""))  # fmt: skip
@@ -87,7 +88,8 @@ def chain_record(history: Sequence[RunRecord], kept: Kept, now: float, host: str
     last = history[-1] if history else None
     if kept.trouble:
         left = "none" if kept.waiting is None else kept.waiting
-        summary = f"a successor of the scheduler's job could not be queued ({left} wait): {kept.trouble}"
+        what = "will not start" if kept.is_stuck else "could not be queued"
+        summary = f"a successor of the scheduler's job {what} ({left} wait): {kept.trouble}"
         if last is not None and last.outcome is Outcome.REFUSED and last.summary == summary and now - last.time < 3600:
             return None
         outcome = Outcome.REFUSED

@@ -16,6 +16,7 @@ from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable
 from resilience.model.cron import RUN_NAME, Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.job import Job, JobId
+from resilience.model.pending_reason import explain_reason
 from resilience.model.submission import Submission
 from resilience.system.cron_folder import CronFolder
 from resilience.system.ports import Clock, Scheduler
@@ -38,6 +39,7 @@ class Kept(NamedTuple):
         submitted, cancelled: ids.
         trouble: what is not as it should be, one sentence; empty: nothing.
         hint: what to try.
+        is_stuck: the trouble is that one of those that wait will never start by itself, and holds up the others.
         is_refused: the trouble is that the scheduler said no, or there is none here; not that it did not answer.
         ended: why there is no chain any more (stopped, uninstalled); empty: there is one.
     """
@@ -49,6 +51,7 @@ class Kept(NamedTuple):
     hint: str = ""
     is_refused: bool = False
     ended: str = ""
+    is_stuck: bool = False
 
 
 def mode_of(installation: Installation, settings: CronSettings) -> Mode:
@@ -104,8 +107,12 @@ class Keeper:
 
     def look(self) -> tuple[Seen, ...]:
         """The same as the planner wants them, ended ones included."""
+        return self._seen(self.jobs(finished=True))
+
+    @staticmethod
+    def _seen(jobs: Sequence[Job]) -> tuple[Seen, ...]:
         found = []
-        for job in self.jobs(finished=True):
+        for job in jobs:
             token = token_in(job)
             if token is not None:
                 found.append(Seen(job.id.array, token, job.state.is_alive, job.state.is_waiting))
@@ -147,7 +154,8 @@ class Keeper:
             if why := self.ended():
                 return Kept(None, ended=why)
             for _ in range(ROUNDS):
-                plan = self.plan(self.look())
+                jobs = self.jobs(finished=True)
+                plan = self.plan(self._seen(jobs))
                 waiting = plan.waiting
                 if not plan.submit and not plan.cancel:
                     break
@@ -169,7 +177,18 @@ class Keeper:
             ):
                 trouble, hint = f"jobs may not submit jobs here, it seems: {error.message}", ELSEWHERE
             return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, refused)
-        return Kept(waiting, tuple(submitted), tuple(cancelled))
+        trouble, hint = self._stuck(jobs)
+        return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, is_stuck=bool(trouble))
+
+    def _stuck(self, jobs: Sequence[Job]) -> tuple[str, str]:
+        """What keeps one of the jobs from ever starting, and what to do: `singleton` has the later ones wait for it."""
+        for job in sorted(jobs, key=lambda job: job.id.array):
+            token = token_in(job)
+            if job.state.is_waiting and token is not None and token.installation == self.installation.token:
+                why = explain_reason(job.reason, str(job.id))
+                if why.blocks_for_ever:
+                    return f"job {job.id} waits, and will never start by itself: {why.words} ({job.reason})", why.advice
+        return "", ""
 
     def submission(self, wish: Wish) -> Submission:
         """What is handed to the scheduler. `--begin` counts from now, in seconds.
