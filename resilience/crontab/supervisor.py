@@ -99,10 +99,11 @@ class Supervised:
         """What is under way now, as RUNNING records, oldest first."""
         return tuple(run.record for run in self._runs if not run.is_told)
 
-    def start(self, entry: Entry, slot: int) -> Started:
+    def start(self, entry: Entry, slot: int, signed_on: Callable[[], None] = lambda: None) -> Started:
         """Begin the run of a slot, and return at once. Never raises ResilError.
 
-        Whoever asks has taken the slot, and has written RUNNING into the history, before.
+        Whoever asks has taken the slot before. `signed_on` is called in the supervisor, when others can see its mark
+        (or, where none can be written, its end): who dies before has nothing but the asker's books.
         What can be known only when it is started (no such program, a drop-in that the policy refuses now) comes as an
         end: REFUSED.
         """
@@ -116,7 +117,7 @@ class Supervised:
             if why:
                 return Started(_ended(record, Outcome.SKIPPED, why))
         try:
-            return Started(self._fork(entry, record, self._order(entry, slot, earlier)))
+            return Started(self._fork(entry, record, self._order(entry, slot, earlier, signed_on)))
         except OSError as error:
             why, hint = why_not_started(entry.argv[0], error.errno or 0, facts={})
         except ResilError as error:
@@ -196,7 +197,7 @@ class Supervised:
                 return (), f"the run of slot {_clock_time(mark.slot)} may still be under way ({where})"
         return tuple(mark for mark, _, _ in alive), ""
 
-    def _order(self, entry: Entry, slot: int, earlier: tuple[Mark, ...]) -> Order:
+    def _order(self, entry: Entry, slot: int, earlier: tuple[Mark, ...], signed_on: Callable[[], None]) -> Order:
         return Order(
             entry=entry,
             slot=slot,
@@ -210,6 +211,7 @@ class Supervised:
             replace=earlier,
             at=self._at,
             clock=self._clock,
+            signed_on=signed_on,
         )
 
     def _fork(self, entry: Entry, record: RunRecord, order: Order) -> RunRecord:

@@ -65,6 +65,7 @@ class Order(NamedTuple):
         replace: the runs to end before.
         at: this machine.
         clock: for moments that people read.
+        signed_on: called when the mark stands there, or the end.
     """
 
     entry: Entry
@@ -79,6 +80,7 @@ class Order(NamedTuple):
     replace: tuple[Mark, ...]
     at: Here
     clock: Clock
+    signed_on: Callable[[], None] = lambda: None
 
 
 def longest_s(timeout_s: float) -> float:
@@ -147,7 +149,12 @@ class WatchedRun:
     def _sign_on(self) -> None:
         """Leave the mark; go on without where it cannot be written: what runs may be what frees the disk, or what tells
         of it."""
-        task = self._scribe.do("say that it runs", lambda: write_mark(self._folder, self._mark))
+
+        def sign() -> None:
+            write_mark(self._folder, self._mark)
+            self._order.signed_on()
+
+        task = self._scribe.do("say that it runs", sign)
         task.wait(time.monotonic() + _SIGN_ON_S)
         if why := task.why_not():
             self._notes.append(why)
@@ -263,6 +270,7 @@ class WatchedRun:
             write_end(self._folder, self._mark, record)  # the next tick writes it into the history
             raise
         remove_mark(self._folder, self._mark)
+        self._order.signed_on()
 
     def _prune(self) -> None:
         shorten(self._folder, self._entry.key)

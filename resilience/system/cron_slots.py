@@ -197,13 +197,15 @@ class Slots:
                 os.unlink(self._slots / f"{key}@{floor}{FLOOR}")  # noqa: PTH108
         return True
 
-    def forget_ahead(self, now: float) -> dict[str, int]:
+    def forget_ahead(self, clock: Callable[[], float]) -> dict[str, int]:
         """Remove what only a wrong clock can have taken; return the newest of each entry."""
         found: dict[str, int] = {}
-        for slots, suffix in zip(self._look(), ("", FLOOR), strict=True):
+        looked = self._look()
+        limit = clock() + AHEAD_S  # asked after the look, as in `_tidy`: others may have run what we see
+        for slots, suffix in zip(looked, ("", FLOOR), strict=True):
             for key, numbers in slots.items():
                 for number in numbers:
-                    if number > now + AHEAD_S:
+                    if number > limit:
                         found[key] = max(number, found.get(key, 0))
                         with suppress(OSError):
                             os.unlink(self._slots / f"{key}@{number}{suffix}")  # noqa: PTH108

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from resilience.errors import StateDirectoryError
@@ -47,6 +47,7 @@ class Past:
 
     def __init__(self, cron: CronProject, now: float, period_s: float) -> None:
         self._cron, self._now, self._period_s = cron, now, period_s
+        self._clock = cron.project.world.clock
         self.life_began: float | None = None
         self._before: Heartbeat | None = None
         self.lines: tuple[str, ...] = ()
@@ -65,9 +66,10 @@ class Past:
     def heartbeat(self) -> Heartbeat | None:
         """The last sign of life; None: there is none that makes sense."""
         before = self._before = self._sound("heartbeat", self._cron.state.heartbeat, None)
-        if before is not None and before.time > self._now + AHEAD_S:
+        now = self._clock.now()  # asked after the look: we may have been stopped for a day, and others have gone on
+        if before is not None and before.time > now + AHEAD_S:
             self._say(
-                f"the last tick was {_ago(before.time - self._now)} in the future: the clock was set back, or that of "
+                f"the last tick was {_ago(before.time - now)} in the future: the clock was set back, or that of "
                 f"{before.host or 'another host'} is ahead; the time of now counts"
             )
             return None
@@ -86,7 +88,8 @@ class Past:
             since = int(max(min(before.time, self._now), self._now - 2 * self._period_s))
         new = {entry.key: _schedule(entry) for entry in table.entries}
         kept = {key: value for key, value in seen.items() if key[:1] == "@" or new.get(key) == value.schedule}
-        if any(slots[-1] > self._now + AHEAD_S for slots in taken.values()):
+        ahead = self._clock.now() + AHEAD_S
+        if any(slots[-1] > ahead for slots in taken.values()):
             self._forget_ahead(taken, kept)
         for key, slots in taken.items():
             if key not in new and slots and slots[-1] < self._now - FORGOTTEN_S:
@@ -124,12 +127,13 @@ class Past:
 
     def _forget_ahead(self, taken: dict[str, list[int]], seen: dict[str, Seen]) -> None:
         """Slots of a clock that was wrong must not silence an entry until that day has come: its time begins anew."""
-        for key, newest in self._cron.state.slots.forget_ahead(self._now).items():
-            taken[key] = [slot for slot in taken.get(key, []) if slot <= self._now + AHEAD_S]
+        for key, newest in self._cron.state.slots.forget_ahead(self._clock.now).items():
+            now = self._clock.now()
+            taken[key] = [slot for slot in taken.get(key, []) if slot <= now + AHEAD_S]
             if not taken[key]:
                 seen[key] = Seen(int(self._now), seen[key].schedule if key in seen else "")
             self._say(
-                f"{key.replace('+', '/')} ran {_ago(newest - self._now)} in the future: the clock was set back, or "
+                f"{key.replace('+', '/')} ran {_ago(newest - now)} in the future: the clock was set back, or "
                 "that of another host is ahead; the time of now counts"
             )
 
@@ -183,15 +187,21 @@ def _cut_short(cron: CronProject, claim: Claim, entry: Entry | None, now: float)
 
 def cut_short(cron: CronProject, table: Table) -> Iterator[tuple[Entry, int, int]]:
     """The entries whose newest slot was cut short and may be run again, with the number of that run: 2, 3 ..."""
-    taken: Mapping[str, Sequence[int]] | None = None
     for entry in table.entries:
-        if not entry.options.rerun or entry.kind is not Kind.RUN:
+        if not entry.options.rerun or entry.kind is not Kind.RUN or (slot := _cut_short_slot(cron, entry)) is None:
             continue
-        history = cron.state.history(entry.key)
-        if history and history[-1].outcome is Outcome.CUT_SHORT:
-            taken = cron.state.slots.taken() if taken is None else taken
-            begun = [key for key in taken if key.startswith(f"{entry.key}{AGAIN}") and history[-1].slot in taken[key]]
-            yield entry, history[-1].slot, len(begun) + 2
+        # A run that is repeated is taken, then in hand, then under way, then in the history: asked in that order, it
+        # is seen somewhere, however long we are stopped in between.
+        again, taken = f"{entry.key}{AGAIN}", cron.state.slots.taken()
+        in_hand = any(one.key.startswith(again) and one.slot == slot for one in cron.state.slots.open_claims())
+        if in_hand or f"{entry.key}@{slot}" in _marks(cron) or _cut_short_slot(cron, entry) != slot:
+            continue
+        yield entry, slot, len([key for key in taken if key.startswith(again) and slot in taken[key]]) + 2
+
+
+def _cut_short_slot(cron: CronProject, entry: Entry) -> int | None:
+    history = cron.state.history(entry.key)
+    return history[-1].slot if history and history[-1].outcome is Outcome.CUT_SHORT else None
 
 
 def _marks(cron: CronProject) -> Sequence[str]:

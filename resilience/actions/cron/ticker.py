@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilience.actions.cron.clerk import Clerk, Heard
@@ -231,8 +232,7 @@ class Ticker:
             if one.entry.kind is Kind.SUBMIT:
                 claims.append(claim)
                 continue
-            yield self._start(one.entry, one.slot)
-            self._cron.state.slots.close(claim)
+            yield self._start(one.entry, one.slot, claim)
         wants_news = now - self._followed >= min(self.period_s, 60.0) and self._has_jobs()
         if claims or wants_news or self._clerk.waiting:
             self._followed = now
@@ -251,8 +251,7 @@ class Ticker:
             claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, self._clock.now)
             if claim is not None:
                 yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
-                yield self._start(entry, slot)
-                slots.close(claim)
+                yield self._start(entry, slot, claim)
 
     def _has_jobs(self) -> bool:
         try:
@@ -280,21 +279,27 @@ class Ticker:
         record = self._record(one.entry.name, one.slot - 1, Outcome.MISSED, summary=one.reason)
         return self._write(one.entry.key, replace(record, count=one.passed_over))
 
-    def _start(self, entry: Entry, slot: int) -> Ticked:
-        started = self._supervised().start(entry, slot)
+    def _start(self, entry: Entry, slot: int, claim: Claim) -> Ticked:
+        """The claim is closed by the supervisor, when others can see that it runs; or here, if it does not."""
+        close = partial(self._cron.state.slots.close, claim)
+        started = self._supervised().start(entry, slot, close)
         if started.is_running:
             return Ticked.of((started.record,))
         hint = f"; try: {started.hint}" if started.hint else ""
         lines = (f"{entry.place}: {started.record.summary}{hint}",) if started.record.outcome.is_failure else ()
-        return self._write(entry.key, started.record).plus(Ticked(lines=lines))
+        written = self._write(entry.key, started.record).plus(Ticked(lines=lines))
+        close()
+        return written
 
     def _settle_open(self, table: Table, now: float) -> Iterator[Ticked]:
         """What a tick before had begun to take when it was killed: submit it, or tell that it was cut short."""
         waiting = self._clerk.waiting
+        own = {(run.name.replace("/", "+"), run.slot) for run in self._runs.running} if self._runs is not None else ()
         gone = [
             claim
             for claim in self._cron.state.slots.open_claims()
-            if claim.is_gone(now) or (claim.is_mine() and claim not in waiting)
+            if claim.is_gone(now)
+            or (claim.is_mine() and claim not in waiting and (claim.key.partition(AGAIN)[0], claim.slot) not in own)
         ]
         if not gone:
             return
