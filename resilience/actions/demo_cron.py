@@ -27,7 +27,7 @@ from resilience.system.files import make_folder, write_atomic
 from resilience.system.ports import Scheduler
 from resilience.system.world import World
 
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 POLL_S = 0.2
 EVERY_S = 2
 SCRIPT = "count-slots"

@@ -170,7 +170,7 @@ def _pause(children: dict[int, _Child], more: bool) -> float:
 
 def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
     if len(_leaving) >= AT_ONCE:
-        reap()
+        reap(GRACE_S)  # on a busy machine who has answered may not have ended yet, and is a process all the same
     reading, writing = os.pipe2(os.O_CLOEXEC)
     # No handler of ours may run in the child before it has its own: it would believe itself the parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
