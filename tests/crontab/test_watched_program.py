@@ -71,7 +71,9 @@ def test_signals_are_as_a_login_shell_has_them(runs: Runs) -> None:
     finally:
         signal.signal(signal.SIGQUIT, before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-    assert [line.split()[1] for line in runs.words(record).splitlines()] == [b"0" * 16] * 2
+    own_of_libc = 3 << 31  # signals 32 and 33 (nptl(7)): nobody can set them, and something before us may have
+    masks = [int(line.split()[1], 16) & ~own_of_libc for line in runs.words(record).splitlines()]
+    assert masks == [0, 0]
 
 
 def test_who_hangs_and_ignores_sigterm_is_killed_with_its_group(runs: Runs) -> None:

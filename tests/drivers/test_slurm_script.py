@@ -301,6 +301,19 @@ def test_a_signal_reaches_the_scheduler_and_its_exit_code_counts(desk: Desk) -> 
     assert not desk.calls
 
 
+def test_a_job_that_dies_of_the_signal_that_ends_it_has_its_successor_at_once(desk: Desk) -> None:
+    """Cancelled when its work was done, and before Python was out of the house: that is no broken Python."""
+    desk.python("echo up; exec sleep 600")
+    job = desk.start()
+    path, deadline = desk.cron.path / "driver" / "7.out", time.monotonic() + 60
+    while "up" not in (path.read_text() if path.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 0
+    assert "--begin=now+0 " in desk.calls[0]
+
+
 # ---- revive -------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ def test_sigterm_saves_and_stops_although_lightning_has_a_handler_of_its_own(lau
     assert checkpoints(launched) == [f"resil-step={launched.last(0, 'stop')['step']:08d}.ckpt"]
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_a_labelled_save_goes_on_and_keeps_its_name_and_the_newest_plain_ones_stay(launched: Launched) -> None:
     launched.launch(command(launched))
     launched.until_step(5, 1)
@@ -92,7 +94,13 @@ def test_nothing_is_trained_under_a_kill_switch(launched: Launched) -> None:
     assert launched.count(0, "step") == 0
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+SOAK = [
+    pytest.mark.soak,
+    pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute of processor time: set RESIL_SOAK=1"),
+]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=SOAK)])
 def test_two_processes_of_lightnings_own_stop_at_one_step(launched: Launched, strategy: str) -> None:
     launched.launch(command(launched, devices=2, strategy=f'"{strategy}"'))
     launched.until_step(5, 2)
@@ -111,6 +119,8 @@ def test_an_exception_is_no_stop_on_purpose(launched: Launched) -> None:
     assert (launched.end()["exit_code"], launched.end()["stopped"]) == (1, False)
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_the_callback_can_be_pickled_before_fit() -> None:
     from resilience.integrations.lightning import ResilCallback
 

@@ -28,7 +28,13 @@ def stopped_at(launched: Launched, world: int) -> int:
     return int(steps.pop())
 
 
-@pytest.mark.parametrize("world", [4])
+SOAK = [
+    pytest.mark.soak,
+    pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute of processor time: set RESIL_SOAK=1"),
+]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=SOAK)])
 def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_none_and_repeats_none(
     launched: Launched, world: int
 ) -> None:

@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import Any
 
+import pytest
+
 from tests.integrations.launched import HERE, TORCHRUN, Launched, needs
 
 pytestmark = needs("torch", "transformers", "accelerate")
@@ -81,6 +83,8 @@ def test_the_trainers_own_saves_are_measured_without_the_evaluation_before_them(
     assert all(seconds < 1.9 for seconds in saves)
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_accumulated_gradients_make_one_step(launched: Launched) -> None:
     launched.launch([sys.executable, *words(launched, gradient_accumulation_steps=4)])
     launched.until_step(20, 1)

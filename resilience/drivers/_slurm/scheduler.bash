@@ -194,7 +194,8 @@ main() {
   child=''
   umask "$file_mask"
   ((code == 0)) && return 0
-  if ((code == 75)); then # it has said itself what is wrong with its successors
+  # 75: it has said itself what is wrong with its successors. Or it was told to end, and died of that after its work.
+  if ((code == 75)) || [[ -n $ended && $code -gt 128 ]]; then
     keep_chain 0
     return
   fi

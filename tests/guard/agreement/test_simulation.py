@@ -171,7 +171,7 @@ def test_every_rank_obeys_the_same_at_the_same_step(
         wisher, label = chance.randrange(world), f"label{number}"
         save = Request("save switch", f"save {number}", stop=False, label=label)
         training.at(chance.random() * 20 * step_ms / 1000, functools.partial(training.wish, wisher, save))
-    last_s = 25 * step_ms / 1000
+    last_s = (25 * step_ms + 30 * delay_ms) / 1000  # what is still on its way when all stop is answered by nobody
     training.at(last_s, lambda: training.wish(chance.randrange(world), stop()))
     training.run(training.all_have_stopped)
     training.check()

