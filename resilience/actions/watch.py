@@ -163,7 +163,7 @@ def _nothing(dog: Watchdog) -> Finding:
         return Finding(subject=dog.name, verdict=Verdict.OK, summary="nothing to look at")
     return Finding(
         subject=dog.name, verdict=Verdict.UNKNOWN, fault="nothing", summary="there is nothing to look at",
-        advice=f"name something: {dog.check.example}",
+        advice=getattr(dog.check, "on_nothing", "") or f"name something: {dog.check.example}",
     )  # fmt: skip
 
 

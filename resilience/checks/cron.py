@@ -23,6 +23,7 @@ class CronCheck:
     memory = Memory(count=1)
     argument = "entries"
     example = "resil watch cron 'cron.hourly/*'"
+    on_nothing = "no scheduler was ever installed here: resil cron install"
 
     def targets(self, settings: CronCheckSettings, scene: Scene) -> Sequence[Target]:
         """What the scheduler of this state directory left."""

@@ -48,7 +48,7 @@ def show_status(found: CronStatus) -> None:
         print("\n".join(table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)))
     elif judgement.health is not Health.UNKNOWN and not found.trouble:
         print(f"  nothing is scheduled: drop a file into {clean(found.folder)}/cron.hourly, or: resil cron add --help")
-    print_ignored(found.ignored, found.faults, indent="  ")
+    print_ignored(found.faults, indent="  ")
 
 
 def _facts(found: CronStatus) -> list[str]:
@@ -150,15 +150,11 @@ def span(seconds: float) -> str:
     return format_duration(seconds)
 
 
-def print_ignored(count: int, faults: int, indent: str = "") -> None:
-    """How much does not run."""
-    if not count:
-        return
-    things = "1 thing" if count == 1 else f"{count} things"
-    text = f"{indent}{things} in the cron folder {'is' if count == 1 else 'are'} ignored"
+def print_ignored(faults: int, indent: str = "") -> None:
+    """How much does not run that somebody must have meant to; a README is nobody's news."""
     if faults:
-        text += f", {'' if faults == count else f'{faults} '}most probably by mistake"
-    print(paint(f"{text}: resil cron doctor", "yellow" if faults else "dim"))
+        things = "1 thing in the cron folder does" if faults == 1 else f"{faults} things in the cron folder do"
+        print(paint(f"{indent}{things} not run, most probably by mistake: resil cron doctor", "yellow"))
 
 
 def status_to_json(found: CronStatus) -> dict[str, Any]:
@@ -204,7 +200,7 @@ def show_listing(found: Listing, now: float, folder: Path) -> None:
     else:
         print(f"nothing is scheduled in {clean(str(folder))}")
         print("  try: drop a file into its cron.hourly, or: resil cron add NAME --hourly -- COMMAND")
-    print_ignored(len(found.ignored), sum(ignored.is_fault for ignored in found.ignored))
+    print_ignored(sum(ignored.is_fault for ignored in found.ignored))
 
 
 def _cells(row: EntryRow, now: float) -> tuple[str, ...]:

@@ -170,6 +170,8 @@ class Check(Protocol):
         argument: the field of Settings (a tuple of texts) that takes what stands after the name:
             `resil watch fs /scratch`. Empty: none does.
         example: a command line for `--help`.
+
+    It may have a text `on_nothing` besides: what to try where it was asked for and has nothing to look at.
     """
 
     summary: str

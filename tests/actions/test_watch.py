@@ -149,6 +149,9 @@ def test_nothing_to_look_at_is_no_good_news_where_somebody_asked_for_it(project:
     (there,) = watch(project, [a_dog(check, is_wanted=False)])
     assert asked.verdict is Verdict.UNKNOWN and "resil watch a /a" in asked.findings[0].advice
     assert there.verdict is Verdict.OK
+    check.on_nothing = "make something"  # type: ignore[attr-defined]
+    (asked,) = watch(project, [a_dog(check)])
+    assert asked.findings[0].advice == "make something", "a check may know better"
 
 
 def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project: Project) -> None:

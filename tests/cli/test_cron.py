@@ -280,7 +280,7 @@ def test_the_list_has_schedule_next_run_kind_timeout_options_and_place(desk: Des
     assert " submit " in lines["cron.hourly/eval.slurm"]
     assert "at 02:30 on Monday" in lines["crontab/tea"] and "ok=0-3" in lines["crontab/tea"]
     assert "cron/crontab:1" in lines["crontab/tea"] and "geheim99" not in said
-    assert "2 things in the cron folder are ignored" in said and "resil cron doctor" in said
+    assert "1 thing in the cron folder does not run" in said and "resil cron doctor" in said
     document = desk.cron("list", "--json").json
     assert {entry["name"] for entry in document["entries"]} == {"cron.hourly/backup", "cron.hourly/eval.slurm",
                                                                 "crontab/tea"}  # fmt: skip
