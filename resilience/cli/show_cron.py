@@ -12,6 +12,7 @@ from resilience.actions.cron.words import slot_text
 from resilience.cli.output import clean, paint, table
 from resilience.cli.show_cron_driver import installation_to_json
 from resilience.model.cron import Outcome, RunRecord
+from resilience.model.presence import Liveness
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -61,7 +62,12 @@ def _facts(found: CronStatus) -> list[str]:
         )
         if why := installation.facts.get("why"):
             lines.append(f"  {why}")
-        if found.driver is not None:
+        gone_as_meant = (
+            found.stopped is not None and found.driver is not None and found.driver.liveness is Liveness.GONE
+        )
+        if gone_as_meant:
+            lines.append("  nothing of it is left: that is as it should be")
+        elif found.driver is not None:
             lines.append(f"  {found.driver.liveness.value}: {found.driver.summary}")
             if found.driver.next_tick is not None:
                 lines.append(f"  next tick: {when(found.driver.next_tick, now)}")
@@ -82,7 +88,9 @@ def _lateness(found: CronStatus) -> str:
         return ""
     median, p95, count = found.lateness.median_s, found.lateness.p95_s, found.lateness.count
     runs = "run" if count == 1 else f"{count} runs"
-    return f"; the last {runs} began {_seconds(median)} after the slot (median), {_seconds(p95)} (95th percentile)"
+    return (
+        f"; the last {runs} began {_seconds(median)} after the slot, jitter included (median; {_seconds(p95)} at p95)"
+    )
 
 
 def _seconds(seconds: float) -> str:

@@ -139,6 +139,10 @@ class Slots:
         with suppress(OSError):
             os.unlink(self._open / claim.name)  # noqa: PTH108
 
+    def holds(self, claim: Claim) -> bool:
+        """Whether it is still in this process's hands: one that was stopped for long may find that it was seized."""
+        return os.path.lexists(self._open / claim.name)
+
     def open_claims(self) -> list[Claim]:
         """What was begun and not handed on, by living processes and dead ones. Raise StateDirectoryError."""
         found = []

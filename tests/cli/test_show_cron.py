@@ -89,7 +89,7 @@ def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[st
         "cron  late: the last tick was 10 min ago", "try: resil cron doctor", "slurm (daemon), installed by ada",
         "no crontab here", "UNKNOWN: squeue did?[2J not answer", "next tick: ", "last tick: 10 min ago, by slurm on n1",
         "job 88", ": 1 tick\n", "trouble in that tick: the disk is full", "late by 2 s",
-        "the last 40 runs began 1.2 s after the slot (median), 1 min 15 s (95th percentile)",
+        "the last 40 runs began 1.2 s after the slot, jitter included (median; 1 min 15 s at p95)",
         "a history cannot be read",
     ):  # fmt: skip
         assert text in said, said

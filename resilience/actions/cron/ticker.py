@@ -281,6 +281,9 @@ class Ticker:
 
     def _start(self, entry: Entry, slot: int, claim: Claim) -> Ticked:
         """The claim is closed by the supervisor, when others can see that it runs; or here, if it does not."""
+        if not self._cron.state.slots.holds(claim):
+            told = "was taken over by another host while this one stood still, and is not run here"
+            return Ticked(lines=(f"{entry.place}: the run of a slot {told}",))
         close = partial(self._cron.state.slots.close, claim)
         started = self._supervised().start(entry, slot, close)
         if started.is_running:

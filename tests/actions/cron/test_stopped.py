@@ -53,6 +53,21 @@ def test_slots_that_others_ran_meanwhile_are_not_taken_for_those_of_a_wrong_cloc
     assert scene.ran() == [TOP, TOP + HOUR, TOP + 2 * HOUR]
 
 
+def test_a_slot_that_another_host_took_over_meanwhile_is_not_run(
+    scene: CronScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.drop("cron.hourly/a")
+    scene.tick(TOP - 30)
+
+    def seized() -> None:
+        (claim,) = (scene.folder / ".resil" / ".cron" / "open").iterdir()
+        claim.rename(claim.with_name(claim.name.rpartition("@")[0] + "@0badf00d-1-1-1800000000"))
+
+    _stopped_before(Slots, "holds", seized, monkeypatch)
+    scene.tick(TOP)
+    assert scene.ran() == []
+
+
 def test_a_run_that_is_repeated_is_not_repeated_beside_itself(scene: CronScene) -> None:
     scene.drop("cron.hourly/a", options="rerun overlap=allow", body="kill -9 $PPID")
     scene.tick(TOP - 30)
