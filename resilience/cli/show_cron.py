@@ -62,13 +62,10 @@ def _facts(found: CronStatus) -> list[str]:
         )
         if why := installation.facts.get("why"):
             lines.append(f"  {why}")
-        gone_as_meant = (
-            found.stopped is not None and found.driver is not None and found.driver.liveness is Liveness.GONE
-        )
-        if gone_as_meant:
-            lines.append("  nothing of it is left: that is as it should be")
-        elif found.driver is not None:
-            lines.append(f"  {found.driver.liveness.value}: {found.driver.summary}")
+        if found.driver is not None:
+            gone_as_meant = found.stopped is not None and found.driver.liveness is Liveness.GONE
+            told = f"{found.driver.liveness.value}: {found.driver.summary}"
+            lines.append("  nothing of it is left: that is as it should be" if gone_as_meant else f"  {told}")
             if found.driver.next_tick is not None:
                 lines.append(f"  next tick: {when(found.driver.next_tick, now)}")
     if heartbeat is not None:

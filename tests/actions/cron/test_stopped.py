@@ -60,7 +60,7 @@ def test_a_slot_that_another_host_took_over_meanwhile_is_not_run(
     scene.tick(TOP - 30)
 
     def seized() -> None:
-        (claim,) = (scene.folder / ".resil" / ".cron" / "open").iterdir()
+        (claim,) = (scene.cron.state.path / "open").iterdir()
         claim.rename(claim.with_name(claim.name.rpartition("@")[0] + "@0badf00d-1-1-1800000000"))
 
     _stopped_before(Slots, "holds", seized, monkeypatch)
