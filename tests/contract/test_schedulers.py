@@ -284,9 +284,11 @@ def test_a_job_that_may_not_be_requeued_is_not(place: Place) -> None:
 
 
 def test_a_batch_signal_reaches_the_batch_shell(place: Place) -> None:
-    job_id = place.submit("trap 'echo got >> log; exit 7' USR1; echo up >> log; sleep 60 & wait")
+    job_id = place.submit("trap 'echo got >> log; exit 7' USR1; echo up >> log; sleep 5 & wait")
     place.until(lambda: place.text("log") == "up\n")
-    place.scheduler.signal(job_id, "USR1", batch=True)
+    place.scheduler.signal(
+        job_id, "USR1", batch=True
+    )  # if it comes right before the wait, bash hears it after the sleep
     assert place.ended(job_id)[0].exit_code == ExitCode(7)
     assert place.text("log") == "up\ngot\n"
 
