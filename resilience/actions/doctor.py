@@ -109,10 +109,7 @@ def _describe(config: ClusterConfig) -> Iterator[Diagnosis]:
 def _state_directory(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.state_dir
     try:
-        folder = _nearest_existing(path)
-        with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
-            probe.write(b"can write\n")
-            probe.flush()
+        try_to_write(nearest_existing(path))
         yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
     except OSError as error:
         yield Diagnosis(
@@ -170,7 +167,15 @@ def _cron(project: Project) -> Iterator[Diagnosis]:
     yield outlook(open_cron(project))
 
 
-def _nearest_existing(path: Path) -> Path:
+def try_to_write(folder: Path) -> None:
+    """Write a file there and remove it. Raise OSError."""
+    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
+        probe.write(b"can write\n")
+        probe.flush()
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest one above it that is there. Raise OSError if that cannot be seen."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from resilience.errors import StateDirectoryError
 from resilience.system.files import make_folder
+from resilience.system.process_tree import is_there
 
 EXPIRES_S = 60.0
 """A claim that was not renewed for so long is of a process that died. Longer than any message may take."""
@@ -90,10 +91,4 @@ def _is_gone(holder: str, owner: str) -> bool:
     node, _, pid = holder.rpartition(" ")[0].partition(" ")
     if not pid.isdigit() or node != owner.partition(" ")[0]:
         return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return not is_there(int(pid))

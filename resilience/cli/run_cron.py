@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from resilience.cli.output import clean
+from resilience.cli.signals import handled
 from resilience.errors import ResilError
 
 if TYPE_CHECKING:
@@ -162,14 +163,5 @@ def _flagged_by_signals(tell: Callable[[int], None]) -> Iterator[None]:
             with suppress(OSError):
                 os.write(2, b"\nresil: ending; what still runs gets 10 s. Ctrl-C again ends at once\n")
 
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-    before = {number: signal.getsignal(number) for number in numbers}
-    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
-    try:
-        for number in before:
-            signal.signal(number, flag)
+    with handled(flag, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -16,6 +16,7 @@ from resilience.actions.watch_settings import open_apart, read_source
 from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
 from resilience.cli.output import clean
 from resilience.cli.show_watch import show_reports
+from resilience.cli.signals import handled
 from resilience.errors import ProbeError, ResilError
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
@@ -160,13 +161,5 @@ def _ended_by_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise Ended
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
-    try:
-        for number in before:
-            signal.signal(number, end)
+    with handled(end, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -20,7 +20,7 @@ from resilience.model.presence import Liveness
 from resilience.quantities import format_duration
 from resilience.system.cron_folder import CronFolder
 from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
-from resilience.system.process_tree import is_alive, start_ticks
+from resilience.system.process_tree import is_alive, is_there, start_ticks
 
 REFRESH_S = 300.0
 """A supervisor touches its mark so often."""
@@ -156,7 +156,7 @@ def liveness(mark: Mark, *, now: float, at: Here, touched: float | None = None) 
         ticks = start_ticks(mark.pid)
         if ticks == mark.ticks and is_alive(mark.pid):
             return Liveness.ALIVE, f"{who} watches over it"
-        if ticks is not None or not _is_hidden(mark.pid):
+        if ticks is not None or not is_there(mark.pid):
             return Liveness.GONE, f"{who} has ended"
     last = (touched if touched is not None else mark.started) + LAPSE_S if mark.until is None else mark.until + SKEW_S
     if now <= last:
@@ -187,17 +187,6 @@ def look(folder: CronFolder, mark: Mark, *, now: float, at: Here | None = None) 
         with suppress(OSError):
             touched = (folder.path / "running" / mark.file_name).stat().st_mtime
     return liveness(mark, now=now, at=at or here(), touched=touched)
-
-
-def _is_hidden(pid: int) -> bool:
-    """Whether there is a process that /proc does not show: a colleague's, where hidepid is set (proc(5))."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _line(mark: Mark) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from resilience.model.cron import Installation
 from resilience.model.cron_settings import CronSettings
 from resilience.model.driver import Availability, DriverState, Step
 from resilience.model.presence import Liveness
+from resilience.system.process_tree import is_there
 from resilience.system.scene import Scene
 
 PATIENCE_S = 120.0
@@ -53,7 +53,7 @@ class ForegroundDriver:
             return DriverState(Liveness.GONE, "nothing ticks yet", hint=start)
         who = f"process {beat.pid} on {beat.host}"
         if beat.host == scene.world.host.name and beat.pid:
-            if _is_there(beat.pid):
+            if is_there(beat.pid):
                 return DriverState(Liveness.ALIVE, f"{who} ticks", beat.expected)
             return DriverState(Liveness.GONE, f"{who}, which ticked, has ended", hint=start)
         if scene.world.clock.now() <= beat.expected + PATIENCE_S:
@@ -65,16 +65,6 @@ class ForegroundDriver:
     def _command(self, installation: Installation) -> str:
         python = f"{shlex.quote(installation.python)} -P"  # else the project's queue.py were Python's own
         return f"cd {shlex.quote(installation.project)} && {python} -m resilience cron run"
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 DRIVER = ForegroundDriver()

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.system.files import explain_os_error, make_folder, read_regular
+from resilience.system.files import explain_os_error, make_folder, read_regular, sync_folder
 from resilience.system.process_tree import is_alive, start_ticks
 
 KEPT_SLOTS = 8
@@ -38,7 +38,6 @@ submit takes at most a minute and a half of one job, and gives up after the firs
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 """What link(2) says where a file system has no hard links (EPERM: vfat, some FUSE and object stores)."""
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 
 class Claim(NamedTuple):
@@ -124,7 +123,7 @@ class Slots:
             create_once(mine, content, mode=self._file_mode)
             if link_once(mine, place, content, mode=self._file_mode):
                 undo = (place, mine)
-                _sync_folder(self._slots)
+                sync_folder(self._slots)
                 undo = () if self._tidy(key, slot, clock) else undo
         except OSError as error:
             raise explain_os_error(error, "take the slot", Path(place)) from error
@@ -267,17 +266,6 @@ def _names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise explain_os_error(error, "read", folder) from error
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _owner(now: float) -> str:

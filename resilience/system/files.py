@@ -103,7 +103,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600, durable
         os.replace(name, path)  # noqa: PTH105 - one system call, named as the manual names it
         temporary = None
         if durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         _sweep(path, written)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
@@ -183,7 +183,8 @@ def read_regular(path: Path, limit_bytes: int = 65536) -> tuple[bytes, os.stat_r
         os.close(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Have what was made, renamed and removed in a folder outlast a power cut. Raise OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -16,6 +16,17 @@ def is_alive(pid: int) -> bool:
     return (_stat(pid) or (b"X",))[0] not in (b"Z", b"X", b"x")
 
 
+def is_there(pid: int) -> bool:
+    """Whether there is a process of this number, also one that /proc hides from us (hidepid, proc(5)); kill(2)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
 def is_waiting_in_kernel(pid: int) -> bool:
     """Whether it is in uninterruptible sleep: it waits for a disk or a file server."""
     return (_stat(pid) or (b"",))[0] == b"D"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, start_ticks, switches
+from resilience.system.process_tree import descendants, is_alive, is_there, is_waiting_in_kernel, start_ticks, switches
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -62,3 +62,11 @@ def test_a_process_that_is_switched_out_again_is_not_in_the_same_wait() -> None:
     time.sleep(0.01)
     after = switches(os.getpid())
     assert before is not None and after is not None and after > before
+
+
+def test_a_process_is_there_until_it_is_reaped_and_no_number_is_too_large() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    assert is_there(process.pid) and is_there(1)
+    process.kill()
+    process.wait()
+    assert not is_there(process.pid) and not is_there(10**30)

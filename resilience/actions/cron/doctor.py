@@ -239,7 +239,7 @@ def _installation(cron: CronProject) -> Installation | None:
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
     """Whether a tick could write, and nobody else: what cannot be recorded is not run."""
-    import tempfile
+    from resilience.actions.doctor import nearest_existing, try_to_write
 
     path = cron.state.path
     try:
@@ -248,11 +248,8 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
     folder = path
     try:
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
-            probe.write(b"can write\n")
-            probe.flush()
+        folder = nearest_existing(path)
+        try_to_write(folder)
         yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
     except OSError as error:
         yield Diagnosis(

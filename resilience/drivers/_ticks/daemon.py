@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.system.process_tree import is_there
+
 DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched")
 """Names of processes (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""
 
@@ -18,7 +20,7 @@ def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES
     """A few words on the daemon that was found, `cron, process 312`; empty: none was."""
     for path in pid_files:
         pid = _pid_in(path)
-        if pid and _is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
+        if pid and is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
             return f"{_comm(proc, pid) or 'cron'}, process {pid}"
     with suppress(OSError):
         for name in os.listdir(proc):  # noqa: PTH208 - names only
@@ -45,13 +47,3 @@ def _pid_in(path: str) -> int:
             return int(file.read(32).strip() or 0)
     except (OSError, ValueError):
         return 0
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
