@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -15,10 +16,12 @@ from tests.canary import (  # noqa: F401 - a secret is planted in the whole run,
     pytest_sessionfinish,
 )
 
-# What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
-settings.register_profile("resil", deadline=None)  # a busy machine is no failure
+# A busy machine is no failure. The examples are the same in each run, so that what chance finds stops nobody else;
+# the long campaigns draw new ones.
+settings.register_profile("resil", deadline=None, derandomize="RESIL_SOAK" not in os.environ)
 settings.load_profile("resil")
 
+# What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
 HOW_TO_GET = {
     "no SLURM accounting": "sudo make test",
     "real SLURM": "sudo make test, which installs it where there is apt-get; elsewhere install it and munge first",
