@@ -25,12 +25,20 @@ if TYPE_CHECKING:
             """
 
         def done(self, outcome: str) -> None:
-            """Hear that the request was obeyed: `saved`, `failed` (the save), or `obeyed` (nothing to save)."""
+            """Hear what became of the request: `saved`, once the checkpoint is durable on every rank; `failed` (the
+            save); `obeyed` (there was nothing to save); or `skipped` (another save was in flight: ask again)."""
 
 
 SAVED = "saved"
 FAILED = "failed"
 OBEYED = "obeyed"
+SKIPPED = "skipped"
+IN_FLIGHT = "in_flight"
+"""Between ranks only: the training goes on, and the bytes are still on their way. SAVED or FAILED follows."""
+
+DONE = "done"
+STOPPED = "stopped"
+"""How a rank leaves: its training ran to its own end, or it followed a stop; else FAILED."""
 
 EXIT_DONE = 0
 EXIT_ERROR = 1

@@ -3,7 +3,7 @@
 Three bells, each for when the one before cannot ring:
 
 1. at the bound a thread writes the stacks of all threads to stderr and to `journal/<jobid>.<rank>.stacks`, and ends the
-   process with the decision's exit code;
+   process with the decision's exit code, or with 1 when something that was to be saved is not known to be durable;
 2. ten seconds later `faulthandler.dump_traceback_later` does it in C, with exit code 1: for a library that holds the
    GIL, and for an interpreter that hangs while it is taken down;
 3. another twenty seconds later a timer of the kernel (timer_create(2)) sends SIGKILL: for a library that hangs in the
@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import queue
 import sys
 import threading
 import time
 
+from resilience.guard.decision import EXIT_ERROR
 from resilience.guard.stacks import show_stacks, stderr_descriptor, write_stacks
 from resilience.model import layout
 
@@ -55,7 +57,10 @@ class ForcedExit:
         settings: GuardSettings,
         recorder: Recorder,
         write_journal: Callable[[], None] = lambda: None,
+        is_unsaved: Callable[[], bool] = bool,
     ) -> None:
+        """`is_unsaved` tells whether something is not saved that should be: then the forced end is a failure."""
+        self._is_unsaved = is_unsaved
         self._place = place
         self._recorder = recorder
         self._write_journal = write_journal
@@ -110,6 +115,10 @@ class ForcedExit:
                 f"{now - self._expected_since:.0f} s: it hangs, or does without guard.step() and guard.poll() for long"
             )
 
+    def left_s(self) -> float:
+        """How many seconds are left before the process is ended by force; infinite when nothing is armed."""
+        return self._deadline - time.monotonic() if self._armed_by == os.getpid() else math.inf
+
     def before_fork(self) -> None:
         """Disarm what is in C: a child inherits it without its thread, and waits for that for ever at its exit."""
         if self._armed_by == os.getpid():
@@ -157,8 +166,13 @@ class ForcedExit:
             self._tell(f"{self._what} has not happened, and the job ends in {BEFORE_END_S:g} s")
 
     def _force(self) -> None:
-        self._tell(f"{self._what} has not happened in {self._wait_s:g} s: this process is ended by force")
-        os._exit(self._exit_code)
+        why = f"{self._what} has not happened in {self._wait_s:g} s"
+        code = EXIT_ERROR if self._is_unsaved() else self._exit_code
+        if code != self._exit_code:
+            why += ", and what was to be saved is not known to be durable"
+        self._recorder.event("exit", exit_code=code, error=why)
+        self._tell(f"{why}: this process is ended by force")
+        os._exit(code)
 
     def _tell(self, text: str) -> None:
         """Have it said where all threads are; do not wait long, because what is written to may hang as well."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from resilience.guard.saves import is_handle
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,12 +30,12 @@ def iterate(guard: TrainingGuard, loader: Iterable[Batch], save: Callable[..., A
         if decision.save and save is None:
             guard.pass_over_save(decision)
         elif decision.save and save is not None:
-            with guard.saving():
-                if takes_label:
-                    save(label=decision.label)
-                else:
-                    save()
+            with guard.saving() as saving:
+                returned = save(label=decision.label) if takes_label else save()
+                if is_handle(returned):
+                    saving.until(returned)
         if decision.stop:
+            guard._drain()
             return
 
 

@@ -45,6 +45,8 @@ class Pace:
         self._gaps: collections.deque[tuple[float, float]] = collections.deque()
         """(seconds, forgotten at), the longest first; those after it are shorter and matter once it is forgotten."""
         self._saves: collections.deque[float] = collections.deque(maxlen=SAVES)
+        self._stalls: collections.deque[float] = collections.deque(maxlen=SAVES)
+        self._in_flight_since: float | None = None
         self._position: tuple[int, int] | None = None
         self._start_steps = 0
         self._is_starting = True
@@ -94,10 +96,28 @@ class Pace:
             self._save_began = None
             self._left_out_s += seconds
 
+    def stalled(self, seconds: float) -> None:
+        """The training waited so long for a save, here."""
+        with self._lock:
+            self._stalls.append(seconds)
+
     def saved(self, seconds: float) -> None:
-        """A save took so long, here or on the slowest rank."""
+        """A save was durable so long after it had begun, here or on the slowest rank."""
         with self._lock:
             self._saves.append(seconds)
+
+    def in_flight_since(self, began: float | None) -> None:
+        """A save that began then (monotonic seconds) goes on in the background; None: it has ended."""
+        with self._lock:
+            self._in_flight_since = began
+
+    def in_flight_s(self, now: float, otherwise_s: float) -> float:
+        """How much longer the save in flight may take, as long as the slowest one took; `otherwise_s` while no save was
+        measured. 0 when none is in flight."""
+        with self._lock:
+            if self._in_flight_since is None:
+                return 0.0
+            return max(0.0, max(self._saves, default=otherwise_s) - (now - self._in_flight_since))
 
     @property
     def slowest_step_s(self) -> float | None:
@@ -110,9 +130,15 @@ class Pace:
 
     @property
     def slowest_save_s(self) -> float | None:
-        """The slowest recent save; None as long as none was measured."""
+        """The slowest recent save, until it was durable; None as long as none was measured."""
         with self._lock:
             return max(self._saves, default=None)
+
+    @property
+    def slowest_stall_s(self) -> float | None:
+        """The longest that the training has recently waited for a save; None as long as none was measured."""
+        with self._lock:
+            return max(self._stalls, default=None)
 
     def _moved(self, now: float, position: tuple[int, int]) -> None:
         if self._is_starting:

@@ -4,36 +4,64 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import threading
 import time
 
 from resilience.guard.agreement.alone import Alone
-from resilience.guard.decision import CONTINUE, EXIT_ERROR, FAILED, OBEYED, Decision, Request, merge
-from resilience.guard.exit import ForcedExit
+from resilience.guard.agreement.attendance import name_ranks
+from resilience.guard.decision import (
+    CONTINUE,
+    FAILED,
+    IN_FLIGHT,
+    SAVED,
+    SKIPPED,
+    STOPPED,
+    Decision,
+    Request,
+    merge,
+)
+from resilience.guard.ending import shown
+from resilience.guard.exit import SAVES, ForcedExit
 from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import start_mirror
-from resilience.guard.news import News
 from resilience.guard.pace import Pace
 from resilience.guard.recorder import Recorder, say_on_stderr
-from resilience.guard.triggers import built_in_triggers
+from resilience.guard.triggers import built_in_triggers, switches_of_people
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches
+from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from resilience.guard.agreement.heard import Heard
     from resilience.guard.decision import Trigger
+    from resilience.guard.ending import Ending
     from resilience.guard.running import RunningGuard
+    from resilience.guard.saves import Saving
 
 FIRST_LOOK_S = 10.0
 """How long `should_stop_early` waits for the run directory before it goes on without an answer."""
 LEAVE_S = 30.0
 """How long a rank stays at the end until all ranks have told how the last save went. After a stop: as long as an exit
 may take at all, because a slow save of one rank must not be cut short by the launcher of another."""
+FAULT_S = 1.0
+"""A rank that leaves because of a fault waits for nobody: so long for its last words to be sent."""
 DAY_S = 86_400.0
 STOP_S = 2.0
+BEFORE_END_S = 5.0
+"""A save that is not durable so long before the job's end is given up, so that there is time to say so."""
+UNKNOWN_SAVE_S = 20.0
+"""After a fault, how long a save in flight is taken to last when none was measured."""
+TELL_EVERY_S = 30.0
+MOST_FAULTS = 8
+FOR_PEOPLE = ("absent", "lost", "skew", "behind", "failed", "twins", "fault", "broken")
+"""News of the agreement that people hear; others go to the journal."""
+MOST_ABORTS = 3
+"""So many rounds in a row that come to nothing are told to people: what was wished waits."""
 
 
 class Parts:
@@ -41,12 +69,13 @@ class Parts:
 
     Attributes:
         agreement: `Alone`, `NetworkAgreement`, or what the caller gave.
-        news: what the agreement told, and whether it went wrong.
+        stepping_thread: the one that trains, once it has done a step.
     """
 
     def __init__(
         self,
         guard: RunningGuard,
+        ending: Ending,
         own_triggers: Sequence[Trigger],
         agreement: Callable[..., Any] | None,
         say: Callable[[str], None] | None,
@@ -56,7 +85,12 @@ class Parts:
         self._place = place
         self._recorder = Recorder(place, say or say_on_stderr)
         self._pace = Pace()
-        self.news = News(self._recorder, self._pace, self._tell_triggers, lambda: guard._has_stopped)
+        self._ending = ending
+        self._leads = place.is_first  # decides, and so hears of all that was decided
+        self._closing_since = 0.0
+        self._told_s = 0.0
+        self._skipped_for: Saving | None = None
+        self._aborts = 0
         self._slot = BeatSlot()
         guard.beat = self._slot.words
         guard.beat[0] = guard.count
@@ -64,9 +98,10 @@ class Parts:
         self.agreement = self._agree(agreement)
         self._signals = Signals(place, settings, self._recorder, guard)
         self._loss = Loss(place, settings, self._recorder)
-        self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now)
+        self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now, self._unsaved)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
-        self._stepping_thread = 0
+        self.stepping_thread: threading.Thread | None = None
+        self._stepping = 0
         self._watches = Watches(
             place,
             settings,
@@ -90,23 +125,43 @@ class Parts:
         self.agreement.start()
         self._watches.start()
 
-    def close(self, decision: Decision | None, exit_code: int) -> None:
-        """Say good-bye to the other ranks, and write down how it ended."""
-        in_peace = decision is not None and not self.news.went_wrong
-        wait_s = (self._guard.settings.exit_timeout_s or DAY_S) if in_peace else LEAVE_S
-        outlast = getattr(self.agreement, "outlast", None)
-        if outlast is not None:
-            outlast(wait_s)
+    def close(self, decision: Decision | None, how: str) -> None:
+        """Say good-bye to the other ranks, and write down how it ended. `how` is `done`, `stopped` or `failed`."""
+        self._closing_since = time.monotonic()
+        self._signals.is_closing = True
+        wait_s = FAULT_S if how == FAILED else LEAVE_S
+        if how == STOPPED and self._guard._has_stopped:
+            wait_s = self._guard.settings.exit_timeout_s or DAY_S
+        farewell = self.agreement.part(how, self._ending.why, wait_s, self._is_hurried)
+        if how != FAILED and farewell.faults:
+            self._ending.failed(farewell.faults[0])
+            wait_s = FAULT_S
+            for fault in farewell.faults[:MOST_FAULTS]:
+                self._recorder.warn(f"{fault}: this job has not stopped in good order")
         # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
         # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
-        stopped = decision is not None and not self.news.went_wrong
-        code = EXIT_ERROR if self.news.went_wrong else exit_code
-        self._recorder.event("end", step=self._guard.count, exit_code=code, stopped=stopped)
+        code = self._guard._code()
+        why = {"why": self._ending.why} if self._ending.why else {}
+        self._recorder.event(
+            "end", step=self._guard.count, exit_code=code, stopped=how == STOPPED and not why, ranks=farewell.world,
+            well=farewell.well, **why,
+        )  # fmt: skip
         self._watches.stop(STOP_S)
-        self.agreement.leave(LEAVE_S if self._place.is_first else wait_s)
+        self.agreement.leave(wait_s, self._is_hurried)
         self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self._signals.restore()
         self._exit.left(decision, code)
+
+    def contradict(self, code: int, fault: str) -> None:
+        """The guard was closed in good order, and yet the process ends in another way."""
+        self._recorder.event("exit", exit_code=code, error=fault)
+        self._recorder.say(f"the training ends with {fault}: this job has not stopped in good order")
+        self._mirror.write_last()
+
+    def _is_hurried(self) -> bool:
+        """Whether there is no sense in waiting for others any longer: somebody ends this process, or its launcher is
+        gone."""
+        return self._signals.has_lost_launcher or self._signals.hurries(self._closing_since)
 
     def before_fork(self) -> None:
         """A child would hang at its exit in what faulthandler has armed here."""
@@ -159,11 +214,11 @@ class Parts:
     def check_thread(self) -> None:
         """The step is for one thread: two would count wrongly."""
         this = _thread.get_ident()
-        if self._stepping_thread == 0:
-            self._stepping_thread = this
+        if self._stepping == 0:
+            self._stepping, self.stepping_thread = this, threading.current_thread()
             if self._guard._phase == "start":
                 self._guard._enter_phase("train")
-        elif self._stepping_thread != this:
+        elif self._stepping != this:
             self._recorder.warn(
                 "guard.step() is called from two threads: steps are counted wrongly, and decisions reach only one of "
                 "them. Call it from the thread that trains",
@@ -175,26 +230,26 @@ class Parts:
     def decided(self, decision: Decision) -> None:
         """A decision was given to the training."""
         self._recorder.event("decision", **decision.as_dict())
-        if self._place.is_first:
+        if self._leads:
             self._recorder.say(str(decision))
         if decision.stop:
             self._watches.wake()  # the journal shall have it, even if the training ends without another word
             self._exit.arm(decision, self._pace.slowest_save_s)
 
-    def obeyed(self, decision: Decision, outcome: str, seconds: float) -> None:
-        """A decision to save was obeyed on this rank."""
+    def passed_over(self, decision: Decision, outcome: str) -> None:
+        """A decision to save, and no save that the guard saw: none was made, or one that nobody measured."""
         if outcome == FAILED:
-            self._recorder.warn(f"the save failed that was asked for because {decision.why}: what asked for it stays")
+            self._recorder.warn(f"no save was made, which was asked for because {decision.why}")
             if decision.stop:
-                self.news.went_wrong = True
-        elif outcome == OBEYED and decision.save:
+                self._ending.failed("the save before the stop was not made")
+        elif decision.save:
             self._recorder.warn(
                 "a save was asked for and no `with guard.saving():` block followed: it is taken as made, how long it "
                 "takes is not known, and nobody would notice if it failed",
                 key="saving",
             )
-        self.agreement.finish(outcome, seconds)
-        if not self._place.is_first:
+        self.agreement.finish(outcome, 0.0)
+        if not self._leads:
             self._tell_triggers(decision, outcome)
 
     def has_no_save(self) -> None:
@@ -204,22 +259,85 @@ class Parts:
             key="saving",
         )
 
-    def save_begins(self, step: int) -> None:
-        """The training saves."""
+    def save_entered(self) -> None:
+        """The training waits: for a save in flight, and then for its own."""
         self._slot.set_phase("save")
         self._pace.save_began(time.monotonic())
-        self._recorder.event("save_begin", step=step)
 
-    def save_ended(self, step: int, seconds: float, error: BaseException | None, phase: str) -> None:
-        """The save is over, well or not."""
+    def save_begins(self, saving: Saving) -> None:
+        """The training saves."""
+        self._recorder.event("save_begin", step=saving.step)
+
+    def save_left(self, saving: Saving, error: BaseException | None, phase: str) -> None:
+        """The training goes on. The save is over, or in flight."""
+        stall_s = time.monotonic() - saving.entered
         self._slot.set_phase(phase)
-        self._pace.was_saving(seconds)
+        self._pace.was_saving(stall_s)
         if error is None:
-            self._pace.saved(seconds)
-            self._recorder.event("save", step=step, seconds=round(seconds, 3))
-            self._watches.saved(step)
+            self._pace.stalled(stall_s)
+        if error is None and saving.is_in_flight:
+            self._recorder.event("save_staged", step=saving.step, seconds=round(stall_s, 3))
+            self._pace.in_flight_since(saving.began)
+            if saving.decision is not None:
+                saving.number = self.agreement.finish(IN_FLIGHT, 0.0)
+
+    def save_settled(self, saving: Saving, error: BaseException | None) -> None:
+        """A save is durable on this rank, or has failed. Comes from any thread."""
+        decision, outcome = saving.decision, SAVED if error is None else FAILED
+        seconds = time.monotonic() - saving.began
+        self._pace.in_flight_since(None)
+        if error is not None:
+            self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=repr(error)[:500])
+            stays = "" if decision is None else ". What asked for it stays"
+            self._recorder.warn(f"the save of step {saving.step} is not durable: {shown(error)}{stays}")
+        elif decision is None or not self._leads:  # else News tells, once all ranks have
+            self.save_is_durable(saving.step, seconds)
+        if decision is None:
+            return
+        if saving.number:
+            self.agreement.saved(saving.number, outcome, seconds)
         else:
-            self._recorder.event("save_failed", step=step, seconds=round(seconds, 3), error=repr(error)[:500])
+            self.agreement.finish(outcome, seconds)
+        if not self._leads:
+            self._tell_triggers(decision, outcome)
+
+    def save_is_durable(self, step: int, seconds: float) -> None:
+        """A save counts from now on; it took so long from its beginning."""
+        self._pace.saved(seconds)
+        self._recorder.event("save", step=step, seconds=round(seconds, 3))
+        self._watches.saved(step)
+
+    def drain_s(self) -> float:
+        """How long a save in flight may still take: three times what the slowest took, or as long as an exit may take;
+        not beyond the job's end; and after a fault no longer than it usually takes."""
+        slowest_s = self._pace.slowest_save_s
+        if self._ending.why:
+            wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
+        else:
+            wait_s = max(self._guard.settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
+        if self._place.end_time is not None:
+            wait_s = min(wait_s, self._place.end_time - BEFORE_END_S - time.time())
+        return max(0.0, min(wait_s, self._exit.left_s() - BEFORE_END_S))
+
+    def show_drain(self, saving: Saving, waited_s: float) -> bool:
+        """A save in flight is waited for: say so now and then. Return whether it is waited for any longer."""
+        if waited_s < self._told_s:
+            self._told_s = 0.0
+        if waited_s >= self._told_s + TELL_EVERY_S:
+            self._told_s = waited_s
+            slowest_s = self._pace.slowest_save_s
+            usual = "" if slowest_s is None else f"; the slowest took {format_duration(round(slowest_s))}"
+            self._recorder.say(
+                f"rank {self._place.rank} waits for the save of step {saving.step} to be durable, for "
+                f"{waited_s:.0f} s so far{usual}"
+            )
+        return True
+
+    def _unsaved(self) -> bool:
+        """Whether something that was to be saved is not known to be durable."""
+        guard = self._guard
+        in_flight = guard._saves is not None and guard._saves.newest is not None
+        return in_flight or guard._saving is not None or guard._owed is not None or bool(self._ending.why)
 
     def enter_phase(self, phase: str, step: int) -> None:
         """The training does something else now."""
@@ -234,10 +352,9 @@ class Parts:
         if self._guard._phase == "start":
             self._guard._enter_phase("train")
 
-    def left_by(self, error: BaseException) -> None:
-        """The training loop ended with an exception."""
-        self.news.went_wrong = True
-        self._recorder.event("error", step=self._guard.count, error=repr(error)[:500])
+    def left_by(self, error: str) -> None:
+        """The training ended with an exception."""
+        self._recorder.event("error", step=self._guard.count, error=error)
 
     def failed(self, error: Exception) -> None:
         """The guard itself is broken somewhere."""
@@ -246,9 +363,10 @@ class Parts:
                 f"the guard failed and may decide nothing now; the training goes on: {error!r}", "failed"
             )
 
-    def refuse_finished(self, stop: Decision) -> None:
-        """The training was stopped, and yet it says that it is done."""
-        why = f"it was stopped at step {stop.step}, because {stop.why}"
+    def refuse_finished(self, stop: Decision | None, why: str) -> None:
+        """The training was stopped, or something went wrong, and yet it says that it is done."""
+        if not why and stop is not None:
+            why = f"it was stopped at step {stop.step}, because {stop.why}"
         if self._place.is_first:
             self._recorder.warn(f"the run is not marked as finished: {why}")
 
@@ -268,26 +386,83 @@ class Parts:
             self.agreement.decide_start(Decision(**{**decision.as_dict(), "save": False}))
 
     def _wish(self, request: Request) -> None:
-        self.agreement.wish(request)
+        """Somebody wants something. Where it is set so, a save alone is passed over while another one is in flight."""
+        saves = self._guard._saves
+        saving = saves.newest if saves is not None else None
+        is_skipped = request.save and not request.stop and self._guard.settings.save_overlap == "skip"
+        if saving is None or not is_skipped:
+            self.agreement.wish(request)
+            return
+        if self._skipped_for is not saving:
+            self._skipped_for = saving
+            self._recorder.event("save_skipped", step=self._guard.count, in_flight=saving.step, why=request.why)
+        self._tell_names([request.trigger], SKIPPED)
+
+    # ---- what the agreement tells, from the thread that agrees: never waits ------------------------------------
+
+    def hear(self, heard: Heard) -> None:
+        """Warnings go to people, records to the journal, outcomes to the triggers."""
+        if heard.kind == "outcome" and heard.decision is not None:
+            self._outcome(heard.decision, heard.outcome, heard.seconds, heard.ranks)
+        elif heard.kind == "alone":
+            self._lead(heard.text)
+        elif heard.kind in FOR_PEOPLE:
+            self._recorder.warn(heard.text)
+        elif heard.kind == "committed":
+            self._aborts = 0
+        else:
+            self._recorder.event(heard.kind, text=heard.text)
+            if heard.kind == "back":
+                self._recorder.say(heard.text)
+            self._aborts += heard.kind == "aborted"
+            if self._aborts == MOST_ABORTS:
+                self._recorder.warn(heard.text, key="aborted")
+
+    def _lead(self, why: str) -> None:
+        """Rank 0 is gone for good: this rank looks at the switches and decides by itself from now on."""
+        stop = {"stop": "it saves and stops now", "save_alone": "it saves and stops by itself when it is told to stop"}
+        does = stop.get(self._guard.settings.on_leader_lost, "")
+        self._recorder.warn(f"rank {self._place.rank}: {why}; {does} (on_leader_lost)")
+        self._leads = True
+        self._mirror.lead()
+        self._signals.is_orphan = True
+        self._watches.look_at_files(switches_of_people(self._place, self._guard.settings, self._recorder))
+
+    def _outcome(self, decision: Decision, outcome: str, seconds: float, ranks: Sequence[int]) -> None:
+        """All ranks have obeyed a decision, and what they saved is durable, or not on `ranks`."""
+        step = decision.step - self._guard.rewound
+        if outcome == SAVED and decision.save:
+            self.save_is_durable(step, seconds)
+        elif outcome == FAILED and self._place.rank not in ranks:
+            on = f"on {name_ranks(list(ranks))}" if ranks else "on a rank"
+            self._recorder.event("save_failed", step=step, error=f"it failed {on}")
+            self._recorder.warn(f"the save of step {step} failed {on}. What asked for it stays")
+            if decision.stop and self._guard._has_stopped:
+                self._ending.failed(f"the save of step {step} failed {on}")
+        self._tell_triggers(decision, outcome)
 
     def _sample(self) -> None:
         self._pace.look(time.monotonic(), self._guard.position(), time.process_time())
         if not self._watches.has_files:
             self._mirror.work()
         self._mirror.look_after()
-        awaited = getattr(self.agreement, "awaited", None)
-        if awaited is not None:
-            self._exit.expect(awaited(), time.monotonic())
+        self._exit.expect(self.agreement.awaited(), time.monotonic())
 
     def _tell_triggers(self, decision: Decision, outcome: str) -> None:
-        self._loss.hear(decision.triggers, outcome)
-        self._watches.obeyed(decision.triggers, outcome)
+        self._tell_names(decision.triggers, outcome)
+
+    def _tell_names(self, triggers: Sequence[str], outcome: str) -> None:
+        self._loss.hear(triggers, outcome)
+        self._watches.obeyed(triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:
-            return factory(self._guard, self.news.hear, self._place)
+            return factory(self._guard, self.hear, self._place)
         if self._place.world == 1:
-            return Alone(self._guard, self.news.hear)
+            return Alone(self._guard, self.hear)
         from resilience.guard.agreement.meeting import meet
 
-        return meet(self._guard, self.news.hear, self._place, self._guard.settings, self._mirror.locate, self._recorder)
+        return meet(
+            self._guard, self.hear, self._place, self._guard.settings, self._mirror.locate, self._recorder,
+            lambda: self._pace.slowest_step_s or 0.0,
+        )  # fmt: skip

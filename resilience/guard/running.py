@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.decision import CONTINUE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, SAVED, Decision
+from resilience.guard.decision import CONTINUE, DONE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, STOPPED, Decision
 from resilience.guard.gate import Gate
 from resilience.guard.recorder import say_on_stderr
 
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
     from typing import Any, Self, TypeVar
 
     from resilience.guard.decision import Trigger
+    from resilience.guard.ending import Ending
     from resilience.guard.parts import Parts
     from resilience.guard.place import Place
+    from resilience.guard.saves import Saves, Saving
     from resilience.guard.settings import GuardSettings
 
     Result = TypeVar("Result")
 
 NEW, RUNNING, CLOSED, INERT = "new", "running", "closed", "inert"
+
+LATE_STEPS = 1
+"""A training that does more steps than this after it was told to stop has not followed. One step is for loops that look
+at each decision a step later, because their device runs ahead."""
 
 _active: RunningGuard | None = None
 """The guard of this process: there can be one, because signals and the agreement are the process's."""
@@ -35,6 +42,7 @@ class RunningGuard(Gate):
     __slots__ = (
         "__weakref__",
         "_agreement_factory",
+        "_ending",
         "_finished",
         "_has_stopped",
         "_has_told",
@@ -43,6 +51,8 @@ class RunningGuard(Gate):
         "_parts",
         "_phase",
         "_pid",
+        "_saves",
+        "_saving",
         "_saving_depth",
         "_say",
         "_state",
@@ -70,6 +80,9 @@ class RunningGuard(Gate):
         self._state = NEW
         self._pid = os.getpid()
         self._phase = "start"
+        self._ending: Ending | None = None
+        self._saves: Saves | None = None
+        self._saving: Saving | None = None  # the outermost block that the training is in
         self._saving_depth = 0
         self._owed: Decision | None = None
         self._finished = False
@@ -80,16 +93,27 @@ class RunningGuard(Gate):
     def exit_code(self) -> int:
         """What the process should exit with: 0 done, 75 stopped on purpose, 1 stopped by an error.
 
-        1 also when the loop was left by an exception, or the last save failed, on this rank or on another as far as
-        rank 0 knows: a job whose last save failed did not stop in good order.
+        1 also when the loop was left by an exception, or the last save is not durable, on this rank or on another as
+        far as rank 0 knows: such a job did not stop in good order. Waits for a save that is in flight.
+
+        0 also when the training ran on for more than a step after it was told to stop: it was not stopped.
         """
-        if self._parts is not None and self._parts.news.went_wrong:
+        self._drain()
+        return self._code()
+
+    def _code(self) -> int:
+        if self._ending is not None and self._ending.why:
             return EXIT_ERROR
-        return EXIT_DONE if self._finished or self.decided is None else self.decided.exit_code
+        stop = self.decided
+        return EXIT_DONE if stop is None or not self._has_followed(stop) else stop.exit_code
+
+    def _has_followed(self, stop: Decision) -> bool:
+        """Whether the training has done no more steps than it needed to end, once it was told to stop."""
+        return not self._finished and self.count <= stop.step + LATE_STEPS
 
     def start(self) -> None:
         """Begin to look. Called by the `with` block, and by the first step at the latest."""
-        global _active
+        global _active, _newest
         if self._state != NEW:
             return
         if self._pid != os.getpid():
@@ -104,11 +128,13 @@ class RunningGuard(Gate):
                 "there is another guard in this process already",
                 hint="use one guard; in a notebook close the old one first: resilience.guard.active().close()",
             )
+        from resilience.guard.ending import Ending
         from resilience.guard.parts import Parts
 
         self.open()
+        self._ending = Ending()
         try:
-            self._parts = Parts(self, self._own_triggers, self._agreement_factory, self._say)
+            self._parts = Parts(self, self._ending, self._own_triggers, self._agreement_factory, self._say)
             self._parts.start()
         except GuardError:
             raise
@@ -119,17 +145,27 @@ class RunningGuard(Gate):
         _active = self
         self._state = RUNNING
         self.limit = self.count + 1  # the first step asks: it tells which thread trains
-        atexit.register(self.close)  # for a training that has no `with` block
+        _newest = self
 
     def close(self) -> None:
-        """The training loop is over: tell the other ranks, restore signal handlers, end the threads."""
+        """The training loop is over: wait for saves in flight, tell the other ranks, restore signal handlers, end the
+        threads."""
+        self._close("")
+
+    def _close(self, fault: str) -> None:
+        """The end, in good order or because of `fault`."""
         global _active
         if _active is self:
             _active = None
-        atexit.unregister(self.close)
         if self._pid == os.getpid():
-            self._settle(OBEYED)
-            self._safely(lambda parts: parts.close(self.decided, self.exit_code))
+            if self._state == RUNNING and self._ending is not None:
+                if self._saving is not None:
+                    self._ending.failed(f"the save of step {self._saving.step} was begun and never ended")
+                if fault:
+                    self._ending.failed(fault)
+                self._settle(FAILED if fault else OBEYED)
+            self._drain()
+            self._safely(lambda parts: parts.close(self.decided, self._how()))
         if self._state != INERT:
             self._state = CLOSED
         self.open()
@@ -149,10 +185,36 @@ class RunningGuard(Gate):
     ) -> None:
         # sys.exit(guard.exit_code) within the block; or the code was forgotten, which is no failure.
         is_exit = isinstance(error, SystemExit) and (error.code or 0) in (0, self.exit_code)
-        if error is not None and not is_exit:
-            self._safely(lambda parts: parts.left_by(error))
-            self._settle(FAILED)  # a save that was asked for and not made
-        self.close()
+        self._close("" if error is None or is_exit else self._left_by(error))
+
+    def _left_by(self, error: BaseException) -> str:
+        from resilience.guard.ending import shown
+
+        self._safely(lambda parts: parts.left_by(shown(error)))
+        return shown(error)
+
+    def _at_exit(self) -> None:
+        """The interpreter exits. What the process really ends with counts for more than what the guard had told it."""
+        ending = self._ending
+        if ending is None or self._pid != os.getpid():
+            return
+        was_well = not ending.why
+        code, fault = ending.process_end(self._code(), self._parts and self._parts.stepping_thread)
+        if self._state == RUNNING:
+            if fault:
+                self._safely(lambda parts: parts.left_by(fault))
+            self._close(fault)
+        elif self._state == CLOSED:
+            self._drain()
+            late = fault or ending.why
+            if late and was_well and self._code() != EXIT_DONE:  # it was told to exit with 75
+                self._safely(lambda parts: parts.contradict(code if fault else EXIT_ERROR, late), CLOSED)
+
+    def _how(self) -> str:
+        """How this rank leaves."""
+        if self._ending is not None and self._ending.why:
+            return FAILED
+        return STOPPED if self.decided is not None and self._has_followed(self.decided) else DONE
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -205,7 +267,11 @@ class RunningGuard(Gate):
         try:
             return call(parts)
         except AgreementLost as lost:
-            parts.left_by(lost)
+            from resilience.guard.ending import shown
+
+            parts.left_by(shown(lost))
+            if self._ending is not None:
+                self._ending.failed(shown(lost))
             raise
         except Exception as error:
             parts.failed(error)
@@ -235,7 +301,10 @@ class RunningGuard(Gate):
             self._parts.agreement.finish(OBEYED, 0.0)
 
     def _decide(self, decision: Decision) -> None:
+        from resilience.guard.ending import forget_exit
+
         assert self._parts is not None
+        forget_exit()
         if decision.stop:
             self.decided = decision
         self._parts.decided(decision)
@@ -245,38 +314,90 @@ class RunningGuard(Gate):
         self._safely(lambda parts: parts.enter_phase(name, self.count))
         return before
 
-    def _enter_save(self) -> None:
+    def _enter_save(self, saving: Saving) -> Saving | None:
+        """The training saves: wait for a save in flight. Return the block that this one is part of, or None."""
         self._saving_depth += 1
-        if self._saving_depth == 1:
-            self._safely(lambda parts: parts.save_begins(self.count))
+        if self._saving_depth > 1:
+            return self._saving
+        saving.step, saving.entered = self.count, time.monotonic()
+        if self._saves is None:
+            from resilience.guard.saves import Saves
 
-    def _leave_save(self, seconds: float, error: BaseException | None) -> None:
+            self._saves = Saves(self._save_settled)
+        self._saving = saving
+        self._safely(lambda parts: parts.save_entered())
+        self._drain()
+        saving.began = time.monotonic()
+        self._safely(lambda parts: parts.save_begins(saving))
+        return None
+
+    def _leave_save(self, saving: Saving, error: BaseException | None) -> None:
         self._saving_depth -= 1
-        if self._saving_depth == 0:
-            self._safely(lambda parts: parts.save_ended(self.count, seconds, error, self._phase))
-            self._settle(SAVED if error is None else FAILED, seconds)
+        if self._saving_depth > 0:
+            return
+        self._saving = None
+        saving.decision, self._owed = self._owed, None
+        self._safely(lambda parts: parts.save_left(saving, error, self._phase))
+        if error is not None or not saving.is_in_flight:
+            self._save_settled(saving, error)
+        elif self._saves is not None:
+            self._saves.add(saving)
+
+    def _save_settled(self, saving: Saving, error: BaseException | None) -> None:
+        """A save is durable, or has failed. Comes from any thread."""
+        if self._ending is not None and error is None:
+            self._ending.saved()
+        elif self._ending is not None and error is not None:
+            self._ending.save_failed(saving, error)
+        if self._state == RUNNING:
+            self._safely(lambda parts: parts.save_settled(saving, error))
+        elif error is not None and saving.is_in_flight:  # nobody else tells: the guard is closed, or off
+            (self._say or say_on_stderr)(f"warning: the save of step {saving.step} is not durable: {error!r}")
+
+    def _drain(self) -> None:
+        """Wait until what is in flight is durable; what is not in time has failed."""
+        saves = self._saves
+        if saves is None or saves.newest is None:
+            return
+        if self._parts is None or self._state == INERT:
+            saves.wait(float("inf"))
+        else:
+            saves.wait(self._parts.drain_s(), self._parts.show_drain)
 
     def pass_over_save(self, decision: Decision) -> None:
         """A save was asked for, and `guard.steps()` was given nothing to save with: who asked for it hears so."""
-        outcome = OBEYED if decision.stop else FAILED
         self._safely(lambda parts: parts.has_no_save())
-        self._settle(outcome)
+        self._settle(OBEYED if decision.stop else FAILED)
 
-    def _settle(self, outcome: str, seconds: float = 0.0) -> None:
-        """A decision to save was obeyed, or passed over."""
+    def _settle(self, outcome: str) -> None:
+        """A decision to save was passed over."""
         owed, self._owed = self._owed, None
         if owed is not None:
-            self._safely(lambda parts: parts.obeyed(owed, outcome, seconds))
+            self._safely(lambda parts: parts.passed_over(owed, outcome))
 
     def _become_inert(self) -> None:
         """In a forked child: nothing here may touch what belongs to the parent."""
         self._state = INERT
+        self._saves = self._saving = None
         self.beat = [0] * 16
         if self.fence is not None:  # the parent's may be held, by a thread that is not here
             self.fence = type(self.fence)()
         self.open()
         if self._parts is not None:
             self._parts.forget()
+
+
+_newest: RunningGuard | None = None
+"""The guard that was started last, whether it is closed or not."""
+
+
+def _at_exit() -> None:
+    """For a training that has no `with` block, and for what comes behind one."""
+    if _newest is not None:
+        _newest._at_exit()
+
+
+atexit.register(_at_exit)
 
 
 def active() -> RunningGuard | None:

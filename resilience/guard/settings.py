@@ -46,6 +46,8 @@ class GuardSettings:
         walltime_margin_s: seconds that must be left besides.
         walltime_ask_s: how often the scheduler is asked whether the time limit was changed; 0 for never.
         first_save_s: how long a save is taken to last until one was measured.
+        save_overlap: what a save alone does that is asked for while another one is in flight: wait (the training waits
+            until that is durable, and saves) or skip (it is passed over; a save switch is obeyed afterwards).
         loss_nonfinite: what a loss that is NaN or infinite does: stop (nothing saved, exit code 1), save (and go on),
             save_and_stop, report, off.
         loss_nonfinite_in_a_row: how many of them it takes.
@@ -57,6 +59,10 @@ class GuardSettings:
         agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised.
         join_timeout_s: how long ranks wait for rank 0's word before the first step.
         skew_steps: ranks whose counts differ by more cannot agree; 0 for no such limit.
+        decide_by: step (all ranks save and stop after the same step) or time (at the same moment, each after its own
+            step: for ranks that nothing holds together in every step, local SGD for instance).
+        on_leader_lost: what a rank does once rank 0 is gone for good: save_alone (it looks at the switches by itself,
+            and saves and stops alone when it is told to stop), stop (it does so at once), or wait (for another rank 0).
         interface: host name or address that rank 0 listens on. Default: the job's own.
         exit_timeout_s: how long after a decision to stop the process is ended by force, with all stacks; 0 for never.
         force_exit: auto (in jobs of a resil template), on, or off.
@@ -84,6 +90,7 @@ class GuardSettings:
     walltime_margin_s: float = 10.0
     walltime_ask_s: float = 120.0
     first_save_s: float = 60.0
+    save_overlap: str = "wait"
     loss_nonfinite: str = "stop"
     loss_nonfinite_in_a_row: int = 1
     loss_spike: str = "report"
@@ -94,6 +101,8 @@ class GuardSettings:
     agreement_timeout_s: float = 300.0
     join_timeout_s: float = 60.0
     skew_steps: int = 16
+    decide_by: str = "step"
+    on_leader_lost: str = "save_alone"
     interface: str = ""
     exit_timeout_s: float = 900.0
     force_exit: str = "auto"
@@ -110,6 +119,9 @@ _CHOICES = {
     "loss_nonfinite": ("stop", "save", "save_and_stop", "report", "off"),
     "loss_spike": ("report", "save", "off"),
     "force_exit": ("auto", "on", "off"),
+    "save_overlap": ("wait", "skip"),
+    "decide_by": ("step", "time"),
+    "on_leader_lost": ("save_alone", "stop", "wait"),
 }
 _DAY_S, _EIB = 86400.0, 2.0**60
 _RANGES = {

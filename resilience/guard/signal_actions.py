@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT, IGNORED = 0, 1
 """SIG_DFL and SIG_IGN as addresses (bits/signum-generic.h)."""
 
-_STRUCT_BYTES = 512
+STRUCT_BYTES = 512
 """More than struct sigaction has anywhere; glibc's has 152."""
 
 _libc: Any = None
@@ -28,7 +28,7 @@ def read_action(number: int) -> bytes | None:
     try:
         import ctypes
 
-        buffer = ctypes.create_string_buffer(_STRUCT_BYTES)
+        buffer = ctypes.create_string_buffer(STRUCT_BYTES)
         return buffer.raw if _load(ctypes).sigaction(number, None, buffer) == 0 else None
     except (ImportError, OSError, AttributeError):
         return None
@@ -39,7 +39,7 @@ def write_action(number: int, action: bytes) -> bool:
     try:
         import ctypes
 
-        buffer = ctypes.create_string_buffer(action, _STRUCT_BYTES)
+        buffer = ctypes.create_string_buffer(action, STRUCT_BYTES)
         return bool(_load(ctypes).sigaction(number, buffer, None) == 0)
     except (ImportError, OSError, AttributeError):
         return False

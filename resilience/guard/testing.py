@@ -18,7 +18,8 @@ import os
 import re
 
 from resilience.errors import GuardError
-from resilience.guard.decision import CONTINUE, EXIT_STOPPED, OBEYED, SAVED, Decision
+from resilience.guard.agreement.alone import Agreement
+from resilience.guard.decision import CONTINUE, EXIT_STOPPED, IN_FLIGHT, OBEYED, SAVED, Decision
 from resilience.guard.gate import NEVER
 
 TYPE_CHECKING = False
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from resilience.guard.agreement.coordinator import Heard
+    from resilience.guard.agreement.heard import Heard
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 
@@ -126,13 +127,13 @@ def scripted(text: str) -> Callable[..., Scripted]:
     return make
 
 
-class Scripted:
+class Scripted(Agreement):
     """An agreement that decides by a script."""
 
     def __init__(
         self, gate: Gate, saves: dict[int, str], stop: int | None, record: Record, exit_code: int = EXIT_STOPPED
     ) -> None:
-        self._gate = gate
+        super().__init__(gate)
         self._saves = saves
         self._stop = stop
         self._exit_code = exit_code
@@ -142,12 +143,6 @@ class Scripted:
     def start(self) -> None:
         """Nothing to be started."""
         self.restore()
-
-    def wish(self, request: object) -> None:
-        """Only the script decides."""
-
-    def decide_start(self, decision: Decision) -> None:
-        """Only the script decides."""
 
     def wait_for_start(self, timeout_s: float) -> Decision:
         """A stop before the first step, if the script says so."""
@@ -171,12 +166,17 @@ class Scripted:
             return self._decision(save=False)
         return CONTINUE
 
-    def finish(self, outcome: str, seconds: float) -> None:
-        """Remember how the save went."""
+    def finish(self, outcome: str, seconds: float) -> int:
+        """Remember how the save went; one in flight is remembered once it is durable."""
         step, self._saving_step = self._saving_step, None
-        if step is not None:
-            (self._record.saved_at if outcome in (SAVED, OBEYED) else self._record.failed_at).append(step)
+        if step is not None and outcome != IN_FLIGHT:
+            self.saved(step, outcome, seconds)
         self.restore()
+        return step or 0
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """See `Agreement`."""
+        (self._record.saved_at if outcome in (SAVED, OBEYED) else self._record.failed_at).append(number)
 
     def restore(self) -> None:
         """Ask again at the next step that the script names."""
@@ -185,16 +185,6 @@ class Scripted:
         past = self._stop is not None and gate.count >= self._stop
         gate.limit = gate.count + 1 if past or self._saving_step is not None else min(ahead, default=NEVER)
         gate.poll_limit = 0 if self._stop is not None else NEVER
-
-    def resumed(self) -> None:
-        """The counters were set anew."""
-        self.restore()
-
-    def leave(self, wait_s: float) -> None:
-        """The training is over."""
-
-    def forget(self) -> None:
-        """In a forked child: nothing to close."""
 
     def _decision(self, *, save: bool, stop: bool = True) -> Decision:
         step = self._gate.count

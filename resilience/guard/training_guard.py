@@ -7,14 +7,15 @@ import os
 import sys
 
 from resilience.errors import GuardError
-from resilience.guard.blocks import Phase, Saving
 from resilience.guard.decision import CONTINUE, Decision
 from resilience.guard.gate import NEVER
 from resilience.guard.running import CLOSED, INERT, RunningGuard
+from resilience.guard.saves import Saving
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
     from typing import Any, TypeVar
 
     from resilience.guard.decision import Trigger
@@ -157,7 +158,14 @@ class TrainingGuard(RunningGuard):
         return self._ask_at_poll()
 
     def saving(self) -> Saving:
-        """A `with` block around every save: measures it, and tells the triggers whether it succeeded."""
+        """A `with` block around every save: measures it, and tells the triggers whether it succeeded.
+
+            with guard.saving() as save:
+                save.until(dcp.async_save(state, checkpoint_id=path))
+
+        A save that goes on in the background counts when what is given to `until` has ended well (`Saving.until`).
+        Entering the block waits for one that is still in flight, because two at once share memory and bandwidth.
+        """
         return Saving(self)
 
     def phase(self, name: str) -> Phase:
@@ -167,7 +175,8 @@ class TrainingGuard(RunningGuard):
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
         """Yield the batches of `loader`, with one step after each; save when asked, and end when asked to stop.
 
-        `save` is called as `save(label=...)` if it takes a label, else without arguments.
+        `save` is called as `save(label=...)` if it takes a label, else without arguments. What it returns is taken for
+        the end of a save in the background, if that is what it is: see `Saving.until`. The last one is waited for.
         """
         from resilience.guard.iterate import iterate
 
@@ -197,12 +206,15 @@ class TrainingGuard(RunningGuard):
         """The training is done: mark the run as finished, so that queued jobs end as they start.
 
         Refused with a warning after a stop, because a loop that was stopped ends like one that is done. If the stop
-        came with the very last step, the next job finds nothing left to do, and says so in a moment.
+        came with the very last step, the next job finds nothing left to do, and says so in a moment. Refused as well
+        when the last save is not durable; one in flight is waited for.
         """
         self.start()
+        self._drain()
         stop = self.decided
-        if stop is not None:
-            self._safely(lambda parts: parts.refuse_finished(stop), CLOSED)
+        why = self._ending.why if self._ending is not None else ""
+        if why or (stop is not None and self._has_followed(stop)):
+            self._safely(lambda parts: parts.refuse_finished(stop, why), CLOSED)
             return
         self._finished = True
         self._safely(lambda parts: parts.write_finished(self.count), CLOSED)
@@ -221,3 +233,19 @@ class TrainingGuard(RunningGuard):
         self.count_from(step)
         self.beat[0] = step
         self._safely(lambda parts: parts.resumed(step))
+
+
+class Phase:
+    """What `phase()` returns: leaving its `with` block restores the phase before."""
+
+    def __init__(self, guard: TrainingGuard, before: str) -> None:
+        self._guard = guard
+        self._before = before
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._guard.phase(self._before)

@@ -206,6 +206,8 @@ class Watches:
         self.has_files = bool(place.is_first and place.run_dir)
         self._recorder = recorder
         self._first = first
+        self._wish = wish
+        self._file_s = settings.poll_s
         self._told_of_saves = [
             saved for saved in (getattr(trigger, "saved", None) for trigger in (*asked, *own)) if saved
         ]
@@ -229,6 +231,12 @@ class Watches:
             self._first([])
         for watch in reversed(self._all):
             watch.start()
+
+    def look_at_files(self, triggers: Sequence[Trigger]) -> None:
+        """On a rank other than 0: look at shared files from now on, because nobody else does."""
+        watch = Watch("files", triggers, every_s=self._file_s, wish=self._wish, recorder=self._recorder)
+        self._all.append(watch)
+        watch.start()
 
     def obeyed(self, names: Iterable[str], outcome: str) -> None:
         """A decision was obeyed that these triggers asked for."""

@@ -31,10 +31,12 @@ def test_a_rank_that_comes_after_rank_0_has_left_the_block_hears_of_the_kill_swi
         if rank == "0":
             assert ranks[0].stdout is not None
             assert ranks[0].stdout.readline() == "True\n"  # and now it leaves
-            launched.until(lambda: (launched.run_dir / "journal" / "7.0.jsonl").exists() and launched.has_ended())
+            launched.until(lambda: (launched.run_dir / "journal" / "7.0.jsonl").exists())
+            launched.until(lambda: any(entry["event"] == "decision" for entry in launched.guard_events()))
     try:
         assert ranks[1].communicate(timeout=100)[0] == "True\n"
         assert [process.wait(100) for process in ranks] == [75, 75]
+        assert (launched.end()["stopped"], launched.end()["well"]) == (True, 2)
     finally:
         for process in ranks:
             process.kill()

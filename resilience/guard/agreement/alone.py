@@ -1,4 +1,4 @@
-"""Agreement with nobody: one process decides at its next step."""
+"""What a guard asks of its agreement, and the agreement of one process, which decides at its next step."""
 
 from __future__ import annotations
 
@@ -7,33 +7,125 @@ import threading
 
 from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.messages import sendable
-from resilience.guard.decision import CONTINUE, OBEYED, Decision, Request, merge
+from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, Decision, Request, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 
 
-class Alone:
-    """The agreement of a training with one process: no socket, no thread of its own.
+def calm() -> bool:
+    """Nothing hurries us."""
+    return False
 
-    Any thread may call `wish`; the others are for the training thread.
+
+class Farewell:
+    """How the ranks of a training have left, as far as this one knows.
+
+    Attributes:
+        world: how many ranks there are.
+        well: how many of them, this one included, have left in good order.
+        faults: a sentence for each that has not.
     """
 
-    def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: Place | None = None) -> None:
+    __slots__ = ("faults", "well", "world")
+
+    def __init__(self, world: int, well: int, faults: Sequence[str] = ()) -> None:
+        self.world = world
+        self.well = well
+        self.faults = tuple(faults)
+
+
+class Agreement:
+    """All that a guard asks of its agreement. As it stands here it is that of ranks which have no way to meet: nothing
+    is ever decided, and nothing ever waits. A rank that acted by itself would leave the others in a deadlock.
+
+    Any thread may call `wish`, `awaited` and `saved`; the rest is for the training thread.
+    """
+
+    world = 1
+
+    def __init__(self, gate: Gate) -> None:
         self._gate = gate
+
+    def start(self) -> None:
+        """Begin to meet."""
+
+    def wish(self, request: Request) -> None:
+        """Ask all ranks for something. Never waits."""
+
+    def decide_start(self, decision: Decision) -> None:
+        """On rank 0: what to do before the first step. The first word counts."""
+
+    def wait_for_start(self, timeout_s: float) -> Decision | None:
+        """What was decided about the start; None if nothing was in time."""
+        return CONTINUE
+
+    def awaited(self) -> Decision | None:
+        """The decision that this rank has not come to yet, or None."""
+        return None
+
+    def arrive(self) -> Decision:
+        """The training has done a step that reached the limit: what to do."""
+        self.restore()
+        return CONTINUE
+
+    def arrive_at_poll(self) -> Decision:
+        """The same in the middle of something: a stop is announced, and the next step orders it."""
+        self.restore()
+        return CONTINUE
+
+    def finish(self, outcome: str, seconds: float) -> int:
+        """The last decision was obeyed: `saved`, `failed`, `obeyed`, or `in_flight`. Return the number by which `saved`
+        tells later how a save in flight has ended."""
+        return 0
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """The save in flight with this number is durable on this rank (`saved`), or has `failed`."""
+
+    def restore(self) -> None:
+        """Set the limits to what the agreement demands."""
+        self._gate.open()
+        if self._gate.urgent:
+            self._gate.limit = self._gate.poll_limit = 0
+
+    def resumed(self) -> None:
+        """The counters were set anew."""
+        self.restore()
+
+    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have told it and
+        what they save is durable, for `wait_s` seconds at most, or until it is hurried."""
+        return Farewell(self.world, int(how != FAILED))
+
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = calm) -> None:
+        """The training is over. After a stop ranks stay until rank 0 hangs up, for so long at most."""
+
+    def forget(self) -> None:
+        """In a forked child: close what is the parent's without a word."""
+
+
+class Alone(Agreement):
+    """The agreement of a training with one process: no socket, no thread of its own."""
+
+    def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: Place | None = None) -> None:
+        super().__init__(gate)
         self._hear = hear
         self._wishes: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL
         self._obeying: tuple[Decision, list[Request]] | None = None
+        self._in_flight: dict[int, tuple[Decision, list[Request]]] = {}
+        self._finished = 0
         self._stopped: Decision | None = None
         self._start: Decision | None = None
         self._started = threading.Event()
 
-    def start(self) -> None:
-        """Nothing to be started."""
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop was decided."""
+        return self._stopped is not None
 
     def wish(self, request: Request) -> None:
         """Ask for something; the next step decides."""
@@ -41,18 +133,18 @@ class Alone:
         self._gate.limit = self._gate.poll_limit = 0
 
     def decide_start(self, decision: Decision) -> None:
-        """What to do before the first step. The first word counts."""
+        """See `Agreement`."""
         if self._start is None:
             self._start = decision
             self._started.set()
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What was decided about the start, or None if nothing was in time."""
+        """See `Agreement`."""
         self._started.wait(timeout_s)
         return self._start
 
     def awaited(self) -> Decision | None:
-        """What the next step will decide, or None. Any thread may ask."""
+        """What the next step will decide, or None."""
         asked = self._wishes.copy()
         return merge(asked, self._gate.count + 1) if asked else None
 
@@ -83,14 +175,27 @@ class Alone:
         decision = self._stopped or merge(asked, self._gate.count)
         return Decision(**{**decision.as_dict(), "save": False})
 
-    def finish(self, outcome: str, seconds: float) -> None:
-        """The last decision has been obeyed."""
+    def finish(self, outcome: str, seconds: float) -> int:
+        """See `Agreement`."""
         if self._obeying is None:
-            return
-        (decision, asked), self._obeying = self._obeying, None
-        text = f"{outcome}: {decision}"
-        self._hear(Heard("outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds))
+            return 0
+        obeyed, self._obeying = self._obeying, None
+        self._finished += 1
+        self._in_flight[self._finished] = obeyed
+        if outcome != IN_FLIGHT:
+            self.saved(self._finished, outcome, seconds)
         self.restore()
+        return self._finished
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """See `Agreement`."""
+        if number in self._in_flight:
+            decision, asked = self._in_flight.pop(number)
+            text = f"{outcome}: {decision}"
+            ranks = [0] if outcome == FAILED else []
+            self._hear(
+                Heard("outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=ranks)
+            )
 
     def restore(self) -> None:
         """Let the training run, unless something is wished, owed or decided."""
@@ -102,13 +207,7 @@ class Alone:
         if self._wishes or self._stopped is not None or gate.urgent:
             gate.limit = gate.poll_limit = 0
 
-    def resumed(self) -> None:
-        """The counters were set anew."""
-        self.restore()
-
-    def leave(self, wait_s: float) -> None:
-        """The training is over."""
+    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+        """See `Agreement`."""
         self.finish(OBEYED, 0.0)
-
-    def forget(self) -> None:
-        """In a forked child: nothing to close."""
+        return super().part(how, why, wait_s, is_hurried)

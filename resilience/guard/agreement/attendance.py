@@ -11,6 +11,7 @@ class Attendance:
         lives: of each rank that has ever joined, the word of its process, in the order in which they joined.
         gone: ranks whose connection is lost: they may come again.
         left: ranks that do no step any more, and how many they have done.
+        failed: of these the ones that left because of a fault, and which.
     """
 
     def __init__(self, world: int) -> None:
@@ -18,6 +19,7 @@ class Attendance:
         self.lives: dict[int, str] = {}
         self.gone: set[int] = set()
         self.left: dict[int, int] = {}
+        self.failed: dict[int, str] = {}
         self._former: set[str] = set()
 
     def join(self, rank: int, life: str) -> bool:
@@ -26,6 +28,7 @@ class Attendance:
         self.lives[rank] = life
         self.gone.discard(rank)
         self.left.pop(rank, None)
+        self.failed.pop(rank, None)
         if before != life:
             self._former.add(before)
         return before != life
@@ -39,10 +42,12 @@ class Attendance:
         if rank not in self.left:
             self.gone.add(rank)
 
-    def leave(self, rank: int, steps: int) -> None:
-        """The training of a rank has ended after so many steps."""
+    def leave(self, rank: int, steps: int, fault: str = "") -> None:
+        """The training of a rank has ended after so many steps, in good order unless a fault is named."""
         self.left[rank] = steps
         self.gone.discard(rank)
+        if fault:
+            self.failed[rank] = fault
 
     def has_everybody_joined(self) -> bool:
         """Whether every rank was there, at some time."""

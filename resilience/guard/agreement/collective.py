@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.agreement.alone import Alone
+from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
 from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.messages import read_request, sendable
-from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request, merge
+from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,13 +51,28 @@ class Collective:
         return CollectiveAgreement(gate, hear, place, every=self.every, group=self.group)
 
 
-class CollectiveAgreement:
-    """What `Collective` makes on each rank. Any thread may call `wish`; the others are for the training thread."""
+class _Decided:
+    """A decision of which not all ranks have told how it was obeyed. All ranks have the same ones, in one order."""
+
+    def __init__(self, decision: Decision, asked: list[Request]) -> None:
+        self.decision = decision
+        self.asked = asked
+        self.is_obeyed = False
+        self.outcome: tuple[str, float] | None = None  # None: not known yet on this rank
+
+    def told(self) -> tuple[str, float] | None:
+        """What this rank tells of it now. One that was passed over has nothing to say before the next step."""
+        return self.outcome if self.is_obeyed else (OBEYED, 0.0)
+
+
+class CollectiveAgreement(Agreement):
+    """What `Collective` makes on each rank."""
 
     def __init__(
         self, gate: Gate, hear: Callable[[Heard], None], place: Place, *, every: int, group: Any = None
     ) -> None:
-        self._gate = gate
+        super().__init__(gate)
+        self.world = place.world
         self._hear = hear
         self._place = place
         self._every = every
@@ -69,13 +84,10 @@ class CollectiveAgreement:
         self._start = threading.Event()
         self._start_decision: Decision | None = None
         self._stopped: Decision | None = None
-        self._obeying: tuple[Decision, list[Request]] | None = None  # until all know how it went everywhere
-        self._outcome: tuple[str, float] | None = None
+        self._decided: dict[int, _Decided] = {}  # by number, until all know how it went everywhere
+        self._count = 0
 
     # ---- any thread -------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Nothing to be started: the first meeting makes the group."""
 
     def wish(self, request: Request) -> None:
         """Ask for something: the next meeting decides."""
@@ -87,6 +99,11 @@ class CollectiveAgreement:
         if self._start_decision is None:
             self._start_decision = decision
             self._start.set()
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """See `Agreement`. The others hear it at the next meeting, or at the end."""
+        if number in self._decided:
+            self._decided[number].outcome = outcome, seconds
 
     # ---- training thread --------------------------------------------------------------------------------------
 
@@ -103,10 +120,6 @@ class CollectiveAgreement:
         told: Any = next((fields for fields in self._gather(mine) if fields is not None), None)
         return None if told is None else Decision(**told)
 
-    def awaited(self) -> Decision | None:
-        """Nothing: what is agreed upon in a meeting is given to the training there and then."""
-        return None
-
     def arrive(self) -> Decision:
         """The training has done a step that reached the limit: a meeting, or something of this rank alone."""
         step = self._gate.count
@@ -118,7 +131,7 @@ class CollectiveAgreement:
         with self._lock:
             wishes = list(self._wishes)
         decision = CONTINUE
-        if self._is_anything_asked(bool(wishes) or self._outcome is not None):
+        if self._is_anything_asked(bool(wishes) or any(one.told() for one in self._decided.values())):
             decision = self._decide(wishes, step)
         self.restore()
         return decision
@@ -130,11 +143,14 @@ class CollectiveAgreement:
             return CONTINUE
         return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
 
-    def finish(self, outcome: str, seconds: float) -> None:
+    def finish(self, outcome: str, seconds: float) -> int:
         """The last decision has been obeyed here. The others hear it at the next meeting, or at the end."""
-        if self._obeying is not None and self._outcome is None:
-            self._outcome = outcome, seconds
+        last = self._decided.get(self._count)
+        if last is not None and not last.is_obeyed:
+            last.is_obeyed = True
+            last.outcome = None if outcome == IN_FLIGHT else (outcome, seconds)
         self.restore()
+        return self._count
 
     def restore(self) -> None:
         """Let the training run until the next meeting."""
@@ -144,73 +160,74 @@ class CollectiveAgreement:
             return
         gate.open()
         gate.limit = (gate.count // self._every + 1) * self._every
-        if self._obeying is not None and self._outcome is None:
+        if self._count in self._decided and not self._decided[self._count].is_obeyed:
             gate.limit = gate.count + 1  # the next step tells that it was obeyed, if nothing did before
         if gate.urgent:  # a signal came meanwhile: its handler wrote the limits before us
             gate.limit = gate.poll_limit = 0
 
     def resumed(self) -> None:
         """The counters were set anew, on all ranks. How a save went that nobody told of is not known."""
-        if self._obeying is not None:
-            self._close([(FAILED, 0.0)])
+        for number in list(self._decided):
+            self._close(number, [(FAILED, 0.0)])
         self.restore()
 
-    def outlast(self, wait_s: float) -> None:
-        """After a stop, all ranks tell each other how the last save went: once, for at most `wait_s` seconds."""
-        if self._obeying is None or self._outcome is None:
-            return
-        mine = self._outcome
-        if self._stopped is None:
-            self._close([mine])  # the end came before the next meeting, on this rank at least
-            return
-        outcomes = [mine]
-        try:
-            from datetime import timedelta
+    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+        """After a stop, all ranks tell each other how their saves went and how they leave: once, for at most `wait_s`
+        seconds. A rank with a fault meets nobody: the others notice that it is gone."""
+        mine = {"outcomes": [one.told() for one in self._decided.values()], "how": how, "why": why}
+        told: list[Any] = [mine]
+        if self._stopped is not None and how != FAILED:
+            try:
+                from datetime import timedelta
 
-            told = self._gather({"outcome": mine, "wishes": []}, timedelta(seconds=min(wait_s, LAST_MEETING_S)))
-            outcomes = [tuple(fields["outcome"]) for fields in told if fields["outcome"] is not None]
-        except (AgreementLost, GuardError, TypeError, KeyError):
-            pass  # a rank is gone, or torch's groups are: what is known here has to do
-        self._close(outcomes)
-
-    def leave(self, wait_s: float) -> None:
-        """The training is over."""
-        self.outlast(wait_s)
-
-    def forget(self) -> None:
-        """In a forked child: nothing to close."""
+                told = self._gather(mine, timedelta(seconds=min(wait_s, LAST_MEETING_S)))
+            except (AgreementLost, GuardError, TypeError, KeyError) as error:
+                why = f"not all ranks met at the end: {error}"  # one is gone, or torch's groups are
+        for index, number in enumerate(list(self._decided)):
+            self._close(number, [tuple(one["outcomes"][index] or (FAILED, 0.0)) for one in told])
+        faults = [f"rank {rank} left with {one['why']}" for rank, one in enumerate(told) if one["how"] == FAILED]
+        if self._stopped is not None and len(told) == 1 and how != FAILED:
+            faults.append(why)
+        return Farewell(self.world, len(told) - len(faults), faults)
 
     # ---- meetings ---------------------------------------------------------------------------------------------
 
     def _decide(self, wishes: list[Request], step: int) -> Decision:
         """Somebody asks for something, or tells how the last save went: exchange it all and merge it."""
-        told = self._gather({"outcome": self._outcome, "wishes": [request.as_dict() for request in wishes]})
-        if self._obeying is not None:
-            # A rank that has not told passed over the decision, and `finish` has nothing to say before its next step.
-            self._close([tuple(fields["outcome"] or (OBEYED, 0.0)) for fields in told])
+        outcomes = [one.told() for one in self._decided.values()]
+        told = self._gather({"outcomes": outcomes, "wishes": [request.as_dict() for request in wishes]})
+        for index, number in enumerate(list(self._decided)):
+            if all(fields["outcomes"][index] for fields in told):
+                self._close(number, [tuple(fields["outcomes"][index]) for fields in told])
         asked = [read_request(request) for fields in told for request in fields["wishes"]]
         with self._lock:
             del self._wishes[: len(wishes)]
         if not asked:
             return CONTINUE
         decision = merge(asked, step)
-        self._obeying, self._outcome = (decision, asked), None
+        self._count += 1
+        self._decided[self._count] = _Decided(decision, asked)
         if decision.stop:
             self._stopped = decision
         if self._place.is_first:
             self._hear(Heard("committed", str(decision), decision=decision, requests=asked))
         return decision
 
-    def _close(self, outcomes: Sequence[tuple[str, float]]) -> None:
-        """All that can be known of how the last decision was obeyed is known: rank 0's host hears the worst."""
-        assert self._obeying is not None
-        (decision, asked), self._obeying, self._outcome = self._obeying, None, None
+    def _close(self, number: int, outcomes: Sequence[tuple[str, float]]) -> None:
+        """All that can be known of how a decision was obeyed is known: rank 0's host hears the worst."""
+        closed = self._decided.pop(number)
+        decision, asked = closed.decision, closed.asked
         words = {word for word, _ in outcomes}
         outcome = next((word for word in (FAILED, SAVED) if word in words), OBEYED)
         seconds = max((seconds for _, seconds in outcomes), default=0.0)
         if self._place.is_first:
+            failed = [rank for rank, (word, _) in enumerate(outcomes) if word == FAILED]
             text = f"{outcome}: {decision}"
-            self._hear(Heard("outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds))
+            self._hear(
+                Heard(
+                    "outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=failed
+                )
+            )
 
     def _is_anything_asked(self, here: bool) -> bool:
         """One number for all: the only thing that is exchanged at nearly every meeting."""

@@ -64,7 +64,12 @@ class Control:
         locate: Callable[[], Address | None],
         listen: Callable[[], tuple[socket.socket, str]] | None,
         hear: Callable[[Heard], None],
+        step_s: Callable[[], float],
+        leader_gone: Callable[[str], bool],
+        leader_back: Callable[[], None],
     ) -> None:
+        """`leader_gone` is called, locked, when rank 0 is gone for good, and returns whether this rank goes on by
+        itself; `leader_back` when there is one again."""
         self.changed = threading.Condition(threading.Lock())
         self.member = Member(gate, rank, frames.random_word())
         self.coordinator = coordinator
@@ -75,6 +80,9 @@ class Control:
         self.closing = False
         self._listen = listen
         self._hear = hear
+        self._step_s = step_s
+        self._leader_gone = leader_gone
+        self._leader_back = leader_back
         self._letters: collections.deque[tuple[int, Message]] = collections.deque()  # of the coordinator
         self._is_delivering = False
         self._news: list[Heard] = []
@@ -195,7 +203,7 @@ class Control:
             self._flush_outbox()
             self.changed.notify_all()
             if self.uplink is not None:
-                self.contact.look(now, self.uplink.is_up(), self.member)
+                self._look_for_leader(now, self.uplink)
             deadlines = [self._side.next_deadline(), (self.coordinator or self.contact).next_deadline()]
             news = self._take_news()
         self._tell(news)
@@ -208,6 +216,17 @@ class Control:
                 with self.changed:
                     self.uplink.adopt(*found, time.monotonic())
         return True
+
+    def _look_for_leader(self, now: float, uplink: Uplink) -> None:
+        self.contact.look(now, uplink.is_up(), self.member)
+        if self.contact.is_alone:
+            self.contact.is_alone = not uplink.is_up()
+            if not self.contact.is_alone:
+                self._leader_back()
+        elif why := self.contact.gone(now, self.member, is_refused=uplink.is_refused):
+            self.contact.is_alone = self._leader_gone(why)
+            if self.contact.is_alone:
+                self._news.append(Heard("alone", why))
 
     def _serve(self, key: selectors.SelectorKey, mask: int) -> None:
         with self.changed:
@@ -266,7 +285,7 @@ class Control:
             while self._letters:
                 rank, message = self._letters.popleft()
                 if rank == 0:
-                    for answer in self.member.receive(message):
+                    for answer in self._received(message):
                         self._letters.extend(self.coordinator.receive(0, answer, time.monotonic()))
                 else:
                     self._hub.say(rank, message)
@@ -285,8 +304,13 @@ class Control:
 
     def _heard_coordinator(self, message: Message) -> None:
         assert self.uplink is not None
-        for answer in self.member.receive(message):
+        for answer in self._received(message):
             self.uplink.say(answer)
+
+    def _received(self, message: Message) -> list[Message]:
+        if message["say"] == "prepare":
+            self.member.step_s = self._step_s()
+        return self.member.receive(message)
 
     def _note(self, kind: str, text: str) -> None:
         if kind not in self._noted:

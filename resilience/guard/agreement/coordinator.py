@@ -2,6 +2,9 @@
 
 A round is PREPARE, all PROMISEs, COMMIT (or ABORT), all DONEs. The verdict lies at the largest promise, which nobody
 has passed. There is never a second round before the first is over, so a rank has at most one promise to keep.
+
+A save may be in flight when its rank says DONE: the training goes on, the next round may begin, and SAVED says later
+how it went. A rank that ends says LEAVE, and how; rank 0 says BYE.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ from resilience.guard.agreement.patience import Patience
 from resilience.guard.agreement.recovery import EarlierRounds, recover
 from resilience.guard.agreement.void import VoidRound
 from resilience.guard.agreement.wishes import Wishes
-from resilience.guard.decision import Decision
+from resilience.guard.decision import FAILED, Decision
+from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resilience.guard.agreement.messages import Message
+
+BEHIND_S = 10.0
+"""A rank that makes the others wait longer than this before they come to the step of a decision is named."""
 
 
 class Coordinator:
@@ -32,15 +39,26 @@ class Coordinator:
         start: what all ranks are to do before the first step; None while it is not known.
     """
 
-    def __init__(self, world: int, *, round_s: float = 10.0, skew_steps: int = 16, absent_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        world: int,
+        *,
+        round_s: float = 10.0,
+        skew_steps: int = 16,
+        absent_s: float = 60.0,
+        by_time: bool = False,
+    ) -> None:
+        """`by_time`: all ranks obey at the same moment instead of after the same step. See `GuardSettings`."""
         self.round = 0
         self.heard: list[Heard] = []
         self.start: Decision | None = None
         self._round_s = round_s
-        self._skew_steps = skew_steps
+        self._skew_steps = 0 if by_time else skew_steps
+        self._by_time = by_time
         self._ranks = Attendance(world)
         self._wishes = Wishes()
         self._open: OpenRound | None = None
+        self._saves: dict[int, OpenRound] = {}
         self._stopped: Decision | None = None
         self._void = VoidRound()
         self._earlier = EarlierRounds()
@@ -60,15 +78,16 @@ class Coordinator:
         elif says == "promise":
             collecting = self._collecting()
             if collecting is not None and message["round"] == self.round and rank not in self._ranks.left:
-                collecting.promise(rank, message["steps"], message["polls"])
+                collecting.promise(rank, message["steps"], message["polls"], message["step_s"])
         elif says == "done":
             if message["round"] != self.round:
                 self._earlier.obeyed(rank, message["round"], message["outcome"], message["seconds"])
             elif self._open is not None:
                 self._open.obeyed(rank, message["outcome"], message["seconds"])
+        elif says == "saved":
+            self._saved(rank, message["round"], message["outcome"], message["seconds"])
         elif says == "leave":
-            self._ranks.leave(rank, message["steps"])
-            self._forget(rank)
+            self._leave(rank, message)
         elif says == "resume":
             return self._resume(rank, message["round"], now)
         elif says == "aborted" and message["round"] == self._void.number:
@@ -97,6 +116,7 @@ class Coordinator:
             said += self._collect(collecting, now)
         if (committed := self._committed()) is not None:
             self._close(committed)
+        self._settle_saves()
         if self._is_wanted():
             said += self._begin(now)
         return said
@@ -112,13 +132,33 @@ class Coordinator:
         return self._patience.next_look()
 
     def end(self) -> list[tuple[int, Message]]:
-        """Rank 0 goes away: nothing is begun any more, and who waits for a verdict that will not come is set free."""
+        """Rank 0 goes away: nothing is begun any more, who waits for a verdict that will not come is set free, and all
+        hear that nothing more will come. What is not known to be durable by now counts as failed."""
         self._has_ended = True
-        return self._abort(0.0, "rank 0 ends") if self._collecting() is not None else []
+        said = self._abort(0.0, "rank 0 ends") if self._collecting() is not None else []
+        for settled in self._saves.values():
+            for rank in list(settled.in_flight):
+                settled.saved(rank, FAILED, 0.0)
+        self._settle_saves()
+        return said + [(rank, {"say": "bye"}) for rank in self._ranks.lives if rank]
 
     def is_over(self, lost_too: bool = True) -> bool:
-        """Whether nobody waits for a word of ours: every rank, or every one not lost, has obeyed the last verdict."""
-        return self._open is None or self._open.is_obeyed(set() if lost_too else self._ranks.gone)
+        """Whether nobody waits for a word of ours, and we for nobody's: every rank, or every one not lost, has obeyed
+        the last verdict and told how its saves went."""
+        apart = set() if lost_too else self._ranks.gone
+        return all(one.is_settled(apart) for one in (*self._saves.values(), *filter(None, [self._open])))
+
+    def missing(self) -> list[int]:
+        """The ranks that have not said good-bye."""
+        return [rank for rank in range(self._ranks.world) if rank not in self._ranks.left]
+
+    def lost_ranks(self) -> set[int]:
+        """The ranks whose connection is lost."""
+        return self._ranks.gone
+
+    def faults(self) -> dict[int, str]:
+        """The ranks that have left because of a fault, and which."""
+        return self._ranks.failed
 
     # ---- ranks ------------------------------------------------------------------------------------------------
 
@@ -184,15 +224,35 @@ class Coordinator:
         self.heard.append(Heard("void", f"{why}: what was decided is asked anew"))
         return self._to_all({"say": "abort", "round": self.round})
 
+    def _leave(self, rank: int, message: Message) -> None:
+        """The training of a rank has ended. People hear of it at once when that was a fault."""
+        fault = (message["why"] or "a fault") if message["how"] == FAILED else ""
+        if fault and rank not in self._ranks.left:
+            self.heard.append(Heard("failed", f"rank {rank} left at step {message['steps']}: {fault}", ranks=[rank]))
+        self._ranks.leave(rank, message["steps"], fault)
+        self._forget(rank)
+
     def _forget(self, rank: int) -> None:
         """Nobody waits for this rank any more."""
         self._void.forget(rank)
-        if self._open is not None:
-            self._open.forget(rank)
+        for one in (*self._saves.values(), *filter(None, [self._open])):
+            one.forget(rank)
+
+    def _saved(self, rank: int, number: int, outcome: str, seconds: float) -> None:
+        """What was in flight on a rank when it obeyed round `number` is durable, or has failed."""
+        self._earlier.obeyed(rank, number, outcome, seconds)
+        saving = self._open if number == self.round and self._open is not None else self._saves.get(number)
+        if saving is not None:
+            saving.saved(rank, outcome, seconds)
+
+    def _settle_saves(self) -> None:
+        """Tell of the saves of which every rank has told."""
+        for number in [number for number, saving in self._saves.items() if not saving.in_flight]:
+            self.heard.append(self._saves.pop(number).end())
 
     def _recover(self) -> list[tuple[int, Message]]:
         """All ranks have joined that a coordinator before us may have told something."""
-        found = recover(self._earlier.joins)
+        found = recover(self._earlier.joins, by_time=self._by_time)
         self._earlier.joins.clear()
         self.round = found.round
         self._wishes.answer(found.answered)
@@ -200,7 +260,9 @@ class Coordinator:
             recovered = OpenRound.of_verdict(found.verdict, found, self._ranks.left)
             if found.holding:
                 self._open = recovered
-            elif recovered.decision.stop:
+            elif recovered.in_flight:
+                self._saves[self.round] = recovered
+            if not found.holding and recovered.decision.stop:
                 self._stop(recovered.decision)
         return [(rank, self._outcome_message(rank, number)) for rank, number in found.waiting]
 
@@ -242,8 +304,12 @@ class Coordinator:
             return self._abort(now, f"{name_ranks(silent)} did not answer in {self._round_s:g} s")
         skew = collecting.skew(self._skew_steps) if self._skew_steps else ""
         if skew and self._patience.is_skewed_long(now):
-            advice = "make the guard before the first step on every rank, or call guard.resumed(step)"
-            self._tell("skew", f"{skew}: {advice}")
+            self._tell(
+                "skew",
+                f"nothing can be decided: {skew}, more than skew_steps = {self._skew_steps}. If nothing holds the "
+                'ranks together in every step (local SGD), set decide_by = "time" in [guard]; else make the guard '
+                "before the first step on every rank, or call guard.resumed(step)",
+            )
         return self._abort(now, skew) if skew else self._commit(collecting)
 
     def _has_all_promises(self, collecting: OpenRound) -> bool:
@@ -254,7 +320,17 @@ class Coordinator:
         return max(*collecting.promises.values(), *((steps, 0) for steps in self._ranks.left.values()), (0, 0))
 
     def _commit(self, collecting: OpenRound) -> list[tuple[int, Message]]:
-        self.heard.append(collecting.commit(self._place_verdict(collecting), self._wishes))
+        place = self._place_verdict(collecting)
+        rank, steps, wait_s = collecting.behind(place)
+        if not self._by_time and steps > 1 and wait_s > BEHIND_S:
+            self._tell(
+                "behind",
+                f"rank {rank} is {steps:,} steps behind, and a step takes it {wait_s / steps:.2g} s: the others come "
+                f"to the step of this decision and wait for it for about {format_duration(round(wait_s))}. Ranks that "
+                'nothing holds together in every step decide by time: decide_by = "time" in [guard]',
+                again=True,
+            )
+        self.heard.append(collecting.commit(place, self._wishes, by_time=self._by_time))
         self._patience.succeeded()
         return [(rank, self._outcome_message(rank, self.round)) for rank in collecting.awaited]
 
@@ -265,10 +341,10 @@ class Coordinator:
         return self._to_all({"say": "abort", "round": self.round})
 
     def _close(self, committed: OpenRound) -> None:
-        """The round is over when every rank has obeyed."""
+        """The round is over when every rank has obeyed. What it saves may still be in flight."""
         if committed.is_obeyed():
             self._open = None
-            self.heard.append(committed.end())
+            self._saves[self.round] = committed
             if committed.decision.stop:
                 self._stop(committed.decision)
 

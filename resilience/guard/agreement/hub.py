@@ -76,6 +76,9 @@ class Hub:
                     self._take(wire, message)
         except WireBroken as error:
             self._drop(wire, str(error))
+        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
+            self._drop(wire, "a fault")
+            raise
 
     def say(self, rank: int, message: Message) -> None:
         """Send to a rank, if it is there; if not it will hear what it needs when it joins."""

@@ -15,10 +15,10 @@ import tempfile
 import threading
 from pathlib import Path
 
+from resilience.guard.agreement.alone import Agreement
 from resilience.guard.agreement.frames import random_word
 from resilience.guard.agreement.interface import is_ours, listening_host
 from resilience.guard.agreement.network import NetworkAgreement
-from resilience.guard.agreement.nobody import Nobody
 from resilience.guard.agreement.stale import owner_fields, remove_stale
 from resilience.guard.agreement.wire import Address
 from resilience.guard.small_files import read_own, replace_file
@@ -48,15 +48,19 @@ def meet(
     settings: GuardSettings,
     locate: Callable[[], Address | None] | None,
     recorder: Recorder,
-) -> NetworkAgreement | Nobody:
-    """The agreement over TCP for this rank. `locate` asks a helper of the node; without it the file is read here."""
+    step_s: Callable[[], float] = float,
+) -> Agreement:
+    """The agreement over TCP for this rank. `locate` asks a helper of the node; without it the file is read here.
+
+    `step_s` tells how long a step takes here, in seconds.
+    """
     if not place.run_dir and are_on_several_nodes(place, os.environ.get("MASTER_ADDR", "")):
         recorder.warn(
             f"rank {place.rank}: the ranks are on several nodes and there is no run directory to meet in "
             "(RESIL_RUN_DIR): no rank can ask the others to save or to stop",
             key="meeting",
         )
-        return Nobody(gate)
+        return Agreement(gate)
     file = AddressFile(address_file(place), place, recorder)
 
     def listen() -> tuple[socket.socket, str]:
@@ -78,7 +82,10 @@ def meet(
         round_s=settings.round_s,
         lost_s=settings.agreement_timeout_s,
         skew_steps=settings.skew_steps,
+        by_time=settings.decide_by == "time",
+        on_leader_lost=settings.on_leader_lost,
         absent_s=ABSENT_S,
+        step_s=step_s,
     )
 
 

@@ -6,8 +6,16 @@ written without it. The argument for it all is in docs/explanation/agreement.md.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, read_decision, sendable
-from resilience.guard.decision import CONTINUE, Decision, Request, merge
+from resilience.guard.agreement.messages import (
+    COMMITTED,
+    FREE,
+    OBEYING,
+    PROMISED,
+    WHY_LIMIT,
+    read_decision,
+    sendable,
+)
+from resilience.guard.decision import CONTINUE, DONE, FAILED, Decision, Request, merge
 from resilience.guard.gate import NEVER, Gate
 
 TYPE_CHECKING = False
@@ -18,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_WISHES = 64
 """From so many unanswered wishes on, one that differs from another only in its reason is not said again."""
+MOST_SAVES = 8
+"""Of the last so many saves it is said on each new connection how they went; there is never more than one in flight."""
 
 
 class Member:
@@ -35,6 +45,8 @@ class Member:
         start: what all ranks do before the first step, once it is known.
         stopped: the decision to stop that was given to the training; every later step gives it again.
         is_voiding: whether a round that this rank has given up may still be obeyed by others.
+        step_s: how long a step takes here, in seconds, as far as the host knows.
+        leader_left: whether rank 0 has said good-bye.
     """
 
     def __init__(self, gate: Gate, rank: int, life: str) -> None:
@@ -49,9 +61,12 @@ class Member:
         self.start: Decision | None = None
         self.stopped: Decision | None = None
         self.is_voiding = False
+        self.step_s = 0.0
+        self.leader_left = False
         self._looked = (0, 0)
         self._done: Message | None = None  # how the last obeyed round went: its message may be lost on the way
-        self._has_left = False
+        self._saved: dict[int, Message] = {}  # how saves went that were in flight when their round was obeyed
+        self._goodbye: Message | None = None
         self._resumed = 0
         self._answered: dict[str, Request] = {}
         self._wished = 0
@@ -67,10 +82,11 @@ class Member:
         said = [joining]
         if self._done is not None:
             said.append(self._done)
+        said += self._saved.values()
         if self._resumed:
             said.append({"say": "resume", "round": self._resumed})
-        if self._has_left:
-            said += self.leave()
+        if self._goodbye is not None:
+            said.append(self._goodbye)
         return said
 
     def wish(self, request: Request) -> list[Message]:
@@ -87,7 +103,9 @@ class Member:
     def receive(self, message: Message) -> list[Message]:
         """Given what the coordinator says, do it and return what to answer."""
         says = message["say"]
-        if says == "start":
+        if says == "welcome":
+            self.leader_left = False
+        elif says == "start":
             self.start = read_decision(message["decision"])
         elif says == "prepare":
             return self._prepare(message["round"])
@@ -98,6 +116,8 @@ class Member:
                 self.is_voiding = False
             heard: Message = {"say": "aborted", "round": message["round"]}
             return [heard, *(self._give_up() if message["round"] == self.round else [])]
+        elif says == "bye":
+            self.leader_left = True
         return []
 
     def may_promise(self, number: int) -> bool:
@@ -138,6 +158,13 @@ class Member:
         self.restore()
         return [self._done]
 
+    def saved(self, number: int, outcome: str, seconds: float) -> list[Message]:
+        """The save of round `number`, in flight when it was obeyed, has ended: `saved` or `failed`."""
+        self._saved[number] = {"say": "saved", "round": number, "outcome": outcome, "seconds": max(0.0, float(seconds))}
+        while len(self._saved) > MOST_SAVES:
+            del self._saved[next(iter(self._saved))]
+        return [self._saved[number]]
+
     def resume(self) -> list[Message]:
         """The ranks have formed anew and go on from a step that all know, and this rank tells so.
 
@@ -158,10 +185,22 @@ class Member:
         self._resumed = self.round
         return [{"say": "resume", "round": self.round}, *wishes]
 
-    def leave(self) -> list[Message]:
-        """No step will be done any more: that is a promise, too, and it is kept for ever."""
-        self._has_left = True
-        return [{"say": "leave", "steps": self.gate.position()[0]}]
+    def leave(self, how: str = DONE, why: str = "") -> list[Message]:
+        """No step will be done any more: that is a promise, too, and it is kept for ever. `how` the rank leaves is
+        `done`, `stopped` or `failed`, and then `why`."""
+        steps = self.gate.position()[0]
+        self._goodbye = {"say": "leave", "steps": steps, "how": how, "why": why[:WHY_LIMIT]}
+        return [self._goodbye]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has said good-bye."""
+        return self._goodbye is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has, because of a fault."""
+        return self._goodbye is not None and self._goodbye["how"] == FAILED
 
     def awaited(self) -> Decision | None:
         """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
@@ -169,7 +208,7 @@ class Member:
 
     def may_hear_more(self) -> bool:
         """Whether rank 0 can still decide something for this rank: it has not left, and nobody has stopped it."""
-        return not self._has_left and self.stopped is None
+        return not self.has_left and self.stopped is None
 
     # ---- training thread --------------------------------------------------------------------------------------
 
@@ -222,7 +261,7 @@ class Member:
         if self.state != PROMISED or self.round != number:
             return []
         steps, polls = self.promise
-        return [{"say": "promise", "round": number, "steps": steps, "polls": polls}]
+        return [{"say": "promise", "round": number, "steps": steps, "polls": polls, "step_s": self.step_s}]
 
     def _commit(self, number: int, verdict: dict[str, Any]) -> None:
         if self.state != PROMISED or self.round != number:

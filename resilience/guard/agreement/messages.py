@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request
+from resilience.guard.decision import DONE, FAILED, IN_FLIGHT, OBEYED, SAVED, STOPPED, Decision, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +38,17 @@ _MEMBER_SAYS: dict[str, dict[str, type]] = {
         "wishes": dict,
     },
     "wish": {"id": str, "request": dict},
-    "promise": {"round": int, "steps": int, "polls": int},
+    "promise": {"round": int, "steps": int, "polls": int, "step_s": float},
     "done": {"round": int, "outcome": str, "seconds": float},
-    "leave": {"steps": int},
+    "saved": {"round": int, "outcome": str, "seconds": float},
+    "leave": {"steps": int, "how": str, "why": str},
     "resume": {"round": int},
     "aborted": {"round": int},
+}
+_WORDS = {
+    "done": ("outcome", (SAVED, FAILED, OBEYED, IN_FLIGHT)),
+    "saved": ("outcome", (SAVED, FAILED)),
+    "leave": ("how", (DONE, STOPPED, FAILED)),
 }
 # From the coordinator to a member.
 _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
@@ -51,6 +57,7 @@ _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
     "prepare": {"round": int},
     "commit": {"round": int, "verdict": dict},
     "abort": {"round": int},
+    "bye": {},
 }
 # Inside `commit` and `join`: the position, the wishes that it answers, and what all ranks shall do.
 _VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "wishes": list}
@@ -80,11 +87,13 @@ def check_member_message(message: object) -> Message:
             read_request(fields)
     elif says == "wish":
         read_request(checked["request"])
-    elif says == "done":
-        if checked["outcome"] not in (SAVED, FAILED, OBEYED):
-            raise ValueError(f"done: unknown outcome {checked['outcome']!r}")
-        if not math.isfinite(checked["seconds"]) or checked["seconds"] < 0:
-            raise ValueError("done: seconds is out of range")
+    elif says in _WORDS:
+        field, words = _WORDS[says]
+        if checked[field] not in words:
+            raise ValueError(f"{says}: unknown {field} {checked[field]!r}")
+    for field in ("seconds", "step_s"):
+        if not (math.isfinite(checked.get(field, 0.0)) and checked.get(field, 0.0) >= 0):
+            raise ValueError(f"{says}: {field} is out of range")
     return checked
 
 

@@ -6,11 +6,13 @@ import os
 import time
 
 from resilience.errors import AgreementLost
+from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
 from resilience.guard.agreement.contact import Contact
 from resilience.guard.agreement.control import Control
 from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED
 from resilience.guard.agreement.wire import Address as Address
-from resilience.guard.decision import OBEYED, Decision, Request
+from resilience.guard.decision import FAILED, OBEYED, Decision, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,14 +22,19 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.heard import Heard
     from resilience.guard.gate import Gate
 
-LOST_S = 30.0
-"""How long the end waits for a rank that has lost its connection: it may come again."""
+LOST_S = 6.0
+"""How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
 VOID_S = 3.0
 UNHEARD_S = 5.0
 """How long a rank that leaves tries to find rank 0 again, when that was not told yet how the last save went."""
+HURRY_S = 0.1
+"""How often somebody who waits at the end looks whether he is hurried."""
+
+SAVE_ALONE, STOP, WAIT = "save_alone", "stop", "wait"
+"""What a rank does once rank 0 is gone for good: `on_leader_lost` of the settings."""
 
 
-class NetworkAgreement:
+class NetworkAgreement(Agreement):
     """All ranks of a training, over TCP.
 
     Raises AgreementLost from `arrive` when a rank has promised to wait and rank 0 says nothing for `lost_s` seconds.
@@ -37,8 +44,9 @@ class NetworkAgreement:
         listen: on rank 0, makes the listening socket and the token; called by the control thread.
         hear: gets news, from the control thread, with no lock held.
         withdraw: on rank 0, called at the end of `leave`: nobody listens any more.
-        round_s: see `GuardSettings`; `skew_steps` likewise.
+        round_s: see `GuardSettings`; `skew_steps`, `by_time` (decide_by) and `on_leader_lost` likewise.
         absent_s: after how long a rank that is missing is named on rank 0, and rank 0 on another.
+        step_s: tells how long a step takes on this rank, in seconds; 0 while that is not known.
     """
 
     def __init__(
@@ -54,23 +62,29 @@ class NetworkAgreement:
         round_s: float = 10.0,
         lost_s: float = 300.0,
         skew_steps: int = 16,
+        by_time: bool = False,
+        on_leader_lost: str = SAVE_ALONE,
         absent_s: float = 60.0,
+        step_s: Callable[[], float] = float,
     ) -> None:
-        self._gate = gate
+        super().__init__(gate)
+        self.world = world
         self._rank = rank
-        self._world = world
+        self._hear = hear
         self._withdraw = withdraw
         self._lost_s = lost_s
+        self._on_leader_lost = on_leader_lost
+        self._alone: Alone | None = None
         self._has_stepped = False
         self._leaving_since = 0.0
         self._pid = os.getpid()
         coordinator = None
         if rank == 0:
-            coordinator = Coordinator(world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s)
-        contact = Contact(absent_s, round_s)
+            coordinator = Coordinator(world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s, by_time=by_time)
         self._control = Control(
-            gate, rank, coordinator=coordinator, contact=contact, world=world, locate=locate, listen=listen, hear=hear
-        )
+            gate, rank, coordinator=coordinator, contact=Contact(absent_s, round_s, lost_s), world=world, locate=locate,
+            listen=listen, hear=hear, step_s=step_s, leader_gone=self._leader_gone, leader_back=self._leader_back,
+        )  # fmt: skip
         self._changed = self._control.changed
 
     # ---- any thread -------------------------------------------------------------------------------------------
@@ -83,7 +97,11 @@ class NetworkAgreement:
         """Ask all ranks for something. Never waits for the network."""
         control = self._control
         with self._changed:
-            control.outbox.extend(control.member.wish(request))
+            # A save alone is wished of all or of nobody: one rank that saves by itself may deadlock the others.
+            if self._alone is not None and request.stop:
+                self._alone.wish(request)
+            else:
+                control.outbox.extend(control.member.wish(request))
         control.wake()
 
     def decide_start(self, decision: Decision) -> None:
@@ -105,30 +123,41 @@ class NetworkAgreement:
     def awaited(self) -> Decision | None:
         """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
         with self._changed:
-            return self._control.member.awaited()
+            return self._control.member.awaited() if self._alone is None else self._alone.awaited()
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """See `Agreement`."""
+        control = self._control
+        with self._changed:
+            if number > 0:
+                control.outbox.extend(control.member.saved(number, outcome, seconds))
+            elif self._alone is not None:
+                self._alone.saved(-number, outcome, seconds)
+        control.wake()
 
     # ---- training thread --------------------------------------------------------------------------------------
 
     def arrive(self) -> Decision:
         """The training has done a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
         self._has_stepped = True
-        return self._wait(lambda: self._control.member.arrive())
+        return self._wait(lambda: self._control.member.arrive(), lambda alone: alone.arrive())
 
     def arrive_at_poll(self) -> Decision:
         """The same for a poll."""
-        return self._wait(lambda: self._control.member.arrive_at_poll())
+        return self._wait(lambda: self._control.member.arrive_at_poll(), lambda alone: alone.arrive_at_poll())
 
-    def finish(self, outcome: str, seconds: float) -> None:
+    def finish(self, outcome: str, seconds: float) -> int:
         """The last decision has been obeyed: tell rank 0."""
         with self._changed:
-            self._finish(outcome, seconds)
-            self._control.member.restore()
+            number = self._finish(outcome, seconds)
+            self._restore()
         self._control.wake()
+        return number
 
     def restore(self) -> None:
         """Set the limits to what the agreement demands."""
         with self._changed:
-            self._control.member.restore()
+            self._restore()
 
     def resumed(self) -> None:
         """The counters were set anew, here and on every other rank: what was promised or decided before is void.
@@ -143,19 +172,44 @@ class NetworkAgreement:
             self._changed.notify_all()
         control.wake()
         with self._changed:
-            self._changed.wait_for(lambda: not control.member.is_voiding or not control.is_alive(), VOID_S)
+            self._changed.wait_for(
+                lambda: not control.member.is_voiding or not control.is_alive() or self._alone is not None, VOID_S
+            )
 
-    def outlast(self, wait_s: float) -> None:
-        """Rank 0 stays until every rank has obeyed the last verdict, at most `wait_s` seconds, and hears how it went.
+    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+        """Say good-bye. Rank 0 waits until every rank has said it, and what was saved is durable everywhere.
 
-        For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again.
+        For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again. After a training that
+        ran to its own end (`done`) good-byes are not waited for.
         """
         control = self._control
         with self._changed:
-            if not self._changed.wait_for(control.is_over, min(wait_s, LOST_S)):
-                self._changed.wait_for(lambda: control.is_over(lost_too=False), max(0.0, wait_s - LOST_S))
+            self._finish(OBEYED, 0.0)
+            control.outbox.extend(control.member.leave(how, why))
+            self._leaving_since = time.monotonic()
+        control.wake()
+        coordinator = control.coordinator
+        if coordinator is None:
+            return super().part(how, why, wait_s)
 
-    def leave(self, wait_s: float) -> None:
+        def is_complete(lost_too: bool) -> bool:
+            if not control.is_alive():
+                return True
+            apart = set() if lost_too else coordinator.lost_ranks()
+            missing = set(coordinator.missing()) if self._is_stopped() else set()
+            return control.is_over(lost_too=lost_too) and missing <= apart
+
+        with self._changed:
+            if not self._wait_for(lambda: is_complete(True), min(wait_s, LOST_S), is_hurried):
+                self._wait_for(lambda: is_complete(False), max(0.0, wait_s - LOST_S), is_hurried)
+            missing = [rank for rank in coordinator.missing() if rank]
+            faults = {rank: f"rank {rank} left with {fault}" for rank, fault in coordinator.faults().items() if rank}
+            if self._is_stopped():
+                faults |= {rank: f"rank {rank} has not said good-bye" for rank in missing}
+            well = self.world - 1 - len({*missing, *faults}) + int(how != FAILED)
+            return Farewell(self.world, well, list(faults.values()))
+
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = calm) -> None:
         """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
 
         After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
@@ -165,12 +219,13 @@ class NetworkAgreement:
         if os.getpid() != self._pid or control.closing:
             return
         with self._changed:
-            self._finish(OBEYED, 0.0)
-            control.outbox.extend(control.member.leave())
-            self._leaving_since = time.monotonic()
+            if not control.member.has_left:
+                self._finish(OBEYED, 0.0)
+                control.outbox.extend(control.member.leave())
+                self._leaving_since = time.monotonic()
         control.wake()
         with self._changed:
-            self._changed.wait_for(self._may_go, wait_s)
+            self._wait_for(self._may_go, wait_s, is_hurried)
             control.closing = True
         control.wake()
         control.end()
@@ -181,11 +236,11 @@ class NetworkAgreement:
         """In a forked child: the connections are the parent's. Close our copies without a word."""
         self._control.abandon()
 
-    def _wait(self, arrive: Callable[[], Decision | None]) -> Decision:
+    def _wait(self, arrive: Callable[[], Decision | None], arrive_alone: Callable[[Alone], Decision]) -> Decision:
         with self._changed:
             deadline = time.monotonic() + self._lost_s
             while True:
-                decision = arrive()
+                decision = arrive_alone(self._alone) if self._alone and self._is_free() else arrive()
                 if decision is not None:
                     return decision
                 left = deadline - time.monotonic()
@@ -199,22 +254,71 @@ class NetworkAgreement:
 
     # ---- with the lock ----------------------------------------------------------------------------------------
 
-    def _finish(self, outcome: str, seconds: float) -> None:
-        self._control.outbox.extend(self._control.member.finish(outcome, seconds))
+    def _leader_gone(self, why: str) -> bool:
+        """Rank 0 is gone for good: from now on this rank decides by itself when to stop. Return whether it does."""
+        if self._on_leader_lost == WAIT or self._rank == 0:
+            return False
+        member = self._control.member
+        self._alone = Alone(self._gate, self._hear)
+        for name in [name for name, request in member.wishes.items() if request.stop]:
+            self._alone.wish(member.wishes.pop(name))
+        if member.state == PROMISED:  # to nobody
+            member.receive({"say": "abort", "round": member.round})
+        if self._on_leader_lost == STOP:
+            self._alone.wish(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=self._rank))
+        self._restore()
+        return True
+
+    def _leader_back(self) -> None:
+        """There is a rank 0 again, unless this rank has stopped meanwhile."""
+        if self._alone is not None and not self._alone.has_stopped:
+            self._alone = None
+            self._control.member.restore()
+
+    def _is_free(self) -> bool:
+        """Whether nothing is left to be done of what rank 0 has decided: others may do it as well, at the same step."""
+        member = self._control.member
+        return member.state not in (COMMITTED, OBEYING) and member.stopped is None
+
+    def _restore(self) -> None:
+        if self._alone is not None and self._is_free():
+            self._alone.restore()
+        else:
+            self._control.member.restore()
+
+    def _finish(self, outcome: str, seconds: float) -> int:
+        member = self._control.member
+        if self._alone is not None and self._is_free():
+            return -self._alone.finish(outcome, seconds)
+        self._control.outbox.extend(member.finish(outcome, seconds))
+        return member.round
+
+    def _is_stopped(self) -> bool:
+        """Whether this training was stopped, in its loop or before it."""
+        member = self._control.member
+        return member.stopped is not None or (member.start is not None and member.start.stop and not self._has_stepped)
+
+    def _wait_for(self, is_true: Callable[[], bool], wait_s: float, is_hurried: Callable[[], bool]) -> bool:
+        until = time.monotonic() + wait_s
+        while not is_true():
+            left = until - time.monotonic()
+            if left <= 0 or is_hurried():
+                return False
+            self._changed.wait(min(left, HURRY_S))
+        return True
 
     def _may_go(self) -> bool:
         control = self._control
-        if not control.is_alive():
+        if not control.is_alive() or self._alone is not None:
             return True
         if control.uplink is not None:
             if control.uplink.is_up():
-                return control.has_said_all() and control.member.stopped is None
+                failed = control.member.has_failed
+                return control.has_said_all() and (failed or not self._is_stopped())
             owes = any(said["say"] == "done" for said in control.outbox)
             return not owes or time.monotonic() - self._leaving_since >= UNHEARD_S
         assert control.coordinator is not None
         if not control.has_said_all() or not control.coordinator.is_over():
             return False
         # Stopped before the first step: whoever comes late hears it from nobody else.
-        start = control.coordinator.start
-        stopped_at_once = start is not None and start.stop and not self._has_stepped
-        return not stopped_at_once or len(control.starts_told) >= self._world - 1
+        return not (self._is_stopped() and not self._has_stepped) or len(control.starts_told) >= self.world - 1

@@ -40,7 +40,7 @@ class EarlierRounds:
         self._change(rank, state=FREE, verdict={}, wishes={})
 
     def obeyed(self, rank: int, number: int, outcome: str, seconds: float) -> None:
-        """It has obeyed the verdict of round `number` and says how."""
+        """It has obeyed the verdict of round `number` and says how; or how the save went that was in flight then."""
         if rank in self.joins and self.joins[rank]["round"] == number:
             self._change(rank, state=FREE, done=(outcome, seconds))
 
@@ -56,7 +56,8 @@ class Recovered:
         round: its number.
         verdict: what was decided, or None if nothing that anybody has heard of.
         holding: the ranks that have not told yet how they obeyed it.
-        outcomes: how those that have told obeyed it: the word and the seconds of the save.
+        outcomes: how those that have told obeyed it, by rank: the word and the seconds of the save.
+        places: where each of the others obeys it; the ranks may decide by time.
         waiting: the ranks that have promised and heard nothing since, each with the round of its promise.
         answers: for each of these, which of its wishes the verdict answers.
         answered: all wishes that the verdict answers.
@@ -66,16 +67,18 @@ class Recovered:
         self.round = number
         self.verdict = verdict
         self.holding: list[int] = []
-        self.outcomes: list[tuple[str, float]] = []
+        self.outcomes: dict[int, tuple[str, float]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
         self.waiting: list[tuple[int, int]] = []
         self.answers: dict[int, list[str]] = {}
         self.answered: list[str] = []
 
 
-def recover(joins: Mapping[int, Message]) -> Recovered:
+def recover(joins: Mapping[int, Message], *, by_time: bool = False) -> Recovered:
     """Given the JOINs, by rank, of all ranks that know of earlier rounds, return how the last of these stands.
 
-    The JOIN of a rank that has told its outcome since is `free` and has it as `done`.
+    The JOIN of a rank that has told its outcome since is `free` and has it as `done`. `by_time`: each rank obeys where
+    it has promised to wait.
     """
     number = max(join["round"] for join in joins.values())
     last = {rank: join for rank, join in joins.items() if join["round"] == number}
@@ -90,8 +93,10 @@ def recover(joins: Mapping[int, Message]) -> Recovered:
         if join["state"] in (PROMISED, COMMITTED, OBEYING):
             found.holding.append(rank)
         elif "done" in join:
-            found.outcomes.append(join["done"])
+            found.outcomes[rank] = join["done"]
         if join["state"] == PROMISED:
+            if by_time:
+                found.places[rank] = (join["steps"], join["polls"])
             # Its commit was lost, and with it the word which of its wishes were answered.
             own = [name for name, fields in join["wishes"].items() if effect(read_request(fields)) in effects]
             found.answers[rank] = own

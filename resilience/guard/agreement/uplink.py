@@ -27,6 +27,9 @@ class Uplink:
         joining: what to say first on each new connection.
         receive: gets each message of rank 0, checked in form; may raise ValueError if it means nothing.
         note: gets (kind, sentence) for what is odd.
+
+    Attributes:
+        is_refused: whether rank 0's node said at the last try that nobody listens there.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Uplink:
         self._joining = joining
         self._receive = receive
         self._note = note
+        self.is_refused = False
         self._wire: Wire | None = None
         self._address: Address | None = None
         self._known: Address | None = None  # where rank 0 was last met: the file may be gone meanwhile
@@ -69,9 +73,12 @@ class Uplink:
             address = self._locate() or self._known
             if address is None:
                 return None
-            return socket.create_connection((address.host, address.port), timeout=CONNECT_S), address
-        except (OSError, ValueError, OverflowError):  # nobody there yet; or an address that is none
+            found = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
+        except (OSError, ValueError, OverflowError) as error:  # nobody there yet; or an address that is none
+            self.is_refused = isinstance(error, ConnectionRefusedError)
             return None
+        self.is_refused = False
+        return found, address
 
     def adopt(self, sock: socket.socket, address: Address, now: float) -> None:
         """This is the connection from now on."""
@@ -90,6 +97,9 @@ class Uplink:
                     self._take(wire, message)
         except WireBroken:
             self.drop()
+        except Exception:  # a fault of our own: what else came with that message is lost, so we join again
+            self.drop()
+            raise
 
     def say(self, message: Message) -> None:
         """Send to rank 0."""

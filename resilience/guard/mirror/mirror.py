@@ -6,6 +6,7 @@ process needs nothing of the training, so its beat goes on while the training ho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -34,9 +35,10 @@ FINISHED_S = 30.0
 """How long the training waits, when it is done, for `finished` to be on the disk."""
 SILENT_S = 60.0
 """After so long without an answer of the run directory people are told."""
+LAST_WORDS_S = 5.0
 AT_ONCE = 200
 """Events written in one go."""
-ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save", "decision", "finished", "end"})
+ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save_staged", "save", "decision", "finished", "end"})
 """Events that every rank has alike: only rank 0's are written."""
 
 
@@ -72,6 +74,7 @@ class Mirror:
         self._recorder = recorder
         self._line: MirrorLine | None = None
         self._address_file = ""
+        self._writes_routine = False
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
         self._pulse = Pulse(time.time())
         self._beat_due = 0.0
@@ -138,6 +141,21 @@ class Mirror:
             with self._one_at_a_time:
                 self._work(last=True)
 
+    def lead(self) -> None:
+        """This rank decides by itself from now on: what rank 0 would write of it is written."""
+        self._writes_routine = True
+
+    def write_last(self) -> None:
+        """After `stop`, when the interpreter exits: append to this rank's journal, in a thread where one can be had."""
+        lines = [journal.as_line(record) for record in self._recorder.take()]
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                journal.append(self._place.run_dir, self._place.job_id, self._place.rank, lines)
+
+        if self._place.run_dir and lines and not self._in_thread(write, LAST_WORDS_S):
+            write()
+
     def stop(self, wait_s: float) -> None:
         """Write the last words, and leave the node's process; waits about `wait_s` for each."""
         if self._is_over:
@@ -157,14 +175,15 @@ class Mirror:
 
     # ---- what is written --------------------------------------------------------------------------------------
 
-    def _in_thread(self, what: Callable[[], None], wait_s: float) -> None:
-        """Do something that may hang in a dead file system, and wait for it so long at most."""
+    def _in_thread(self, what: Callable[[], None], wait_s: float) -> bool:
+        """Do what may hang in a dead file system, and wait for it so long at most. False: there is no thread."""
         thread = threading.Thread(target=what, name="resil-last-words", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the interpreter is ending (3.12), or there are too many threads
-            return
+            return False
         thread.join(wait_s)
+        return True
 
     def _finish_now(self) -> None:
         with self._one_at_a_time:
@@ -213,7 +232,8 @@ class Mirror:
 
     def _hand_over(self) -> None:
         """What is out of the routine on another rank goes to its node's process, which writes it."""
-        records = [record for record in self._recorder.take() if record["event"] not in ROUTINE]
+        taken = self._recorder.take()
+        records = [record for record in taken if self._writes_routine or record["event"] not in ROUTINE]
         self._pending += [journal.as_line(record) for record in records]
         del self._pending[:-1000]
         while self._pending and self._line is not None and self._line.tell(self._place.rank, self._pending[0]):

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 
+def switches_of_people(place: Place, settings: GuardSettings, recorder: Recorder) -> list[Trigger]:
+    """What a rank looks at that is on its own: what people and the batch shell stop the run by."""
+    if not place.run_dir:
+        return []
+    from resilience.guard.switch_folder import SwitchFolder
+    from resilience.guard.triggers.switches import KillSwitch, StopFile
+
+    switches = SwitchFolder(place, settings, recorder)
+    return [StopFile(switches), *([KillSwitch(switches)] if settings.kill_switch else [])]
+
+
 def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:
     """The triggers that make sense here and are switched on. Their modules are imported only then."""
     found: list[Trigger] = []

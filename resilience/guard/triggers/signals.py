@@ -52,6 +52,14 @@ class Signals:
     checkpoint helps nobody, and SIGKILL follows in any case.
 
     What was ignored when the guard came stays ignored: nohup means it.
+
+    Python calls handlers in the main thread only, between two instructions of its own. A main thread that waits in a
+    library for ranks that are no more never gets there. So the interpreter also writes each signal into a pipe
+    (signal.set_wakeup_fd), which the watching thread reads.
+
+    Attributes:
+        is_closing: the guard is being closed: a second signal hurries it and does nothing else.
+        is_orphan: rank 0 is gone: whoever ends this process will not be asked a second time.
     """
 
     name = "signal"
@@ -63,6 +71,9 @@ class Signals:
         self._gate = gate
         self._handler = self._handle  # one object, by which it is known again
         self._pid = os.getpid()
+        self._launcher = os.getppid()
+        self.is_closing = False
+        self.is_orphan = False
         self._before: dict[int, Any] = {}
         self._chained: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._foreign: dict[int, bytes] = {}  # what somebody had set below Python
@@ -70,6 +81,10 @@ class Signals:
         self._came: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._wakeup = (-1, -1)
+        self._heard: dict[int, int] = {}  # in the pipe: how many, and when the first and the last were read
+        self._heard_at: dict[int, tuple[float, float]] = {}
         self._is_inside: dict[int, bool] = {}
         self._asked: set[int] = set()
         self._is_open = False
@@ -95,6 +110,7 @@ class Signals:
             )
         self._is_open = True
         _installed = self
+        self._open_wakeup()
         for name in self._settings.signals:
             number = getattr(signal, f"SIG{name}", None)
             if number is not None:
@@ -111,7 +127,7 @@ class Signals:
                 self._recorder.warn(f"{name} is ignored in this process by whoever started it: the guard leaves it so")
             return
         self._came[number] = self._seen[number] = 0
-        self._first[number] = 0.0
+        self._first[number] = self._last[number] = 0.0
         self._is_inside[number] = False
         self._before[number] = before
         function = _function_of(before)
@@ -145,6 +161,7 @@ class Signals:
             _installed = None
         if threading.current_thread() is not threading.main_thread():
             return  # the handler is still there, and does what was done before it
+        self._close_wakeup()
         for number in self._before:
             if self._replacements.is_ours(number):
                 self._give_back(number)
@@ -169,6 +186,7 @@ class Signals:
 
     def forget(self) -> None:
         """In a forked child: nothing here is for the guard."""
+        self._close_wakeup()
         for number in self._before:
             if signal.getsignal(number) is self._handler:
                 if number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -194,12 +212,27 @@ class Signals:
     def poll(self) -> Request | None:
         """One of them, from the watching thread, for a training that does not step; and look after the handlers."""
         self._report_replaced()
+        self._read_wakeup()
         return self._next()
+
+    def hurries(self, since: float) -> bool:
+        """Whether somebody has asked once more since then (monotonic seconds) that this process ends."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            last, first = self._last.get(number, 0.0), self._first.get(number, 0.0)
+            if last >= since > 0 and (first >= since or last - first >= AGAIN_S):
+                return True
+        return False
+
+    @property
+    def has_lost_launcher(self) -> bool:
+        """Whether the process that has started this one is gone."""
+        return os.getppid() != self._launcher
 
     def _next(self) -> Request | None:
         for number in self._came:
-            if self._came[number] != self._seen[number]:
-                self._seen[number] = self._came[number]
+            count = max(self._came[number], self._heard.get(number, 0))
+            if count != self._seen[number]:
+                self._seen[number] = count
                 if number not in self._asked:
                     self._asked.add(number)
                     name = signal.Signals(number).name
@@ -220,7 +253,7 @@ class Signals:
         gate = self._gate
         gate.urgent = True
         gate.limit = gate.poll_limit = 0
-        if number in (signal.SIGINT, signal.SIGTERM) and self._is_second(number):
+        if self._is_second(number) and number in (signal.SIGINT, signal.SIGTERM) and not self.is_closing:
             self._act_as_before(number, frame)
         else:
             self._call_chained(number, frame)
@@ -236,12 +269,18 @@ class Signals:
 
     def _is_second(self, number: int) -> bool:
         now, first = time.monotonic(), self._first[number]
+        self._last[number] = now
         if first == 0.0:
             self._first[number] = now
             return False
-        if number == signal.SIGINT:
+        return number == signal.SIGINT or (now - first >= AGAIN_S and self._may_end())
+
+    def _may_end(self) -> bool:
+        """Whether a second TERM takes effect at once: not in the middle of a save, unless nobody will ask again."""
+        if self.is_orphan or self.has_lost_launcher:
             return True
-        return now - first >= AGAIN_S and not getattr(self._gate, "_saving_depth", 0)
+        saves = getattr(self._gate, "_saves", None)
+        return not getattr(self._gate, "_saving_depth", 0) and (saves is None or saves.newest is None)
 
     def _act_as_before(self, number: int, frame: FrameType | None) -> None:
         """Do what would have happened without the guard."""
@@ -260,6 +299,44 @@ class Signals:
             self._act_as_before(number, frame)
         else:  # somebody took our place and calls us
             self._call_chained(number, frame)
+
+    # ---- what the main thread has no time for -------------------------------------------------------------------
+
+    def _open_wakeup(self) -> None:
+        """Have the interpreter write each signal into a pipe, unless somebody else is told already (asyncio)."""
+        self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if (before := signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(before)
+            self._close_wakeup()
+
+    def _close_wakeup(self) -> None:
+        (reader, writer), self._wakeup = self._wakeup, (-1, -1)
+        if reader < 0:
+            return
+        try:
+            if (now := signal.set_wakeup_fd(-1)) != writer:
+                signal.set_wakeup_fd(now)
+        except ValueError:  # not the main thread: a child that another thread has forked
+            pass
+        os.close(reader)
+        os.close(writer)
+
+    def _read_wakeup(self) -> None:
+        """Count what came. A second TERM ends the process from here when the main thread has not seen the first."""
+        now = time.monotonic()
+        try:
+            came = os.read(self._wakeup[0], 4096)
+        except OSError:  # nothing, or no pipe
+            return
+        for number in set(came) & set(self._came):
+            self._heard[number] = self._heard.get(number, 0) + came.count(number)
+            first, _ = self._heard_at.get(number, (now, now))
+            self._heard_at[number] = (first, now)
+        first, last = self._heard_at.get(signal.SIGTERM, (now, now))
+        if self._came.get(signal.SIGTERM) == 0 and last - first >= AGAIN_S / 2 and self._may_end():
+            self._recorder.say("SIGTERM came again, and the training is stuck in a library: it ends now")
+            if signal_actions.write_action(signal.SIGTERM, bytes(signal_actions.STRUCT_BYTES)):  # SIG_DFL
+                os.kill(os.getpid(), signal.SIGTERM)
 
     # ---- whether they are still there ---------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from resilience.guard.decision import FAILED, Request
+from resilience.guard.decision import FAILED, SKIPPED, Request
 from resilience.guard.small_files import read_regular
 from resilience.guard.switch_folder import called
 from resilience.model import layout
@@ -104,6 +104,7 @@ class SaveSwitch(_SwitchFile):
         self._obeying: FoundSwitch | None = None
         self._spent: tuple[int, int, int] | None = None  # obeyed, and could not be removed
         self._failed: tuple[int, int, int] | None = None  # its save failed
+        self._noted: tuple[int, int, int] | None = None
         self._not_before = 0.0
 
     def poll(self) -> Request | None:
@@ -120,14 +121,16 @@ class SaveSwitch(_SwitchFile):
                 return None
         else:
             self._pause_s = self._first_pause_s
-            self._note(found)
+            if found.identity != self._noted:
+                self._noted = found.identity
+                self._note(found)
         self._obeying = found
         return Request(self.name, describe(found.switch), stop=False, label=found.switch.label)
 
     def done(self, outcome: str) -> None:
-        """Remove it, unless the save failed, or it is another one by now."""
+        """Remove it, unless the save failed or was passed over, or it is another one by now."""
         found, self._obeying = self._obeying, None
-        if found is None:
+        if found is None or outcome == SKIPPED:
             return
         if outcome == FAILED:
             self._failed = found.identity

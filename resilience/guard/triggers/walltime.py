@@ -1,6 +1,9 @@
 """The job's time limit: stop while there is still time for a step and a save, both as long as they were measured.
 
-    time left < safety x (slowest recent step + slowest recent save) + margin
+    time left < safety x (slowest recent step + slowest recent save + what is left of one in flight) + margin
+
+A save counts until it is durable: one that goes on in the background stalls the training for a moment and is safe
+minutes later. One that is in flight must be over before the last one begins.
 
 The safety of 1.5 covers a step or a save that is half as slow again as any recent one; the margin of 10 s covers the
 agreement of the ranks, the sampling (a second or two), and SLURM's own tick, which is coarser but only ever late. Every
@@ -75,6 +78,7 @@ def decide(
     safety: float,
     margin_s: float,
     first_save_s: float,
+    in_flight_s: float = 0.0,
     is_fresh: bool = True,
     asking_s: float = 0.0,
 ) -> Verdict:
@@ -85,11 +89,12 @@ def decide(
         step_s: the slowest recent step; None before the first one: then only a save has to fit, because the start-up
             does not come again and may well be followed by hours of short steps.
         save_s: the slowest recent save; None before the first one: then `first_save_s` stands for it.
+        in_flight_s: how much longer a save in flight may take.
         is_fresh: whether the end was confirmed just now, or there is nobody to confirm it.
         asking_s: for how long the present question has waited for its answer.
     """
     save = first_save_s if save_s is None else save_s
-    bare = save + (step_s or 0.0)
+    bare = save + (step_s or 0.0) + in_flight_s
     need = safety * bare + margin_s
     if left_s is None or left_s >= need + ASK_EARLY_S:
         return Verdict(GO_ON, need)
@@ -103,6 +108,8 @@ def decide(
     saving = f"a save {_about(save)}"
     if save_s is None:
         saving = f"a save is taken to last {_about(save)} because none was measured yet (first_save_s)"
+    if in_flight_s:
+        saving += f", one in flight {_about(in_flight_s)} more"
     needed = f"{safety:g} times that and {format_duration(margin_s)} more are {format_duration(round(need))}"
     return Verdict(STOP, need, f"the job's time limit {when}: {step}, {saving}; {needed}")
 
@@ -189,6 +196,7 @@ class Walltime:
             safety=settings.walltime_safety,
             margin_s=settings.walltime_margin_s,
             first_save_s=settings.first_save_s,
+            in_flight_s=self._pace.in_flight_s(time.monotonic(), settings.first_save_s),
             is_fresh=is_fresh,
             asking_s=0.0 if self._asking_since is None else now - self._asking_since,
         )

@@ -8,6 +8,7 @@ each once, and claims in each:
 - every rank returns from a step with the same decision as every other (so those that obey a round obey it at one step);
 - no rank returns from a step beyond its promise before it has heard the verdict;
 - no rank obeys the same wish twice;
+- nobody hears that a save was made as long as it is in flight on any rank;
 - where nothing can happen any more, nobody waits, and every wish was heard.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE, PROMISED
-from resilience.guard.decision import SAVED, Request
+from resilience.guard.decision import IN_FLIGHT, SAVED, Request
 from resilience.guard.gate import Gate
 from tests.guard.agreement.states import copied, key_of
 
@@ -69,6 +70,7 @@ class Case:
         reborn: see `deaths`.
         resumes: after which step all ranks call `guard.resumed`, and with which. For coupled cases.
         leave_early: how many ranks may leave before their last step.
+        in_flight: whether saves are in flight when they are obeyed, and durable at any time later.
     """
 
     ranks: int = 3
@@ -85,6 +87,7 @@ class Case:
     reborn: bool = False
     leave_early: int = 0
     resumes: tuple[int, int] | None = None
+    in_flight: bool = False
     member: type[Member] = Member
     coordinator: type[Coordinator] = Coordinator
 
@@ -111,7 +114,7 @@ _keys = Interned()
 class Rank:
     """One process: its training thread, its control thread, and its end of the connection."""
 
-    __slots__ = ("born", "control", "linked", "member", "obeyed", "preparing", "training", "unnoticed")
+    __slots__ = ("born", "control", "flying", "linked", "member", "obeyed", "preparing", "training", "unnoticed")
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -123,6 +126,7 @@ class Rank:
         self.unnoticed = False  # the connection is gone and the coordinator does not know
         self.born = 0  # the last round before this process was started
         self.obeyed: tuple[str, ...] = ()  # reasons of what it has obeyed
+        self.flying: tuple[tuple[int, tuple[str, ...]], ...] = ()  # saves in flight: the round, and its reasons
 
     @property
     def gate(self) -> Gate:
@@ -240,6 +244,8 @@ class World:
         for number, rank in enumerate(self.ranks):
             if self._may_train(number):
                 found.append((rank.training, number))
+            if rank.flying and rank.control == IDLE and rank.training != LOST:
+                found.append(("durable", number))
             if rank.control != IDLE:
                 found.append((rank.control, number))
             elif rank.linked and self.down[number]:
@@ -272,7 +278,7 @@ class World:
                 found.append(("break", number))
             if number and left["restarts"] and rank.training not in (ENDED, LOST):
                 found.append(("restart", number))
-            if left["leave_early"] and rank.training == RUNNING and rank.control == IDLE:
+            if left["leave_early"] and rank.training == RUNNING and rank.control == IDLE and not rank.flying:
                 found.append(("leave", number))
         return found
 
@@ -287,7 +293,7 @@ class World:
             if self._resumes_now(rank):
                 return rank.control == IDLE
             if rank.gate.count >= self.case.steps:
-                return self.case.leaves and rank.control == IDLE
+                return self.case.leaves and rank.control == IDLE and not rank.flying
             # An all-reduce: all others are in this step, too, or beyond it.
             return not self.case.coupled or all(
                 other.gate.count > rank.gate.count
@@ -326,6 +332,9 @@ class World:
                 while world.up[rank] and world.coordinator is not None:
                     world._coordinate(rank)
         if world.coordinator is not None:
+            for heard in world.coordinator.heard:
+                if heard.kind == "outcome" and heard.outcome == SAVED and heard.decision is not None:
+                    world.check_durable(heard.decision.reasons)
             world.coordinator.heard = []
             if world.coordinator.round > MOST_ROUNDS:
                 raise Violation("rounds without end")
@@ -386,10 +395,21 @@ class World:
             self._finish(number, rank)
 
     def _saving(self, number: int) -> None:
-        self._finish(number, self.open_rank(number))
+        rank = self.open_rank(number)
+        if self.case.in_flight:
+            reasons = tuple(fields["why"] for fields in rank.member.verdict["requests"])
+            rank.flying = (*rank.flying, (rank.member.round, reasons))
+        self._finish(number, rank)
+
+    def _durable(self, number: int) -> None:
+        rank = self.open_rank(number)
+        (round_number, _), *rest = rank.flying
+        rank.flying = tuple(rest)
+        self.say(number, rank.member.saved(round_number, SAVED, 1.0))
 
     def _finish(self, number: int, rank: Rank) -> None:
-        self.say(number, rank.member.finish(SAVED, 1.0))
+        flies = any(flying == rank.member.round for flying, _ in rank.flying)
+        self.say(number, rank.member.finish(IN_FLIGHT if flies else SAVED, 1.0))
         rank.training = ENDED if rank.member.stopped is not None else RUNNING
 
     def _hear(self, number: int) -> None:
@@ -493,6 +513,12 @@ class World:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
+    def check_durable(self, reasons: tuple[str, ...]) -> None:
+        """Somebody hears that a save was made: it is in flight on no rank."""
+        for number, rank in enumerate(self.ranks):
+            if any(set(reasons) & set(those) for _, those in rank.flying):
+                raise Violation(f"a save was told as made while it is in flight on rank {number}: {reasons}")
+
     def check_end(self) -> None:
         """Nothing can happen any more: then everybody has obeyed or gone, and every wish was heard."""
         if self._is_lost():
@@ -511,12 +537,14 @@ class World:
                 raise Violation(f"rank {number} has obeyed, and rank 0 waits for its word for ever")
         # With a verdict that lies beyond the last step the training has simply ended before it.
         if coordinator._stopped is None and committed is None and coordinator._ranks.count_training():
-            staying = [rank.member for rank in self.ranks if not rank.member._has_left]
+            staying = [rank.member for rank in self.ranks if not rank.member.has_left]
             unheard = [name for member in staying for name in member.wishes]
             if unheard or coordinator._wishes.open:
                 raise Violation(f"wishes were never answered: {unheard} {list(coordinator._wishes.open)}")
         if coordinator._collecting() is not None:
             raise Violation("a round is never over")
+        if coordinator._saves:
+            raise Violation(f"nobody ever hears how the saves went of rounds {list(coordinator._saves)}")
 
 
 @dataclasses.dataclass

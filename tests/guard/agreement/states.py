@@ -17,7 +17,7 @@ NEVER_CHANGED = frozenset((*PLAIN, tuple, Request, Decision, Heard))
 FOR_OTHERS = frozenset(("beat", "fence"))
 """Attributes of a gate that the protocol neither reads nor writes."""
 
-SAID = frozenset(("verdict", "_done"))
+SAID = frozenset(("verdict", "_done", "_goodbye"))
 """Attributes that hold a table as it travels. Such tables are shared, because nobody changes them once they are made:
 `changed_tables` tells whether that is so."""
 

@@ -70,6 +70,24 @@ def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement() -> 
     assert "once" in ranks.heard("fault")[0].text
 
 
+def test_a_message_that_was_lost_in_a_fault_is_said_again() -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        coordinator = ranks.ranks[0]._control.coordinator
+        assert coordinator is not None
+        receive = coordinator.receive
+
+        def fail_at_the_wish(rank: int, message: dict[str, Any], now: float) -> list[tuple[int, dict[str, Any]]]:
+            if message["say"] == "wish":
+                coordinator.receive = receive  # type: ignore[method-assign]
+                raise RuntimeError("once")
+            return receive(rank, message, now)
+
+        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
+        coordinator.receive = fail_at_the_wish  # type: ignore[method-assign]
+        ranks.ranks[1].wish(save())
+        wait_until(lambda: given[0] and given[1])
+
+
 def test_nothing_is_left_open() -> None:
     with meeting(2):  # what Python itself opens at the first time
         pass

@@ -9,7 +9,7 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import check_coordinator_message
 from resilience.guard.agreement.patience import FIRST_RETRY_S, LAST_RETRY_S
-from resilience.guard.decision import FAILED, OBEYED, SAVED, Decision, Request, merge
+from resilience.guard.decision import DONE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 STOP = Request("kill switch", "bob stops the run")
@@ -24,12 +24,20 @@ def wish(request: Request, name: str = "w1") -> dict[str, Any]:
     return {"say": "wish", "id": name, "request": request.as_dict()}
 
 
-def promise(steps: int, number: int = 1, polls: int = 0) -> dict[str, Any]:
-    return {"say": "promise", "round": number, "steps": steps, "polls": polls}
+def promise(steps: int, number: int = 1, polls: int = 0, step_s: float = 0.0) -> dict[str, Any]:
+    return {"say": "promise", "round": number, "steps": steps, "polls": polls, "step_s": step_s}
 
 
 def done(outcome: str = SAVED, number: int = 1, seconds: float = 1.0) -> dict[str, Any]:
     return {"say": "done", "round": number, "outcome": outcome, "seconds": seconds}
+
+
+def saved(outcome: str = SAVED, number: int = 1, seconds: float = 1.0) -> dict[str, Any]:
+    return {"say": "saved", "round": number, "outcome": outcome, "seconds": seconds}
+
+
+def goodbye(steps: int, how: str = DONE, why: str = "") -> dict[str, Any]:
+    return {"say": "leave", "steps": steps, "how": how, "why": why}
 
 
 def joined(world: int = 3, **settings: Any) -> Coordinator:
@@ -141,7 +149,7 @@ def test_ranks_that_count_differently_decide_nothing_and_are_named_if_it_lasts()
         now = coordinator.next_deadline() or 0.0
         coordinator.proceed(now)
     (skew,) = (heard for heard in coordinator.heard if heard.kind == "skew")
-    assert "rank 1 counts 3 steps where others count 1000" in skew.text and "resumed" in skew.text
+    assert "rank 1 counts 3 steps where others count 1,000" in skew.text and "resumed" in skew.text
 
 
 # ---- connections, lives, leaves --------------------------------------------------------------------------------------
@@ -200,7 +208,7 @@ def test_the_verdict_lies_where_a_rank_has_left_if_that_is_further() -> None:
     coordinator.receive(1, wish(SAVE), 0.0)
     coordinator.receive(1, promise(99), 0.0)
     coordinator.receive(2, promise(99), 0.0)
-    said = coordinator.receive(0, {"say": "leave", "steps": 100}, 0.0)
+    said = coordinator.receive(0, goodbye(100), 0.0)
     assert sorted((rank, message["verdict"]["steps"]) for rank, message in said) == [(1, 100), (2, 100)]
 
 
@@ -208,14 +216,14 @@ def test_the_verdict_lies_where_a_rank_has_left_if_that_is_further() -> None:
 def test_a_save_that_a_rank_left_without_has_failed(request_: Request, outcome: str) -> None:
     coordinator = committed(2, request_)
     coordinator.receive(0, done(OBEYED), 0.0)
-    coordinator.receive(1, {"say": "leave", "steps": 11}, 0.0)
+    coordinator.receive(1, goodbye(11), 0.0)
     assert coordinator.heard[-1].kind == "outcome" and coordinator.heard[-1].outcome == outcome
 
 
 def test_when_all_have_left_nothing_begins_and_nothing_is_waited_for() -> None:
     coordinator = joined(2)
     for rank in range(2):
-        coordinator.receive(rank, {"say": "leave", "steps": 9}, 0.0)
+        coordinator.receive(rank, goodbye(9), 0.0)
     assert coordinator.receive(1, wish(SAVE), 0.0) == []
     assert coordinator.next_deadline() is None and coordinator.is_over()
 
@@ -224,8 +232,105 @@ def test_rank_0_that_goes_away_sets_free_who_has_promised() -> None:
     coordinator = joined(2)
     coordinator.receive(1, wish(SAVE), 0.0)
     coordinator.receive(1, promise(9), 0.0)
-    assert {word for _, word in words(coordinator.end())} == {"abort"}
+    assert words(coordinator.end()) == [(0, "abort"), (1, "abort"), (1, "bye")]
     assert coordinator.receive(1, wish(STOP, "w2"), 0.0) == [] and coordinator.is_over()
+
+
+def test_a_save_in_flight_is_told_once_it_is_durable_on_every_rank_and_holds_up_no_stop() -> None:
+    coordinator = committed(2, SAVE)
+    for rank in range(2):
+        coordinator.receive(rank, done(IN_FLIGHT, seconds=0.0), 0.0)
+    assert "outcome" not in kinds(coordinator) and not coordinator.is_over()
+    assert words(coordinator.receive(1, wish(STOP, "w2"), 0.0)) == [(0, "prepare"), (1, "prepare")]
+    coordinator.receive(1, saved(seconds=40.0), 0.0)
+    coordinator.receive(1, saved(FAILED), 0.0)  # said again after a reconnection: the first word counts
+    assert "outcome" not in kinds(coordinator)
+    coordinator.receive(0, saved(seconds=41.5), 0.0)
+    told = coordinator.heard[-1]
+    assert (told.kind, told.outcome, told.seconds, told.ranks) == ("outcome", SAVED, 41.5, ())
+
+
+def test_a_save_that_is_durable_on_one_rank_before_another_has_obeyed_is_told_once() -> None:
+    coordinator = committed(2, SAVE)
+    coordinator.receive(0, done(IN_FLIGHT), 0.0)
+    coordinator.receive(0, saved(), 0.0)
+    coordinator.receive(1, done(FAILED), 0.0)
+    assert kinds(coordinator).count("outcome") == 1
+    assert (coordinator.heard[-1].outcome, coordinator.heard[-1].ranks) == (FAILED, (1,))
+    assert coordinator.is_over()
+
+
+@pytest.mark.parametrize("end", ["leaves", "is restarted", "is not waited for"])
+def test_what_a_rank_left_in_flight_has_failed(end: str) -> None:
+    coordinator = committed(2, SAVE)
+    for rank in range(2):
+        coordinator.receive(rank, done(IN_FLIGHT), 0.0)
+    coordinator.receive(0, saved(), 0.0)
+    if end == "leaves":
+        coordinator.receive(1, goodbye(11), 0.0)
+    elif end == "is restarted":
+        coordinator.receive(1, join(1, "again"), 0.0)
+    else:
+        coordinator.lost(1, 0.0)
+        assert not coordinator.is_over() and coordinator.is_over(lost_too=False)
+        coordinator.end()
+    outcome = next(heard for heard in coordinator.heard if heard.kind == "outcome")
+    assert (outcome.outcome, outcome.ranks) == (FAILED, (1,))
+
+
+def test_a_rank_that_leaves_because_of_a_fault_is_told_at_once_and_remembered() -> None:
+    coordinator = joined(3)
+    coordinator.receive(1, goodbye(7, FAILED, "ValueError('shape')"), 0.0)
+    coordinator.receive(1, goodbye(7, FAILED, "ValueError('shape')"), 0.0)
+    coordinator.receive(2, goodbye(8), 0.0)
+    assert [heard.text for heard in coordinator.heard] == ["rank 1 left at step 7: ValueError('shape')"]
+    assert coordinator.missing() == [0]
+    assert coordinator.faults() == {1: "ValueError('shape')"}
+
+
+def test_decided_by_time_each_rank_obeys_where_it_has_promised_to_wait() -> None:
+    coordinator = joined(3, by_time=True)
+    coordinator.receive(1, wish(STOP), 0.0)
+    for rank, steps in enumerate((6_000, 120, 5_990)):
+        said = coordinator.receive(rank, promise(steps, step_s=1.0), 0.0)
+    assert [(rank, message["verdict"]["steps"]) for rank, message in said] == [(0, 6_000), (1, 120), (2, 5_990)]
+    assert kinds(coordinator) == ["committed"], "nobody waits for anybody"
+
+
+def test_a_rank_for_which_the_others_will_wait_long_is_named_in_figures_before_they_do() -> None:
+    coordinator = joined(3, skew_steps=0)
+    coordinator.receive(1, wish(STOP), 0.0)
+    for rank, steps in enumerate((6_000, 120, 5_990)):
+        coordinator.receive(rank, promise(steps, step_s=1.0 if rank == 1 else 0.02), 0.0)
+    assert kinds(coordinator) == ["behind", "committed"]
+    text = coordinator.heard[0].text
+    assert "rank 1 is 5,880 steps behind" in text and "1 h 38 min" in text and 'decide_by = "time"' in text
+
+
+@pytest.mark.parametrize(("steps", "step_s"), [((100, 99), 600.0), ((100, 90), 0.0), ((100, 90), 0.5)])
+def test_ranks_that_train_together_are_not_named_however_slow_their_steps(
+    steps: tuple[int, int], step_s: float
+) -> None:
+    coordinator = joined(2)
+    coordinator.receive(1, wish(STOP), 0.0)
+    for rank in range(2):
+        coordinator.receive(rank, promise(steps[rank], step_s=step_s), 0.0)
+    assert kinds(coordinator) == ["committed"]
+
+
+def test_ranks_that_count_too_differently_are_told_which_setting_lets_them_decide() -> None:
+    coordinator = joined(2)
+    coordinator.receive(1, wish(STOP), 0.0)
+    now = 0.0
+    for number in range(1, 6):
+        for rank, steps in enumerate((6_000, 120)):
+            coordinator.receive(rank, promise(steps, number), now)
+        now += 20.0
+        coordinator.proceed(now)
+    told = [heard.text for heard in coordinator.heard if heard.kind == "skew"]
+    assert len(told) == 1
+    assert "rank 1 counts 120 steps where others count 6,000, more than skew_steps = 16" in told[0]
+    assert 'decide_by = "time"' in told[0]
 
 
 def test_after_a_stop_nothing_is_decided_and_who_starts_now_hears_of_it() -> None:
@@ -286,6 +391,24 @@ def test_a_stop_that_all_have_obeyed_is_not_forgotten() -> None:
     coordinator.receive(0, join(0), 0.0)
     assert coordinator.start is not None and coordinator.start.stop
     assert coordinator.receive(0, wish(SAVE), 0.0) == []
+
+
+def test_a_save_in_flight_is_known_to_the_next_coordinator_too() -> None:
+    coordinator = Coordinator(2)
+    coordinator.receive(1, join(1, round=7, verdict=VERDICT), 0.0)  # has obeyed, and says so again
+    coordinator.receive(1, done(IN_FLIGHT, number=7), 0.0)
+    coordinator.receive(0, join(0), 0.0)
+    assert not coordinator.is_over() and kinds(coordinator) == []
+    coordinator.receive(1, saved(number=7, seconds=9.0), 0.0)
+    assert coordinator.is_over() and coordinator.heard[-1].seconds == 9.0
+
+
+def test_decided_by_time_a_verdict_of_the_coordinator_before_is_obeyed_where_each_has_promised() -> None:
+    coordinator = Coordinator(3, by_time=True)
+    coordinator.receive(1, join(1, round=7, state="committed", verdict=VERDICT), 0.0)
+    coordinator.receive(2, join(2, round=7, state="promised", steps=9_000, wishes={}), 0.0)
+    said = coordinator.receive(0, join(0), 0.0)
+    assert [message["verdict"]["steps"] for rank, message in said if message["say"] == "commit"] == [9_000]
 
 
 def test_an_outcome_told_before_all_have_joined_is_not_waited_for_again() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.agreement import meeting as meeting_module
+from resilience.guard.agreement.alone import Agreement
 from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.meeting import (
     AddressFile,
@@ -22,7 +23,6 @@ from resilience.guard.agreement.meeting import (
     read_address,
 )
 from resilience.guard.agreement.network import NetworkAgreement
-from resilience.guard.agreement.nobody import Nobody
 from resilience.guard.agreement.wire import Address
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
@@ -43,7 +43,7 @@ class Scene:
         self.news: list[Heard] = []
         self.world, self.nodes = world, nodes
         self.run_dir = str(run) if run is not None else ""
-        self.made: list[NetworkAgreement | Nobody] = []
+        self.made: list[Agreement] = []
 
     def place(self, rank: int) -> Place:
         return Place(
@@ -53,7 +53,7 @@ class Scene:
     def recorder(self, rank: int = 0) -> Recorder:
         return Recorder(self.place(rank), self.said.append)
 
-    def meet(self, rank: int, **settings: object) -> NetworkAgreement | Nobody:
+    def meet(self, rank: int, **settings: object) -> Agreement:
         gate = Gate()
         gate.open()
         chosen = GuardSettings(**settings)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.leave()
 
 
-def is_up(made: NetworkAgreement | Nobody) -> bool:
+def is_up(made: Agreement) -> bool:
     assert isinstance(made, NetworkAgreement)
     uplink = made._control.uplink
     return uplink is not None and uplink.is_up()
@@ -285,7 +285,7 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait(
     scene = Scene(None, nodes=2)
     for rank in (0, 1):
         made = scene.meet(rank)
-        assert isinstance(made, Nobody)
+        assert type(made) is Agreement
         made.wish(save())
         decision = made.wait_for_start(60)
         assert decision is not None

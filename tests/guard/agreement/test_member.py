@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.agreement.member import MOST_WISHES, Member
-from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, check_member_message
+from resilience.guard.agreement.member import MOST_SAVES, MOST_WISHES, Member
+from resilience.guard.agreement.messages import (
+    COMMITTED,
+    FREE,
+    OBEYING,
+    PROMISED,
+    WHY_LIMIT,
+    check_member_message,
+)
 from resilience.guard.decision import CONTINUE, OBEYED, SAVED, Decision, Request
 from resilience.guard.gate import NEVER, Gate
 
@@ -47,7 +54,7 @@ def poll(member: Member) -> Decision | None:
 
 def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lies_ahead() -> None:
     member = member_at(5)
-    assert member.receive(prepare()) == [{"say": "promise", "round": 1, "steps": 5, "polls": 0}]
+    assert member.receive(prepare()) == [{"say": "promise", "round": 1, "steps": 5, "polls": 0, "step_s": 0.0}]
     assert step(member) is None
     assert member.receive(commit(7)) == []
     assert member.arrive() is CONTINUE and step(member) is CONTINUE
@@ -167,8 +174,30 @@ def test_wishes_are_said_again_until_a_verdict_answers_them() -> None:
 
 def test_leaving_is_said_again_after_a_reconnection() -> None:
     member = member_at(5)
-    assert member.leave() == [{"say": "leave", "steps": 5}]
-    assert member.join()[-1] == {"say": "leave", "steps": 5}
+    assert member.leave() == [{"say": "leave", "steps": 5, "how": "done", "why": ""}]
+    assert member.join()[-1] == {"say": "leave", "steps": 5, "how": "done", "why": ""}
+
+
+def test_the_first_goodbye_is_said_again_with_its_reason_cut_to_what_travels() -> None:
+    member = member_at(5)
+    member.leave("failed", "x" * 10_000)
+    (goodbye,) = [message for message in member.join() if message["say"] == "leave"]
+    assert (goodbye["how"], len(goodbye["why"])) == ("failed", WHY_LIMIT)
+
+
+def test_that_a_save_in_flight_is_durable_is_said_again_after_a_reconnection() -> None:
+    member = member_at(5)
+    (said,) = member.saved(3, "saved", 41.5)
+    assert said == {"say": "saved", "round": 3, "outcome": "saved", "seconds": 41.5}
+    assert said in member.join()
+    for number in range(4, 40):
+        member.saved(number, "saved", 1.0)
+    assert len(member.join()) <= MOST_SAVES + 1
+
+
+def test_a_rank_hears_that_rank_0_has_left() -> None:
+    member = member_at(5)
+    assert member.receive({"say": "bye"}) == [] and member.leader_left
 
 
 # ---- wishes ----------------------------------------------------------------------------------------------------------

@@ -40,9 +40,11 @@ JOIN = {
 MEMBER_SAYS: list[dict[str, Any]] = [
     JOIN,
     {"say": "wish", "id": "life.1", "request": REQUEST},
-    {"say": "promise", "round": 1, "steps": 5, "polls": 0},
+    {"say": "promise", "round": 1, "steps": 5, "polls": 0, "step_s": 0.0},
     {"say": "done", "round": 1, "outcome": "saved", "seconds": 3},
-    {"say": "leave", "steps": 9},
+    {"say": "done", "round": 1, "outcome": "in_flight", "seconds": 0.0},
+    {"say": "saved", "round": 1, "outcome": "failed", "seconds": 12.5},
+    {"say": "leave", "steps": 9, "how": "done", "why": ""},
 ]
 COORDINATOR_SAYS: list[dict[str, Any]] = [
     {"say": "welcome", "round": 1},
@@ -50,6 +52,7 @@ COORDINATOR_SAYS: list[dict[str, Any]] = [
     {"say": "prepare", "round": 1},
     {"say": "commit", "round": 1, "verdict": VERDICT},
     {"say": "abort", "round": 1},
+    {"say": "bye"},
 ]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

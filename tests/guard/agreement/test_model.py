@@ -13,7 +13,7 @@ from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE
 from resilience.guard.agreement.open_round import OpenRound
 from resilience.guard.agreement.wishes import Wishes
-from resilience.guard.decision import Request
+from resilience.guard.decision import IN_FLIGHT, SAVED, Request
 from tests.guard.agreement.explorer import Case, Violation, explore, wander
 
 Message = dict[str, Any]
@@ -28,11 +28,21 @@ FINE: dict[str, dict[str, Any]] = {
     "two ranks that step together": {"steps": 3, "wishes": ONE, "coupled": True},
     "save and stop at once": {"steps": 3, "wishes": TWO, "coupled": True},
     "the training ends meanwhile": {"steps": 3, "wishes": ONE, "coupled": True, "leaves": True},
+    "a stop while a save is in flight": {"steps": 3, "wishes": TWO, "coupled": True, "in_flight": True},
 }
 FAULTS: dict[str, dict[str, Any]] = {
     "a connection breaks": {"steps": 2, "wishes": ONE, "breaks": 1},
     "a rank is too slow for the round": {"steps": 2, "wishes": ONE, "overdue": 1},
     "a rank leaves early": {"steps": 2, "wishes": ONE, "leave_early": 1},
+    "a connection breaks while a save is in flight": {"steps": 2, "wishes": ONE, "breaks": 1, "in_flight": True},
+    "a rank is restarted while a save is in flight": {"steps": 2, "wishes": ONE, "restarts": 1, "in_flight": True},
+    "rank 0 is restarted while saves are in flight": {
+        "steps": 2,
+        "wishes": ONE,
+        "deaths": 1,
+        "reborn": True,
+        "in_flight": True,
+    },
     "a rank is restarted": {"steps": 2, "wishes": ONE, "restarts": 1},
     "rank 0 dies for good": {"steps": 3, "wishes": ONE, "deaths": 1},
     "rank 0 is restarted": {"steps": 2, "wishes": ONE, "deaths": 1, "reborn": True},
@@ -236,6 +246,22 @@ class OutcomeSaidOnce(Member):
         return super().join()[:1]
 
 
+class DurableSaidOnce(Member):
+    """Does not say again that what was in flight is durable."""
+
+    def join(self) -> list[Message]:
+        return [message for message in super().join() if message["say"] != "saved"]
+
+
+class StagedIsSaved(Coordinator):
+    """Takes a save that is in flight for one that is made."""
+
+    def receive(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
+        if message.get("outcome") == IN_FLIGHT:
+            message = {**message, "outcome": SAVED}
+        return super().receive(rank, message, now)
+
+
 FAULTY: dict[str, Case] = {
     "the least promise": Case(ranks=2, steps=3, wishes=ONE, coordinator=LeastPromise),
     "the first promise": Case(ranks=3, steps=2, wishes=ONE, prompt=True, coordinator=FirstPromise),
@@ -248,6 +274,8 @@ FAULTY: dict[str, Case] = {
     "the verdict forgotten": Case(ranks=3, steps=20, wishes=ONE, deaths=1, reborn=True, member=VerdictForgotten),
     "void at once": Case(**RESUME, coordinator=VoidAtOnce),
     "the outcome said once": Case(ranks=2, steps=2, wishes=TWO, breaks=1, member=OutcomeSaidOnce),
+    "durable said once": Case(ranks=2, steps=2, wishes=ONE, breaks=1, in_flight=True, member=DurableSaidOnce),
+    "staged is saved": Case(ranks=2, steps=2, wishes=ONE, in_flight=True, coordinator=StagedIsSaved),
 }
 
 

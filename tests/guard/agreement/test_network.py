@@ -10,6 +10,7 @@ from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
 from resilience.guard.agreement import uplink as uplink_module
 from resilience.guard.agreement import wire as wire_module
+from resilience.guard.agreement.alone import Farewell
 from resilience.guard.agreement.wire import Address
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
 from tests.guard.guards import wait_until
@@ -204,17 +205,26 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
         ranks.ranks[0].finish("saved", 0.1)
 
         def go() -> None:
-            ranks.ranks[0].outlast(20)
+            farewell.append(ranks.ranks[0].part("stopped", "", 20))
             ranks.ranks[0].leave(20)
 
+        farewell: list[Farewell] = []
         gone = threading.Thread(target=go)
         gone.start()
         gone.join(0.5)
         assert gone.is_alive()
-        ranks.ranks[1].finish("saved", 0.6)
+        number = ranks.ranks[1].finish("in_flight", 0.0)
+        gone.join(0.3)
+        assert gone.is_alive(), "it is not durable"
+        ranks.ranks[1].saved(number, "saved", 0.6)
+        ranks.wait_for("outcome")
+        gone.join(0.3)
+        assert gone.is_alive(), "rank 1 has not said good-bye"
+        assert ranks.ranks[1].part("stopped", "", 20).well == 1
         gone.join(10)
         assert not gone.is_alive()
         assert ranks.heard("outcome")[0].outcome == "saved"
+        assert (farewell[0].world, farewell[0].well, farewell[0].faults) == (2, 2, ())
 
 
 def test_rank_0_does_not_stay_for_ever() -> None:
@@ -224,7 +234,7 @@ def test_rank_0_does_not_stay_for_ever() -> None:
         wait_until(lambda: ranks.gates[0].limit < 100)
         assert ranks.step(0)
         begin = time.monotonic()
-        ranks.ranks[0].outlast(0.4)  # rank 1 hangs in its step
+        ranks.ranks[0].part("done", "", 0.4)  # rank 1 hangs in its step
         ranks.ranks[0].leave(0.4)
         assert 0.4 <= time.monotonic() - begin < 30
 

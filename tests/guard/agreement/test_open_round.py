@@ -91,12 +91,12 @@ def test_ranks_that_count_differently_are_named() -> None:
     for rank, steps in enumerate((1000, 3, 1000, 3)):
         opened.promise(rank, steps, 0)
     assert opened.skew(997) == ""
-    assert opened.skew(996) == "ranks 1, 3 counts 3 steps where others count 1000"
+    assert opened.skew(996) == "ranks 1, 3 count 3 steps where others count 1,000"
 
 
 def test_a_recovered_round_waits_for_those_that_still_hold_its_verdict() -> None:
     found = Recovered(7, {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": []})
-    found.holding, found.outcomes, found.answers = [1, 2], [(SAVED, 4.0)], {2: ["w2"]}
+    found.holding, found.outcomes, found.answers = [1, 2], {0: (SAVED, 4.0)}, {2: ["w2"]}
     assert found.verdict is not None
     opened = OpenRound.of_verdict(found.verdict, found, left=[1])
     assert opened.awaited == {2} and opened.decision == merge([SAVE], 11)

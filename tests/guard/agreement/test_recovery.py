@@ -60,7 +60,7 @@ def test_how_a_rank_has_obeyed_is_not_forgotten_while_others_are_still_to_join()
     earlier.obeyed(1, 6, SAVED, 1.0)  # of a round before
     earlier.obeyed(5, 7, SAVED, 1.0)  # knows of no earlier round
     found = recover(earlier.joins)
-    assert found.outcomes == [(FAILED, 3.0)]
+    assert found.outcomes == {0: (FAILED, 3.0)}
     assert found.holding == [1]
 
 

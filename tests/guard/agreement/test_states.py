@@ -13,7 +13,7 @@ from resilience.guard.agreement.open_round import OpenRound
 from resilience.guard.decision import SAVED, Decision, Request
 from resilience.guard.gate import Gate
 from tests.guard.agreement.explorer import Case, explore
-from tests.guard.agreement.states import FOR_OTHERS, changed_tables, copied, key_of
+from tests.guard.agreement.states import FOR_OTHERS, SAID, changed_tables, copied, key_of
 
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 Place = tuple[Any, str]
@@ -29,7 +29,7 @@ def busy_coordinator() -> Coordinator:
     for message in members[1].wish(SAVE):
         coordinator.receive(1, message, 0.0)
     for rank in range(3):
-        coordinator.receive(rank, {"say": "promise", "round": 1, "steps": rank, "polls": 0}, 0.0)
+        coordinator.receive(rank, {"say": "promise", "round": 1, "steps": rank, "polls": 0, "step_s": 0.0}, 0.0)
     coordinator.receive(0, {"say": "done", "round": 1, "outcome": SAVED, "seconds": 1.0}, 0.0)
     joining = {"rank": 2, "life": "later", "steps": 0, "polls": 0, "round": 7, "state": "promised"}
     coordinator.receive(2, {"say": "join", **joining, "verdict": {}, "wishes": {}}, 0.0)
@@ -100,7 +100,7 @@ def test_to_change_a_copy_changes_no_other_world(make: Callable[[], Any]) -> Non
     for index in range(count):
         owner, name = list(places(copied(thing)))[index]
         value = getattr(owner, name)
-        if isinstance(value, dict) and name not in ("verdict", "_done"):
+        if isinstance(value, dict) and name not in SAID:
             for inner in value.values():
                 if isinstance(inner, list | dict | set):
                     inner.clear()

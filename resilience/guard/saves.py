@@ -1,0 +1,317 @@
+"""Saves: how long the training waits for one (the stall), and when its bytes are safe (durable).
+
+A save is durable when its `with` block is left, unless the block was told to wait for something: a save that goes on
+in the background. It is in flight then, and one thread looks now and then whether it has ended. Leaving the guard waits
+for what is in flight.
+"""
+
+from __future__ import annotations
+
+import time
+
+from resilience.errors import GuardError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    from resilience.guard.decision import Decision
+    from resilience.guard.running import RunningGuard
+
+    Poll = Callable[[], bool]
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.01, 0.5
+"""How often a save in flight is looked at: less and less often, since a slow one may be noticed a little later."""
+
+
+class SaveNotDurable(Exception):
+    """A save in the background has failed without an exception of its own, or was cut off."""
+
+
+class Saving:
+    """The `with` block around a save. An exception in it passes through; what asked for the save hears that it failed.
+
+    One inside another is part of the outer one: trainers call each other's save methods.
+
+    Attributes:
+        step: after which it is made.
+        entered: when the block was entered, in monotonic seconds: the training waits from then on.
+        began: when the save itself began; later, if an earlier one had to be waited for.
+        decision: the decision to save that it obeys, or None.
+        number: by which the agreement knows it while it is in flight.
+    """
+
+    def __init__(self, guard: RunningGuard) -> None:
+        self.step = 0
+        self.entered = self.began = 0.0
+        self.decision: Decision | None = None
+        self.number = 0
+        self._guard = guard
+        self._outer: Saving | None = None
+        self._is_open = False
+        self._polls: list[Poll] = []
+
+    def until(self, *handles: Any) -> None:
+        """The save goes on in the background: it is durable when all of `handles` have ended well.
+
+        A handle is a future (`concurrent.futures`, what `torch.distributed.checkpoint.async_save` returns), a thread, a
+        process (`multiprocessing`, `subprocess`), an Orbax manager or checkpointer (whatever has
+        `wait_until_finished`), or a function without arguments that returns whether it is done, and raises when it
+        failed. None stands for nothing: a rank that has no part in the save.
+
+        A future tells its exception, a process its exit code, a thread the exception that ended it.
+        Raise GuardError for anything else, and outside of the block.
+        """
+        if not self._is_open:
+            raise GuardError(
+                "save.until() was called outside of its block, where the save counts as durable already",
+                hint="with guard.saving() as save: save.until(start_the_save())",
+            )
+        polls = [poll_of(handle) for handle in handles if handle is not None]
+        (self._outer or self)._polls += polls
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether something of it may still be on its way."""
+        return bool(self._polls)
+
+    def look(self) -> bool:
+        """Whether all of it is durable. Raise what made it fail."""
+        while self._polls and self._polls[0]():
+            del self._polls[0]
+        return not self._polls
+
+    def __enter__(self) -> Saving:
+        self._is_open = True
+        self._outer = self._guard._enter_save(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        self._guard._leave_save(self, error)
+
+
+class Saves:
+    """The saves in flight, of which there is one at most; a thread looks after them from the first one on."""
+
+    def __init__(self, settled: Callable[[Saving, BaseException | None], None]) -> None:
+        """`settled` is called, from any thread, with each save that has ended and what made it fail, or None."""
+        import threading
+
+        note_fallen_threads()  # before anybody starts one
+        self._settled = settled
+        self._changed = threading.Condition()
+        self._in_flight: list[Saving] = []
+        self._is_hurried = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def newest(self) -> Saving | None:
+        """The one that is in flight, or None."""
+        in_flight = self._in_flight
+        return in_flight[-1] if in_flight else None
+
+    def add(self, saving: Saving) -> None:
+        """It is in flight from now on."""
+        import threading
+
+        with self._changed:
+            self._in_flight.append(saving)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="resil-saves", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter is ending (3.12): `wait` looks by itself
+                    self._thread = None
+
+    def wait(self, wait_s: float, waiting: Callable[[Saving, float], bool] = lambda saving, waited_s: True) -> None:
+        """Return when nothing is in flight any more. What is not durable after `wait_s` seconds is cut off: it failed.
+
+        `waiting` is called now and then with the save and how long it has been waited for; it ends the wait by False.
+        """
+        began = time.monotonic()
+        with self._changed:
+            self._is_hurried = True
+            self._changed.notify_all()
+        while (saving := self.newest) is not None:
+            waited_s = time.monotonic() - began
+            if waited_s >= wait_s or not waiting(saving, waited_s):
+                took_s = time.monotonic() - saving.began
+                self._end(saving, SaveNotDurable(f"it was cut off after {took_s:.1f} s"))
+                continue
+            if self._thread is None:
+                self._look()
+            with self._changed:
+                if self._in_flight:
+                    self._changed.wait(min(0.05, wait_s - waited_s))
+        self._is_hurried = False
+
+    def _run(self) -> None:
+        pause_s = FIRST_LOOK_S
+        while True:
+            with self._changed:
+                if not self._in_flight:
+                    pause_s = FIRST_LOOK_S
+                    self._changed.wait()
+                elif not self._is_hurried:
+                    self._changed.wait(pause_s)
+                    pause_s = min(1.5 * pause_s, LAST_LOOK_S)
+                else:
+                    self._changed.wait(FIRST_LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        for saving in list(self._in_flight):
+            try:
+                is_durable = saving.look()
+            except BaseException as error:  # whatever it is, it must not end the thread
+                self._end(saving, error)
+            else:
+                if is_durable:
+                    self._end(saving, None)
+
+    def _end(self, saving: Saving, error: BaseException | None) -> None:
+        with self._changed:
+            if saving not in self._in_flight:
+                return  # it was cut off, and ended nevertheless
+        # Settled first and then taken out: who waits goes on when all is told.
+        self._settled(saving, error)
+        with self._changed:
+            if saving in self._in_flight:
+                self._in_flight.remove(saving)
+            self._changed.notify_all()
+
+
+# ---- handles --------------------------------------------------------------------------------------------------------
+
+
+def poll_of(handle: Any) -> Poll:
+    """Given a handle, return a function that tells whether it has ended, and raises if it failed.
+
+    Raise GuardError if it is nothing that could be asked. See `Saving.until`.
+    """
+    make = _maker(handle)
+    if make is not None:
+        return make(handle)
+    if callable(handle):
+        return lambda: bool(handle())
+    raise GuardError(
+        f"save.until() cannot ask a {type(handle).__name__} whether it is done",
+        hint="give a future, a thread, a process, an Orbax manager, or a function that returns whether it is done",
+    )
+
+
+def is_handle(thing: Any) -> bool:
+    """Whether what a function returned is a handle. A model can be called as well: only plain functions count."""
+    import types
+
+    return thing is not None and (_maker(thing) is not None or isinstance(thing, types.FunctionType | types.MethodType))
+
+
+def _maker(handle: Any) -> Callable[[Any], Poll] | None:
+    """What makes the poll of a handle that is of a known kind, told by what it can do."""
+    import threading
+
+    def can(name: str) -> bool:
+        return callable(getattr(handle, name, None))
+
+    if hasattr(handle, "upload_completion"):  # torch.distributed.checkpoint.AsyncSaveResponse
+        return _poll_response
+    if can("done") and (can("exception") or can("value")):
+        return lambda future: lambda: _future(future)
+    if isinstance(handle, threading.Thread):
+        return lambda thread: lambda: _thread(thread)
+    if hasattr(handle, "exitcode") and can("is_alive"):  # multiprocessing
+        return lambda process: lambda: _exited(process.exitcode)
+    if can("poll") and hasattr(handle, "returncode"):  # subprocess
+        return lambda process: lambda: _exited(process.poll())
+    if can("wait_until_finished"):  # Orbax
+        return lambda manager: _Waiter(manager).poll
+    return None
+
+
+def _poll_response(response: Any) -> Poll:
+    parts = (response.upload_completion, getattr(response, "staging_completion", None))
+    polls = [poll_of(part) for part in parts if part is not None]
+    return lambda: all(poll() for poll in polls)
+
+
+def _future(future: Any) -> bool:
+    if not future.done():
+        return False
+    if callable(getattr(future, "exception", None)):
+        error = future.exception()  # raises CancelledError by itself
+        if error is not None:
+            raise error
+    else:
+        future.value()  # torch.futures.Future: raises what failed
+    return True
+
+
+def _thread(thread: Any) -> bool:
+    if thread.is_alive() or thread.ident is None:
+        return False
+    error: BaseException | None = getattr(thread, FALLEN, None)
+    if error is not None:
+        raise error
+    return True
+
+
+def _exited(code: int | None) -> bool:
+    if code:
+        raise SaveNotDurable(f"its process ended with {code}")
+    return code is not None
+
+
+class _Waiter:
+    """A thread that waits for what can only be waited for."""
+
+    def __init__(self, handle: Any) -> None:
+        import threading
+
+        self._handle = handle
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._wait, name="resil-save-waiter", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> bool:
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait(self) -> None:
+        try:
+            self._handle.wait_until_finished()
+            check = getattr(self._handle, "check_for_errors", None)
+            if callable(check):
+                check()
+        except BaseException as error:
+            self._error = error
+
+
+FALLEN = "_resil_fallen"
+"""Attribute of a thread that an exception has ended: a thread itself does not tell it."""
+
+
+def note_fallen_threads() -> None:
+    """Have threads bear the exception that ended them. Who hears of it today (threading.excepthook) still does."""
+    import threading
+
+    before = threading.excepthook
+    if getattr(before, "notes_fallen", False):
+        return
+
+    def note(args: Any) -> None:
+        if args.thread is not None:
+            setattr(args.thread, FALLEN, args.exc_value)
+        before(args)
+
+    note.notes_fallen = True  # type: ignore[attr-defined]
+    threading.excepthook = note
