@@ -21,9 +21,10 @@ guard = TrainingGuard.from_env(
     host_memory=False, gpu_memory="off", walltime=False, signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
     skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
 )
+nan_at = int(os.environ.get("NAN_AT", "0"))
 with guard:
     while True:
-        decision = guard.step()
+        decision = guard.step(float("nan") if guard.count + 1 == nan_at else None)
         if decision.save:
             with guard.saving():
                 pass

@@ -1,4 +1,4 @@
-"""The runs of a state directory as subjects: their heartbeat, and the logs of their current attempt."""
+"""The runs of a state directory as subjects: their heartbeat, their loss, and the logs of their current attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from resilience.checks._log.beats import merge_beats
-from resilience.checks._log.rundirs import beat_files, run_now
+from resilience.checks._log.losses import Loss, losses_of, standing
+from resilience.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
 from resilience.checks._log.tail import EVIDENCE_LINES, Looker, last_lines
 from resilience.checks._log.words import Beat, LogReading, packed, unpacked
 from resilience.errors import StateDirectoryError
@@ -37,11 +38,13 @@ def look_at_runs(
     """Look at these runs, and return a reading of each; runs that were over long ago only when they are `named`."""
     readings = {}
     for directory in directories:
+        known = before.get(directory.run)
         try:
-            reading, ended = _look_at_run(directory, before.get(directory.run), looker)
+            reading, ended = _look_at_run(directory, known, looker, named=named)
         except StateDirectoryError as error:
+            losses = known.losses if known is not None else ()
             readings[directory.run] = LogReading(
-                run=directory.run, nothing=error.message, notes=("not-read",), clock=looker.moment
+                run=directory.run, nothing=error.message, notes=("not-read",), clock=looker.moment, losses=losses
             )
             continue
         if named or not reading.over or looker.now - ended <= looker.settings.ignore_older_s:
@@ -49,7 +52,9 @@ def look_at_runs(
     return readings
 
 
-def _look_at_run(directory: RunDirectory, before: LogReading | None, looker: Looker) -> tuple[LogReading, float]:
+def _look_at_run(
+    directory: RunDirectory, before: LogReading | None, looker: Looker, *, named: bool
+) -> tuple[LogReading, float]:
     now = looker.now
     run = run_now(directory, now)
     attempt = run.attempt
@@ -70,9 +75,23 @@ def _look_at_run(directory: RunDirectory, before: LogReading | None, looker: Loo
         beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
     reading = looker.reading(run.logs, before) if run.logs else LogReading(clock=looker.moment)
     reading = replace(reading, beat=_record(beat), **about)
+    if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= looker.settings.ignore_older_s):
+        losses = _losses(directory, run.job_id, reading, before)
+        reading = replace(reading, losses=tuple(tuple(loss) for loss in losses))
     if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, looker.settings.floor_s):
         reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
     return reading, run.ended
+
+
+def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None) -> tuple[Loss, ...]:
+    known = losses_of(before)
+    is_open = before is None or before.attempt != reading.attempt or any(not loss.until for loss in known)
+    trainings = read_trainings(directory, job_id, earlier=is_open)
+    beat, last = beat_of(reading), beat_of(before) if before is not None else None
+    if beat is not None and last is not None and trainings and 0 < trainings[-1].attempt == reading.attempt:
+        # The journal is written seconds after the heartbeat: a step counts that was done at the look before.
+        trainings[-1].reached = max(trainings[-1].reached, min(beat.step, last.step))
+    return standing(trainings, known)
 
 
 def _of_new_attempt(before: LogReading, began: float) -> LogReading:

@@ -1,4 +1,4 @@
-"""Reads what a run directory tells of its training: the current attempt, its logs, its heartbeat, its end."""
+"""Reads what a run directory tells of its training: the current attempt, its logs, its heartbeat, its loss, its end."""
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
 # ruff: noqa: PTH116
@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.checks._log.losses import MOST_IN_A_ROW, MOST_JOURNALS, Event, Training, parse_events, trainings_of
 from resilience.errors import ResilError
 from resilience.model import layout
 from resilience.model.attempt import Attempt
@@ -18,9 +21,11 @@ from resilience.system.attempts import last_beat, read_attempts
 from resilience.system.files import read_regular
 from resilience.system.run_directory import RunDirectory
 
-JOURNAL_BYTES = 8192
+JOURNAL_BYTES = 32768
+"""Read of the end of a journal: some 250 events, or the longest line that there is."""
 MOST_LOGS = 4096
 """Of one run: a log per rank is common, more is not."""
+RUN_IS_FINISHED = "the run is finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +66,56 @@ def run_now(directory: RunDirectory, now: float) -> RunNow:
 def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tuple[str, float]:
     with suppress(OSError):
         ended = (directory.path / layout.FINISHED).stat().st_mtime
-        return "the run is finished", ended
+        return RUN_IS_FINISHED, ended
     if attempt is not None and attempt.end is not None:
         code = "" if attempt.exit_code is None else f" with {attempt.exit_code}"
         return f"job {attempt.label} is over: {attempt.end.value}{code}", attempt.end_time or 0.0
     if attempt is None and job_id:
-        return _journal_end(directory.path / layout.JOURNAL / f"{job_id}.0.jsonl")
+        return _journal_end(f"{directory.path}/{layout.JOURNAL}/{job_id}.0.jsonl")
     return "", 0.0
 
 
-def _journal_end(path: Path) -> tuple[str, float]:
+def _journal_end(path: str) -> tuple[str, float]:
     """What the guard said at the end, where no batch shell of ours could: of rank 0, the last event."""
-    import json
-
-    with suppress(OSError, ValueError, ResilError, RecursionError):
-        with open(path, "rb", opener=_open) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - JOURNAL_BYTES))
-            event = json.loads(file.read(JOURNAL_BYTES).rstrip(b"\n").rsplit(b"\n", 1)[-1])
-        if event.get("event") == "end":
-            return f"the guard was closed at step {event.get('step')}", float(event["time"])
+    with suppress(OSError):
+        for event in parse_events(_tail(path))[-1:]:
+            if event.name == "end":
+                return f"the guard was closed at step {event.step}", event.time
     return "", 0.0
+
+
+def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> list[Training]:
+    """What the guards wrote of a job, as far as it can be read, oldest training first.
+
+    With `earlier` also of the newest attempt that has trained before, and of those before it as long as the loss has
+    stopped each. Raise StateDirectoryError if the attempts cannot be looked at.
+    """
+    jobs = [job_id]
+    if earlier:
+        jobs += [str(attempt.job_id) for attempt in reversed(read_attempts(directory, newest=MOST_IN_A_ROW))]
+    paths = _names(directory.path / layout.JOURNAL)
+    found: list[Training] = []
+    for job in dict.fromkeys(jobs):
+        trainings = trainings_of(job, _events(job, paths))
+        found += trainings
+        if job != job_id and trainings and trainings[-1].stop is None:
+            break
+    return sorted(found, key=lambda training: (training.attempt, training.began))
+
+
+def _events(job: str, paths: Sequence[str]) -> Iterator[Event]:
+    journal = re.compile(rf".*/{re.escape(job)}\.([0-9]{{1,9}})\.jsonl")
+    ranks = {int(match[1]): path for path in paths if (match := journal.fullmatch(path))}
+    for rank in sorted(ranks)[:MOST_JOURNALS]:
+        with suppress(OSError):
+            yield from parse_events(_tail(ranks[rank]))
+
+
+def _tail(path: str) -> bytes:
+    """The end of a journal. Raise OSError."""
+    with open(path, "rb", opener=_open) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - JOURNAL_BYTES))
+        return file.read(JOURNAL_BYTES)
 
 
 def _open(path: str, flags: int) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from shlex import quote
 
+from resilience.checks._log.losses import odd_losses
 from resilience.checks._log.patterns import EPOCH
 from resilience.checks._log.threshold import phase_of
 from resilience.checks._log.view import View, is_rotating, view_of
@@ -23,11 +24,16 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
     if reading.nothing:
         return [_nothing(subject, reading)]
     view = view_of(subject, reading, settings, now)
+    wrong = [
+        _finding(view, verdict, fault, text, advice=advice) for verdict, fault, text, advice in odd_losses(reading, now)
+    ]
     if reading.over:
-        return [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
+        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
     if view.log is None and view.beat is None:
-        return [_no_log(view)]
-    return list(_wrongs(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
+        rest = [_no_log(view)]
+    else:
+        rest = list(_wrongs(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
+    return [*wrong, *(finding for finding in rest if finding.fault)] or rest
 
 
 def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float, float] | None:

@@ -208,6 +208,7 @@ class LogReading:
         run: the run's name, or empty.
         logs: (path, packed LogState) of each of its logs.
         beat: the fields of a Beat; empty without a heartbeat.
+        losses: the fields of a Loss (losses.py) for each kind of odd loss that the run has.
         attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
         over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
         nothing: why there is no log at all, or what a pattern stands for; its first note is the fault, or `none`.
@@ -219,6 +220,7 @@ class LogReading:
     run: str = ""
     logs: tuple[tuple[str, str], ...] = ()
     beat: dict[str, Any] | None = None
+    losses: tuple[tuple[Any, ...], ...] = ()
     attempt: int = 0
     label: str = ""
     began: float = 0.0

@@ -1,8 +1,9 @@
-"""A log watchdog as the engine runs it: target by target, remembering each reading as JSON from look to look."""
+"""A log watchdog as the engine runs it: target by target, each reading from a child, and as JSON from look to look."""
 
 from __future__ import annotations
 
 import json
+import marshal
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ class LogWatcher:
         readings: dict[str, Timed[Any]] = {}
         for target in CHECK.targets(self.settings, self.scene):
             for subject, reading in CHECK.probe(target, self.settings, self.scene, self.memory).items():
-                record = json.loads(json.dumps(to_record(reading)))
+                record = json.loads(json.dumps(marshal.loads(marshal.dumps(to_record(reading)))))
                 readings[subject] = Timed(self.clock.now(), from_record(CHECK.Reading, record))
         self.memory |= readings
         return [
