@@ -96,19 +96,21 @@ def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> li
     paths = _names(directory.path / layout.JOURNAL)
     found: list[Training] = []
     for job in dict.fromkeys(jobs):
-        trainings = trainings_of(job, _events(job, paths))
+        trainings = trainings_of(job, _events(job, paths, quick=not earlier))
         found += trainings
         if job != job_id and trainings and trainings[-1].stop is None:
             break
     return sorted(found, key=lambda training: (training.attempt, training.began))
 
 
-def _events(job: str, paths: Sequence[str]) -> Iterator[Event]:
+def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
+    """`quick`: as long as nothing is wrong, journals without a word of the loss are not worth the time to parse."""
     journal = re.compile(rf".*/{re.escape(job)}\.([0-9]{{1,9}})\.jsonl")
     ranks = {int(match[1]): path for path in paths if (match := journal.fullmatch(path))}
     for rank in sorted(ranks)[:MOST_JOURNALS]:
         with suppress(OSError):
-            yield from parse_events(_tail(ranks[rank]))
+            raw = _tail(ranks[rank])
+            yield from () if quick and b'"loss' not in raw else parse_events(raw)
 
 
 def _tail(path: str) -> bytes:
