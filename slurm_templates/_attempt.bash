@@ -19,6 +19,8 @@ resil_term=              # name of the signal by which the job is being ended
 resil_forwarded=
 resil_cron_due=0         # when to look after the scheduler of cron next, in seconds of this shell
 resil_over=              # the end is written
+resil_guard_why=         # what the guards wrote about the end
+resil_unfollowed=        # the training did not follow a stop
 resil_gone=true          # at the end: whether no task on another node can be left
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
@@ -676,44 +678,81 @@ resil_check_job() {
   fi
 }
 
-# What the guard of rank 0 wrote about the end of this attempt, once all ranks had saved. REPLY is the exit code that it
-# meant; or "stop" when it had told the training to stop and the training then ended without a word. Fails when there is
-# no such word.
+# What the guards wrote about the end of this attempt. Rank 0 writes its `end` once all ranks have said good-bye, and how
+# many of them left in good order (`well` of `ranks`); a rank that had lost rank 0 writes its own. An `exit` tells that a
+# process ended in another way after all. REPLY is the exit code that the training meant; or "stop" when it was told to
+# stop, has saved, and then ended without a word. Fails when there is no such word. resil_guard_why is a sentence.
 resil_guard_said() {
-  local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl line own="\"attempt\":$RESIL_ATTEMPT," last='' stop=''
-  REPLY=
-  [ -f "$file" ] && [ ! -L "$file" ] || return
+  local journal=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID file line own="\"attempt\":$RESIL_ATTEMPT," begin=0 rank=0
+  local code='' ranks=1 well=0 stop='' stopped='' text='"((why|error)":|reasons":\[)"(([^"\]|\\.)*)"'
+  REPLY='' resil_guard_why='' resil_unfollowed=''
+  [ -f "$journal.0.jsonl" ] && [ ! -L "$journal.0.jsonl" ] || return
   while IFS= read -r line; do
     case $line in
-      '{"event":"start",'*"$own"*) last='' stop='' ;; # of two trainings in one job the last one counts
-      '{"event":"end",'*"$own"*) last=$line ;;
-      '{"event":"decision",'*"$own"*'"stop":true,'*) stop=stop ;;
+      'rank '*) rank=1 ;;
+      '{"event":"start",'*"$own"*) # of two trainings in one job the last one counts
+        code='' well=0 stop='' stopped='' resil_guard_why='' resil_unfollowed=''
+        [[ $line =~ \"time\":([0-9]+) ]] && begin=${BASH_REMATCH[1]}
+        ;;
+      '{"event":"decision",'*"$own"*'"stop":true,'*)
+        stop=told
+        [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
+        ;;
+      '{"event":"save",'*"$own"*) [ -z "$stop" ] || stop=saved ;;
+      '{"event":"end",'*"$own"* | '{"event":"exit",'*"$own"*)
+        [[ $rank = 0 || ($line =~ \"time\":([0-9]+) && ${BASH_REMATCH[1]} -ge $begin) ]] || continue
+        [[ $line =~ \"exit_code\":([0-9]+)[,}] ]] || continue
+        case $code:${BASH_REMATCH[1]} in
+          :* | 0:* | 75:[1-9]*) code=${BASH_REMATCH[1]} ;; # an error counts for more than a stop, and that for more than 0
+        esac
+        [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
+        [[ $line == *'"unfollowed":true'* ]] && resil_unfollowed=yes
+        [[ $line == '{"event":"end"'* ]] || continue
+        [[ $line =~ \"stopped\":true[,}] ]] && stopped=yes
+        [[ $line =~ \"ranks\":([0-9]+) ]] && ranks=${BASH_REMATCH[1]}
+        if [[ $line =~ \"well\":([0-9]+) ]]; then well=$((well + BASH_REMATCH[1])); else well=$((well + 1)); fi
+        ;;
     esac
-  done < <(timeout 20 tail -n 100 -- "$file" 2>/dev/null)
-  if [[ $last =~ \"exit_code\":([0-9]+)[,}] ]]; then
-    REPLY=${BASH_REMATCH[1]}
-    # 75 is the word of one who was stopped; anything else is none of ours.
-    [ "$REPLY" != 75 ] || [[ $last =~ \"stopped\":true[,}] ]]
-    return
-  fi
-  REPLY=$stop
-  [ -n "$stop" ]
+  done < <(
+    timeout 20 tail -n 200 -- "$journal.0.jsonl" 2>/dev/null
+    printf '\nrank 1\n'
+    for file in "$journal".[1-9]*.jsonl; do
+      [ -f "$file" ] && [ ! -L "$file" ] && printf '%s\0' "$file"
+    done | timeout 20 xargs -0 -r grep -hE '^\{"event":"(end|exit)",' -- /dev/null 2>/dev/null
+  )
+  resil_guard_why=${resil_guard_why//\\\"/\"} resil_guard_why=${resil_guard_why//\\\\/\\}
+  case $code:$stop:$stopped in
+    :saved:*) REPLY=stop ;;
+    :told:*) REPLY=1 resil_guard_why='it was told to stop, and ended without saving and without a word' ;;
+    0:* | 75:*) # 75 is the word of those who were stopped; anything else is none of ours
+      REPLY=$code
+      if [ -n "$stopped" ] && ((well < ranks)); then
+        REPLY=1 resil_guard_why="only $well of $ranks ranks left in good order"
+      elif [ -n "$stopped" ]; then
+        REPLY=75
+      fi
+      [ "$REPLY" != 75 ] || [ -n "$stopped" ]
+      return
+      ;;
+    *) REPLY=$code ;;
+  esac
+  [ -n "$REPLY" ]
 }
 
-# The code of the launch and the guard's word may differ. A launcher turns the 75 of its workers into a 1 (torchrun,
-# accelerate), or into 137 when it ends the others because of it (srun --kill-on-bad-exit). And a training that forgets
-# sys.exit(guard.exit_code) ends with 0, as if it were done: a stop, or a loss that is NaN, must not finish the run.
+# The code of the launch and the guards' word may differ. A launcher turns the 75 of its workers into a 1 (torchrun,
+# accelerate), or into 137 or 143 when it ends the others because of it (srun --kill-on-bad-exit). And a training that
+# forgets sys.exit(guard.exit_code) ends with 0, as if it were done: a stop, or a loss that is NaN, must not finish the
+# run. Any other code is the training's own, and stays.
 resil_hear_guard() {
   local code=$resil_code
   resil_guard_said || return
   case $resil_code:$REPLY in
-    0:0 | 75:75) ;;
-    0:stop) resil_code=75 ;;
-    0:[1-9]*) resil_code=$REPLY ;;
-    75:1) resil_code=1 ;;
-    *:75) resil_code=75 ;;
+    0:0 | 75:0 | 75:75 | 75:stop) ;;
+    0:stop | 0:75 | 1:75 | 137:75 | 143:75) resil_code=75 ;;
+    0:* | 75:*) resil_code=$REPLY ;;
   esac
-  [ "$resil_code" = "$code" ] || resil_say "the launch exited with $code; by the word of its guard that is a $resil_code"
+  [ "$resil_code" = "$code" ] ||
+    resil_say "the launch exited with $code; by the word of its guard that is a $resil_code: $resil_guard_why"
 }
 
 resil_end() { # the launch is over: why, and with which code
@@ -735,18 +774,21 @@ resil_end() { # the launch is over: why, and with which code
     if resil_killed; then
       resil_stop_asked=${resil_stop_asked:-kill switch}
     fi
+    if [ -n "$resil_unfollowed" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
+      resil_finish 0 exited 'it was told to stop, and ran on to an end of its own'
+    fi
     if [ -n "$resil_finish_on_success" ] && [ -z "$resil_stop_asked$resil_term" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
       printf -v text 'attempt = %d\ntime = %(%s)T\njob = "%s"' "$RESIL_ATTEMPT" -1 "$resil_label"
       resil_write "$RESIL_RUN_DIR/finished" "$text" || resil_say "cannot write $RESIL_RUN_DIR/finished"
     fi
     [ -e "$RESIL_RUN_DIR/finished" ] && resil_finish 0 finished ''
   elif [ "$resil_code" = 75 ]; then
-    resil_finish 75 stopped "${resil_stop_asked:-it stopped on purpose}"
+    resil_finish 75 stopped "${resil_stop_asked:-${resil_guard_why:-it stopped on purpose}}"
   fi
   if [ -n "$resil_term" ]; then
     resil_finish "$resil_code" terminated "SIG$resil_term"
   fi
-  resil_finish "$resil_code" exited ''
+  resil_finish "$resil_code" exited "$resil_guard_why"
 }
 
 resil_finish() { # code end why: write down how this attempt ended, and exit

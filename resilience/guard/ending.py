@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from resilience.guard.decision import EXIT_DONE, EXIT_ERROR
 from resilience.guard.saves import FALLEN
 
 TYPE_CHECKING = False
@@ -23,9 +24,13 @@ class Ending:
     """Collects what went wrong. Safe from every thread.
 
     The last save counts: one that failed is made good by a later one that is durable.
+
+    Attributes:
+        code: what the process ends with because of it, as far as that is known.
     """
 
     def __init__(self) -> None:
+        self.code = EXIT_ERROR
         self._faults: list[str] = []
         self._failed_save = ""
         self._seen = _last_exception()  # it has ended nothing of ours
@@ -34,10 +39,12 @@ class Ending:
     @property
     def why(self) -> str:
         """What went wrong first, as a sentence; empty when all is well."""
-        return self._faults[0] if self._faults else self._failed_save
+        return self._failed_save or (self._faults[0] if self._faults else "")
 
-    def failed(self, fault: str) -> None:
-        """Something went wrong for good."""
+    def failed(self, fault: str, code: int = EXIT_ERROR) -> None:
+        """Something went wrong for good, and the process ends with this code."""
+        if not self._faults:
+            self.code = code
         self._faults.append(fault)
 
     def saved(self) -> None:
@@ -62,9 +69,9 @@ class Ending:
         if error is None and _last_exception() is not seen and not hasattr(sys, "ps1"):
             error = _last_exception()
         if error is not None:
-            return 1, shown(error)
-        code = _code_of(status)
-        return code, "" if code in (0, expected) else f"sys.exit({status!r})"[:200]
+            return code_of(error), shown(error)
+        code = code_of(SystemExit(status))
+        return code, "" if code in (0, expected) else shown(SystemExit(status))
 
 
 _exits: list[tuple[object, BaseException | None]] = []
@@ -94,7 +101,8 @@ def _watch_exit() -> None:
 def shown(error: BaseException) -> str:
     """An exception for people, in one line, not longer than that."""
     try:
-        return " ".join(repr(error).split())[:300]
+        text = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+        return " ".join(text.split())[:300]
     except Exception:  # a stranger's class
         return type(error).__name__
 
@@ -103,8 +111,14 @@ def _last_exception() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def _code_of(status: object) -> int:
-    """The exit code of `sys.exit(status)`: the last 8 bits of a number, 0 for None, 1 for what is printed instead."""
-    if status is None:
-        return 0
-    return status & 0xFF if isinstance(status, int) else 1
+def code_of(error: BaseException) -> int:
+    """What Python exits with when this exception ends it.
+
+    `sys.exit(status)`: the last 8 bits of a number, 0 for None, 1 for what is printed instead. An interrupt ends it by
+    SIGINT, which a shell calls 130.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, SystemExit) or error.code is None:
+        return EXIT_DONE if isinstance(error, SystemExit) else EXIT_ERROR
+    return error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR

@@ -11,6 +11,7 @@ from resilience.guard.agreement.alone import Alone
 from resilience.guard.agreement.attendance import name_ranks
 from resilience.guard.decision import (
     CONTINUE,
+    DONE,
     FAILED,
     IN_FLIGHT,
     SAVED,
@@ -140,11 +141,18 @@ class Parts:
                 self._recorder.warn(f"{fault}: this job has not stopped in good order")
         # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
         # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
-        code = self._guard._code()
-        why = {"why": self._ending.why} if self._ending.why else {}
+        code = self._ending.code if self._ending.why else self._guard._code()
+        why: dict[str, Any] = {"why": self._ending.why} if self._ending.why else {}
+        if decision is not None and how == DONE and not why and not self._guard._finished:
+            why = {"unfollowed": True}
+            self._recorder.warn(
+                f"the training was told to stop at step {decision.step}, and did {self._guard.count - decision.step:,} "
+                "more steps: it was not stopped. Leave the loop when decision.stop is true"
+            )
+        stopped = how == STOPPED and not self._ending.why
         self._recorder.event(
-            "end", step=self._guard.count, exit_code=code, stopped=how == STOPPED and not why, ranks=farewell.world,
-            well=farewell.well, **why,
+            "end", step=self._guard.count, exit_code=code, stopped=stopped, ranks=farewell.world, well=farewell.well,
+            **why,
         )  # fmt: skip
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)

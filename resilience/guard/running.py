@@ -150,20 +150,20 @@ class RunningGuard(Gate):
     def close(self) -> None:
         """The training loop is over: wait for saves in flight, tell the other ranks, restore signal handlers, end the
         threads."""
-        self._close("")
+        self._close()
 
-    def _close(self, fault: str) -> None:
-        """The end, in good order or because of `fault`."""
+    def _close(self, fault: str = "", code: int = EXIT_ERROR) -> None:
+        """The end, in good order or because of `fault`, with this code."""
         global _active
         if _active is self:
             _active = None
         if self._pid == os.getpid():
             if self._state == RUNNING and self._ending is not None:
+                if fault:
+                    self._ending.failed(fault, code)
                 if self._saving is not None:
                     self._ending.failed(f"the save of step {self._saving.step} was begun and never ended")
-                if fault:
-                    self._ending.failed(fault)
-                self._settle(FAILED if fault else OBEYED)
+                self._settle(FAILED if self._ending.why else OBEYED)
             self._drain()
             self._safely(lambda parts: parts.close(self.decided, self._how()))
         if self._state != INERT:
@@ -185,13 +185,13 @@ class RunningGuard(Gate):
     ) -> None:
         # sys.exit(guard.exit_code) within the block; or the code was forgotten, which is no failure.
         is_exit = isinstance(error, SystemExit) and (error.code or 0) in (0, self.exit_code)
-        self._close("" if error is None or is_exit else self._left_by(error))
+        if error is None or is_exit:
+            self._close()
+        else:
+            from resilience.guard.ending import code_of, shown
 
-    def _left_by(self, error: BaseException) -> str:
-        from resilience.guard.ending import shown
-
-        self._safely(lambda parts: parts.left_by(shown(error)))
-        return shown(error)
+            self._safely(lambda parts: parts.left_by(shown(error)))
+            self._close(shown(error), code_of(error))
 
     def _at_exit(self) -> None:
         """The interpreter exits. What the process really ends with counts for more than what the guard had told it."""
@@ -203,7 +203,7 @@ class RunningGuard(Gate):
         if self._state == RUNNING:
             if fault:
                 self._safely(lambda parts: parts.left_by(fault))
-            self._close(fault)
+            self._close(fault, code)
         elif self._state == CLOSED:
             self._drain()
             late = fault or ending.why

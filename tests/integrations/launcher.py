@@ -1,0 +1,33 @@
+"""A launcher of several ranks on one node, as torchrun is one: a worker that fails ends the others, and makes it a 1.
+
+launcher.py RANKS PROGRAM ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+GRACE_S = 10.0
+ranks = int(sys.argv[1])
+workers = []
+for rank in range(ranks):
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    workers.append(subprocess.Popen([sys.executable, *sys.argv[2:]], env={**os.environ, **place}))
+signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
+while None in [worker.poll() for worker in workers] and not any(worker.returncode for worker in workers):
+    time.sleep(0.02)
+for worker in workers:
+    worker.terminate()
+until = time.monotonic() + GRACE_S
+for worker in workers:
+    try:
+        worker.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        print(f"launcher: {worker.pid} is killed", flush=True)
+        worker.kill()
+        worker.wait()
+sys.exit(any(worker.returncode for worker in workers))

@@ -1,0 +1,124 @@
+"""Every way in which a training may end, in every form that a loop may have: what the process exits with, what the
+journal says, what the record of the attempt says, and where the next job goes on. They say the same, and it is true.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guard.disks import small_disk
+from tests.integrations.launched import HERE
+from tests.rendering.batch import Batch
+
+TRAINING, LAUNCHER = HERE / "ending_training.py", HERE / "launcher.py"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a training ends.
+
+    Attributes:
+        code: of the process, and of the job.
+        end: the record of the attempt.
+        why: is in that record.
+        saved: whether the last save is there, from which the next job goes on; else that of step 2 is.
+        journalled: what the journal calls it: `end` of a guard that was closed, `exit` of one that was not.
+    """
+
+    code: int
+    end: str
+    why: str
+    saved: bool = False
+    journalled: str = "end"
+
+
+ENDS = {
+    "kill": End(75, "stopped", "the kill switch was thrown", saved=True),
+    "SIGTERM in the save": End(75, "stopped", "the kill switch was thrown", saved=True),
+    "save raises": End(1, "exited", "as asked"),
+    "disk full": End(1, "exited", "No space left on device"),
+    "save hangs": End(1, "exited", "what was to be saved is not known to be durable", journalled="exit"),
+    "step raises": End(1, "exited", "as asked"),
+    "sys.exit(3)": End(3, "exited", "sys.exit(3)"),
+    "SIGINT": End(130, "exited", "KeyboardInterrupt"),
+}
+FORMS = ("with", "without", "short")
+FORCED = {"RESIL_GUARD__EXIT_TIMEOUT_S": "3", "RESIL_GUARD__FORCE_EXIT": "on"}  # by itself it is off in tests
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    made = Batch.make(tmp_path)
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "256k") as mounted:
+        yield mounted
+
+
+def journal(batch: Batch, rank: int = 0, job: int = 7) -> list[dict[str, Any]]:
+    path = batch.run_dir / "journal" / f"{job}.{rank}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def diary(disk: Path, rank: int = 0) -> list[str]:
+    return [line.split(" ", 1)[1] for line in (disk / f"diary.{rank}").read_text().splitlines()]
+
+
+def check_next(batch: Batch, disk: Path, command: str, expected: End, ranks: int) -> None:
+    """The next job goes on from the last save that is there, and finishes the run."""
+    batch.switch("kill").unlink(missing_ok=True)
+    script = batch.run(command, job=8)
+    assert script.process.returncode == 0, script.text
+    assert batch.end(2)["end"] == "finished"
+    for rank in range(ranks):
+        told = diary(disk, rank)
+        saved = [int(line.split()[1]) for line in told if line.startswith("saved")]
+        begun = [int(line.split()[1]) for line in told if line.startswith("begins")]
+        assert begun == [0, max(saved)]
+        assert (max(saved) > 2) is expected.saved
+
+
+@pytest.mark.parametrize("fault", ENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_process(batch: Batch, disk: Path, form: str, fault: str) -> None:
+    expected = ENDS[fault]
+    command = f"exec '{sys.executable}' {TRAINING} {disk} {form}"
+    script = batch.run(f"{command} '{fault}'", guard=FORCED)
+    assert f"fault {fault}" in diary(disk), script.text
+    assert script.process.returncode == expected.code, script.text
+    end = batch.end(1)
+    assert (end["end"], end["exit_code"]) == (expected.end, expected.code), script.text
+    assert expected.why in end["why"], end
+    last = [event for event in journal(batch) if event["event"] in ("end", "exit")][-1]
+    assert (last["event"], last["exit_code"]) == (expected.journalled, expected.code), last
+    assert last.get("stopped", False) is (expected.end == "stopped")
+    assert not batch.processes()
+    check_next(batch, disk, command, expected, 1)
+
+
+@pytest.mark.parametrize("fault", ENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> None:
+    """A fault anywhere makes the attempt a crash, also when the launcher's signal makes rank 0 stop in good order."""
+    expected = ENDS[fault]
+    command = f"exec '{sys.executable}' {LAUNCHER} 2 {TRAINING} {disk} {form}"
+    script = batch.run(f"{command} '{fault}'", guard=FORCED, environment={"FAULT_RANK": "1"})
+    assert f"fault {fault}" in diary(disk, 1), script.text
+    end = batch.end(1)
+    code = 75 if expected.end == "stopped" else 1
+    assert (end["end"], end["exit_code"], script.process.returncode) == (expected.end, code, code), script.text
+    last = [event for event in journal(batch) if event["event"] in ("end", "exit")][-1]
+    assert last.get("stopped", False) is (expected.end == "stopped"), script.text
+    assert not batch.processes()
+    assert "is killed" not in script.text, "a rank was deaf to its launcher"
