@@ -26,8 +26,7 @@ from resilience.system.world import World
 from tests.alerting.stand_in import SECRET, Receiver, SocketChannel, StandIn, an_alert, an_outbox, receiver
 from tests.fakes import NOW, FakeClock, make_world
 from tests.guard.disks import fill, small_disk
-from tests.system.test_files import OF_THE_INTERPRETER
-from tests.system.writer import writer
+from tests.system.writer import OF_THE_INTERPRETER, writer
 
 HOUR, DAY = 3600.0, 86400.0
 

@@ -31,12 +31,9 @@ from resilience.system.files import (
     write_atomic,
 )
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.system.writer import REFUSED, writer
+from tests.system.writer import OF_THE_INTERPRETER, REFUSED, writer
 
 REPOSITORY = Path(__file__).parents[2]
-OF_THE_INTERPRETER = {"brk", "mmap", "munmap", "mremap", "futex", "exit_group", "restart_syscall", "rt_sigaction"}
-"""System calls that touch no file and are not the same in every run."""
-
 OLD, NEW = "old" * 1000, "new" * 3000
 
 

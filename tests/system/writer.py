@@ -15,6 +15,9 @@ from typing import IO
 
 import pytest
 
+OF_THE_INTERPRETER = {"brk", "mmap", "munmap", "mremap", "futex", "exit_group", "restart_syscall", "rt_sigaction"}
+"""System calls that touch no file and are not the same in every run."""
+
 REFUSED = 7
 """Exit code of a writer whose call raised StateDirectoryError."""
 
