@@ -1,13 +1,23 @@
-"""Checkpoint files of callbacks: moved into place whole, the newest found, old ones removed. Standard library only."""
+"""Checkpoint files of callbacks: whole wherever the job is killed, the newest found, old ones removed.
+
+Standard library only. Nothing is written or deleted under a checkpoint's name: a rename gives it, a rename takes it.
+
+    replaced-by-resil-1f2e3d4c-<name>   whole: it had the name before, and counts until the name is taken again
+    removed-by-resil-1f2e3d4c-<name>    no checkpoint any more; should we be killed, the next call deletes the rest
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-_NAME = re.compile(r"resil-(?:(?P<label>.+)-)?step=(?P<step>\d+)\.ckpt")
+_NAME = re.compile(r"(?:replaced-by-resil-[0-9a-f]{8}-)?resil-(?:.+-)?step=(\d+)\.ckpt")
+_REPLACED, _REMOVED = (f"{why}-by-resil-{'[0-9a-f]' * 8}-?*" for why in ("replaced", "removed"))
 
 
 def checkpoint_path(folder: str | os.PathLike[str], step: int, label: str = "") -> Path:
@@ -17,39 +27,101 @@ def checkpoint_path(folder: str | os.PathLike[str], step: int, label: str = "") 
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the checkpoint in `folder` with the most steps, or None when there is none."""
+    """Return the checkpoint in `folder` with the most steps, `.../...step=00001200.ckpt`, or None when there is none.
+
+    Raise OSError if the folder is there and cannot be listed: a training that took this for None would begin anew.
+    """
     found = _found(Path(folder))
     return str(found[-1]) if found else None
 
 
 def move_into_place(part: Path, path: Path) -> None:
-    """Give a file or folder that was written beside it its name, on disk before the name is: whole or not there."""
-    for file in [part, *part.rglob("*")] if part.is_dir() else [part]:
-        _sync(file)
-    if path.is_dir():
-        shutil.rmtree(path)
-    part.replace(path)
+    """Give a file or folder that was written beside it its name, on disk before the name is: whole or not there.
+
+    A file replaces a file by one rename. A folder takes two, because NFS does not exchange two names at once
+    (RENAME_EXCHANGE, rename(2)): what is at `path` becomes `replaced-by-resil-...`, then `part` becomes `path`. A job
+    that is killed between the two loses nothing: `newest_checkpoint` returns the replaced one, and the next call here
+    or of `remove_older` gives it its name back. It is deleted once the new one is on disk; if that fails, it is logged.
+
+    Raise OSError if `part` cannot be synced or renamed, and leave what was at `path`; or if the folder cannot be
+    synced after the rename, and keep both.
+    """
+    _sync(part, inside=True)
+    if os.path.lexists(path) and (part.is_dir() or path.is_dir()):
+        path.rename(_renamed("replaced", path))
+    try:
+        part.replace(path)
+    except OSError:
+        _try(_clear, path.parent)  # gives the name back
+        raise
     _sync(path.parent)
+    _try(_clear, path.parent)
 
 
 def remove_older(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` checkpoints and all that have a label. Never the newest one: `keep` is 1 at least."""
+    """Keep the newest `keep` checkpoints and all that have a label. Never the newest one: `keep` is 1 at least.
+
+    Of a symbolic link the link is removed. Raise no OSError, because the checkpoint is safe: what cannot be deleted is
+    logged, and the next call tries it again.
+    """
+    _try(_clear, folder, max(1, keep))
+
+
+def _clear(folder: Path, keep: int | None = None) -> None:
+    """Delete what was renamed, also by a call that was killed, and given `keep` what is older."""
+    for path in list(folder.glob(_REPLACED)):
+        own = folder / path.name.split("-", 4)[4]
+        _try(Path.rename, path, _renamed("removed", own) if os.path.lexists(own) else own)
     plain = [path for path in _found(folder) if path.name.startswith("resil-step=")]
-    for path in plain[: -max(1, keep)]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    for path in plain[:-keep] if keep else []:
+        _try(Path.rename, path, _renamed("removed", path))
+    if removed := list(folder.glob(_REMOVED)):
+        _sync(folder)  # or a power cut might undo the rename and not the deletes
+    for path in removed:
+        _try(_delete, path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)  # a file that cannot be deleted keeps the space of no other
+    if path.exists():
+        shutil.rmtree(path)  # and here says why
+
+
+def _try(act: Callable[..., object], path: Path, *arguments: object) -> None:
+    try:
+        act(path, *arguments)
+    except FileNotFoundError:
+        pass  # a twin was faster
+    except OSError as error:
+        logging.getLogger(__name__).warning("resil: could not clean up %s: %s. The next save tries again", path, error)
+
+
+def _renamed(why: str, path: Path) -> Path:
+    return path.with_name(f"{why}-by-resil-{os.urandom(4).hex()}-{path.name}")
 
 
 def _found(folder: Path) -> list[Path]:
-    named = [(match, path) for path in folder.glob("resil-*.ckpt") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted((int(match["step"]), path) for match, path in named)]
+    """Return the whole checkpoints, fewest steps first."""
+    paths = list(folder.iterdir()) if os.path.lexists(folder) else []
+    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path, *, inside: bool = False) -> None:
+    """Sync a file or folder, and before it what is `inside`: no link leads out, and no FIFO is opened, which blocks."""
+    if inside and path.is_dir():
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+                    _sync(Path(entry), inside=True)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some network and FUSE file systems cannot sync a folder at all
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

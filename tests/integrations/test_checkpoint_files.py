@@ -1,18 +1,81 @@
-"""Checkpoint files: whole or not there, the newest found, the labelled kept."""
+"""Checkpoint files: whole or not there wherever the job is killed, the newest found, the labelled kept."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
+from tests.guard.disks import fill, small_disk
+from tests.system.writer import OF_THE_INTERPRETER, REFUSED, Writer, writer
+
+PRELOAD = """
+from resilience.integrations.checkpoint_files import move_into_place, remove_older
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        os._exit(7)
+"""
+LOOKS = {"newfstatat", "statx", "getdents64", "fcntl", "lseek", "close", "getrandom"}
+"""System calls that change nothing on disk: killed there, a job leaves what it leaves killed at the next that does."""
+
+LEFT = "removed-by-resil-0123abcd-resil-step=00000001.ckpt"
+"""What a job that was killed while it deleted left behind."""
 
 
 def made(folder: Path, step: int, label: str = "") -> Path:
     path = checkpoint_path(folder, step, label)
     path.write_text("it")
     return path
+
+
+def write(path: Path, kind: str, text: str) -> Path:
+    """Write a checkpoint as a trainer does: a file, or a folder of files and folders."""
+    if kind == "file":
+        path.write_text(text)
+    else:
+        (path / "deep").mkdir(parents=True)
+        (path / "deep" / "shard").write_text(text)
+        (path / "meta").write_text(text)
+    return path
+
+
+def content(path: Path) -> object:
+    """A file's text, or a folder's names with theirs."""
+    return {inner.name: content(inner) for inner in path.iterdir()} if path.is_dir() else path.read_text()
+
+
+def whole(kind: str, text: str) -> object:
+    """The `content` of what `write` wrote."""
+    return text if kind == "file" else {"deep": {"shard": text}, "meta": text}
+
+
+def checkpoints(folder: Path) -> dict[str, object]:
+    """Everything that has the name of a checkpoint, as `ls resil-*.ckpt` shows it."""
+    return {path.name: content(path) for path in folder.glob("resil-*.ckpt")}
+
+
+def killed_everywhere(process: Writer, request: str, prepare: Callable[[], None], check: Callable[[str], None]) -> None:
+    """Kill the request at each of its system calls, each time after `prepare`, and `check` what is left."""
+    prepare()
+    points = [point for point in process.kill_points(request) if point[0] not in LOOKS | OF_THE_INTERPRETER]
+    check("not killed")
+    assert {name for name, _ in points} & {"rename", "renameat", "renameat2"}
+    for name, count in points:
+        prepare()
+        assert process.run(request, f"{name}:signal=KILL:when={count}").code == -signal.SIGKILL
+        check(f"killed at {name} {count}")
+
+
+# ---- names
 
 
 def test_the_newest_is_that_with_the_most_steps_and_half_a_file_is_none(tmp_path: Path) -> None:
@@ -30,31 +93,305 @@ def test_steps_are_compared_as_numbers(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == str(newest)
 
 
+def test_a_label_names_no_other_folder(tmp_path: Path) -> None:
+    assert checkpoint_path(tmp_path, 7, "../x").parent == tmp_path
+
+
+def test_no_folder_has_no_checkpoint_and_one_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "gone") is None
+    remove_older(tmp_path / "gone", 1)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="symbolic links"):
+        newest_checkpoint(loop)
+
+
+# ---- what is done
+
+
 def test_older_ones_go_and_those_with_a_label_stay(tmp_path: Path) -> None:
     kept = [made(tmp_path, 1, "mine"), made(tmp_path, 4), made(tmp_path, 5)]
     made(tmp_path, 2)
-    folder = checkpoint_path(tmp_path, 3)
-    folder.mkdir()
-    (folder / "shard").write_text("it")
+    write(checkpoint_path(tmp_path, 3), "folder", "it")
     remove_older(tmp_path, 2)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
     remove_older(tmp_path, 0)  # would be a training without a checkpoint
-    assert newest_checkpoint(tmp_path) == str(kept[-1])
+    assert sorted(tmp_path.iterdir()) == sorted([kept[0], kept[-1]])
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_folder_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path, there: bool) -> None:
+@pytest.mark.parametrize("there", ["", "file", "folder"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path, kind: str, there: str) -> None:
     path = checkpoint_path(tmp_path, 7)
     if there:
-        path.mkdir()
-        (path / "old").write_text("of an attempt before")
-    part = path.with_suffix(".part")
-    (part / "deep").mkdir(parents=True)
-    (part / "deep" / "shard").write_text("it")
+        write(path, there, "of an attempt before")
+    move_into_place(write(path.with_suffix(".part"), kind, "new"), path)
+    assert content(tmp_path) == {path.name: whole(kind, "new")}
+
+
+def test_what_cannot_be_opened_or_leads_nowhere_does_not_hold_up_a_move(tmp_path: Path) -> None:
+    path = checkpoint_path(tmp_path, 7)
+    path.symlink_to(tmp_path / "nowhere")
+    part = write(path.with_suffix(".part"), "folder", "new")
+    (part / "link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(part / "fifo")
     move_into_place(part, path)
-    assert [file.name for file in path.rglob("*") if file.is_file()] == ["shard"]
-    assert not part.exists()
+    assert (path / "link").is_symlink() and (path / "fifo").exists()
 
 
-def test_a_label_names_no_other_folder(tmp_path: Path) -> None:
-    assert checkpoint_path(tmp_path, 7, "../x").parent == tmp_path
+# ---- killed
+
+
+@pytest.mark.parametrize(
+    ("kind", "there"),
+    [("folder", ""), ("folder", "folder"), ("folder", "file"), ("file", ""), ("file", "file"), ("file", "folder")],
+)
+def test_a_move_that_is_killed_at_any_system_call_loses_no_checkpoint(tmp_path: Path, kind: str, there: str) -> None:
+    folder = tmp_path / "checkpoints"
+    before, path = checkpoint_path(folder, 6), checkpoint_path(folder, 7)
+    part = path.with_suffix(".part")
+    new, old = whole(kind, "new"), whole(there, "old") if there else None
+    seen = []
+
+    def prepare() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write(before, "folder", "before")
+        if there:
+            write(path, there, "old")
+        write(part, kind, "new")
+
+    def check(where: str) -> None:
+        newest = newest_checkpoint(folder)
+        assert newest is not None, where
+        seen.append(content(Path(newest)))
+        if newest.endswith(path.name):
+            assert seen[-1] in (new, old), where
+        else:
+            assert (newest, seen[-1], there) == (str(before), whole("folder", "before"), ""), where
+        assert checkpoints(folder).get(path.name) in (new, old, None), where
+        assert newest == str(path) or "folder" in (kind, there) or not there, f"{where}: two files take one rename"
+        if not part.exists():
+            write(part, kind, "new")
+        move_into_place(part, path)
+        assert content(folder) == {before.name: whole("folder", "before"), path.name: new}, where
+
+    with writer(tmp_path / "strace", PRELOAD) as process:
+        killed_everywhere(process, f"move_into_place(Path({str(part)!r}), Path({str(path)!r}))", prepare, check)
+    assert new in seen and (old or whole("folder", "before")) in seen, "the points lie before and after the rename"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_removal_that_is_killed_at_any_system_call_leaves_whole_checkpoints(tmp_path: Path, kind: str) -> None:
+    """Also what killed calls left: a half-deleted one, one that was replaced, and one that lost its name meanwhile."""
+    folder = tmp_path / "checkpoints"
+    kept = {checkpoint_path(folder, 1, "mine").name, *(checkpoint_path(folder, step).name for step in (5, 6, 7))}
+
+    def prepare() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for step in (3, 4, 5, 7):
+            write(checkpoint_path(folder, step), kind, "whole")
+        write(checkpoint_path(folder, 1, "mine"), kind, "whole")
+        write(folder / f"replaced-by-resil-0123abcd-{checkpoint_path(folder, 6).name}", kind, "whole")
+        write(folder / f"replaced-by-resil-0123abcd-{checkpoint_path(folder, 7).name}", kind, "old")
+        write(folder / LEFT, kind, "half")
+
+    def check(where: str) -> None:
+        assert all(found == whole(kind, "whole") for found in checkpoints(folder).values()), where
+        assert newest_checkpoint(folder) == str(checkpoint_path(folder, 7)), where
+        remove_older(folder, 3)
+        assert content(folder) == dict.fromkeys(kept, whole(kind, "whole")), where
+
+    with writer(tmp_path / "strace", PRELOAD) as process:
+        killed_everywhere(process, f"remove_older(Path({str(folder)!r}), 3)", prepare, check)
+
+
+@pytest.mark.parametrize("label", ["", "mine"])
+def test_one_whose_name_was_not_taken_again_counts_and_gets_it_back(tmp_path: Path, label: str) -> None:
+    path = write(checkpoint_path(tmp_path, 7, label), "folder", "old")
+    part = write(path.with_suffix(".part"), "folder", "new")
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        process.run(f"move_into_place(Path({str(part)!r}), Path({str(path)!r}))", "rename:signal=KILL:when=2")
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None and newest != str(path) and newest.endswith(path.name)
+    assert content(Path(newest)) == whole("folder", "old") and content(part) == whole("folder", "new")
+    following = checkpoint_path(tmp_path, 8)
+    move_into_place(write(following.with_suffix(".part"), "file", "8"), following)
+    assert newest_checkpoint(tmp_path) == str(following)
+    assert checkpoints(tmp_path) == {path.name: whole("folder", "old"), following.name: "8"}
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_what_is_not_on_disk_gets_no_name(tmp_path: Path, error: str) -> None:
+    path = write(checkpoint_path(tmp_path, 7), "folder", "old")
+    part = write(path.with_suffix(".part"), "folder", "new")
+    request = f"refused(move_into_place, Path({str(part)!r}), Path({str(path)!r}))"
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        for count in range(1, 5):  # two files and two folders
+            assert process.run(request, f"fsync:error={error}:when={count}").code == REFUSED
+            assert content(tmp_path) == {path.name: whole("folder", "old"), part.name: whole("folder", "new")}
+        assert process.run(request, f"fsync:error={error}:when=5").code == REFUSED, "the folder that has the name"
+    assert newest_checkpoint(tmp_path) == str(path) and content(path) == whole("folder", "new")
+    assert whole("folder", "old") in [content(other) for other in tmp_path.glob("replaced-*")], (
+        "not known to be needless"
+    )
+    remove_older(tmp_path, 1)
+    assert content(tmp_path) == {path.name: whole("folder", "new")}
+
+
+def test_a_file_system_that_cannot_sync_folders_is_good_enough(tmp_path: Path) -> None:
+    path = checkpoint_path(tmp_path, 7)
+    part = write(path.with_suffix(".part"), "folder", "new")
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        request = f"refused(move_into_place, Path({str(part)!r}), Path({str(path)!r}))"
+        assert process.run(request, "fsync:error=EINVAL:when=1").code == REFUSED, "a file"
+        assert process.run(request, "fsync:error=EINVAL:when=4+").code == 0, "the part, and the folder it is in"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_rename_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path: Path, count: int) -> None:
+    path = write(checkpoint_path(tmp_path, 7), "folder", "old")
+    part = write(path.with_suffix(".part"), "folder", "new")
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        request = f"refused(move_into_place, Path({str(part)!r}), Path({str(path)!r}))"
+        assert process.run(request, f"rename:error=EACCES:when={count}").code == REFUSED
+    assert content(tmp_path) == {path.name: whole("folder", "old"), part.name: whole("folder", "new")}
+
+
+@pytest.mark.parametrize("refusal", ["EBUSY", "EACCES", "ENOSPC"])
+def test_a_delete_that_fails_is_said_and_hurts_no_training(
+    tmp_path: Path, refusal: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(checkpoint_path(tmp_path, 7), "folder", "old")
+    part = write(path.with_suffix(".part"), "folder", "new")
+    write(checkpoint_path(tmp_path, 6), "folder", "before")
+    calls = [f"move_into_place, Path({str(part)!r}), Path({str(path)!r})", f"remove_older, Path({str(tmp_path)!r}), 1"]
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        for call in calls:
+            assert process.run(f"refused({call})", f"unlink,unlinkat,rmdir:error={refusal}").code == 0
+            assert "The next save tries again" in capfd.readouterr().err
+            assert newest_checkpoint(tmp_path) == str(path) and content(path) == whole("folder", "new")
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_older(tmp_path, 1)
+    assert content(tmp_path) == {path.name: whole("folder", "new")}
+
+
+def test_a_file_that_cannot_be_deleted_keeps_the_space_of_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(tmp_path, 7)
+    (tmp_path / LEFT).mkdir()
+    for number in range(20):
+        write(tmp_path / LEFT / f"{number}", "folder", "half")
+    shutil.rmtree(tmp_path / LEFT / "10")
+    with small_disk(tmp_path / LEFT / "10") as busy:
+        made(tmp_path, 6)
+        remove_older(tmp_path, 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [LEFT, checkpoint_path(tmp_path, 7).name]
+        assert list((tmp_path / LEFT).iterdir()) == [busy]
+        assert "Device or resource busy" in caplog.text and str(tmp_path) in caplog.text
+    remove_older(tmp_path, 1)
+    assert not (tmp_path / LEFT).exists()
+
+
+def test_what_is_half_deleted_never_counts_again(tmp_path: Path) -> None:
+    """Also if it was replaced, and the one that replaced it went since."""
+    for step in (7, 8):
+        write(checkpoint_path(tmp_path, step), "folder", "whole")
+    write(tmp_path / f"replaced-by-resil-0123abcd-{checkpoint_path(tmp_path, 7).name}", "folder", "old")
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        process.run(f"remove_older(Path({str(tmp_path)!r}), 1)", "unlinkat:error=EBUSY:when=2+")
+    assert newest_checkpoint(tmp_path) == str(checkpoint_path(tmp_path, 8))
+    shutil.rmtree(checkpoint_path(tmp_path, 8))
+    assert newest_checkpoint(tmp_path) is None and len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_is_deleted_before_its_rename_is_on_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for step in (6, 7):
+        write(checkpoint_path(tmp_path, step), "folder", "whole")
+    with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
+        assert process.run(f"refused(remove_older, Path({str(tmp_path)!r}), 1)", "fsync:error=EIO").code == 0
+    assert [content(path) for path in tmp_path.iterdir()] == [whole("folder", "whole")] * 2
+    assert "Input/output error" in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_renamed_stays_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made(tmp_path, 7)
+    with small_disk(checkpoint_path(tmp_path, 6)) as busy:
+        write(busy / "big", "folder", "whole")
+        remove_older(tmp_path, 1)
+        assert content(busy / "big") == whole("folder", "whole")
+        assert "Device or resource busy" in caplog.text
+
+
+def test_a_full_disk_stops_neither_the_move_nor_the_removal_that_makes_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        path = write(checkpoint_path(disk, 7), "folder", "old" * 10_000)
+        write(checkpoint_path(disk, 6), "folder", "before" * 5_000)
+        part = path.with_suffix(".part")
+        write(part, "folder", "new")
+        ballast = fill(disk)
+        with pytest.raises(OSError, match="No space left"):
+            (part / "more").write_text("more" * 1000)
+        (part / "more").unlink()
+        move_into_place(part, path)
+        remove_older(disk, 1)
+        assert content(path) == whole("folder", "new")
+        assert sorted(disk.iterdir()) == [ballast, path]
+        (disk / "room").write_bytes(bytes(100_000))
+
+
+# ---- whose files
+
+
+@pytest.mark.parametrize("name", ["resil-step=00000006.ckpt", "resil-step=00000007.ckpt", LEFT])
+def test_a_link_leads_no_delete_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    elsewhere = write(tmp_path / "elsewhere", "folder", "mine")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / name).symlink_to(elsewhere)
+    inside = write(checkpoint_path(folder, 5), "folder", "it")
+    (inside / "deep" / "link").symlink_to(elsewhere)
+    (inside / "link").symlink_to(elsewhere / "meta")
+    path = checkpoint_path(folder, 7)
+    move_into_place(write(path.with_suffix(".part"), "folder", "new"), path)
+    remove_older(folder, 1)
+    assert content(folder) == {path.name: whole("folder", "new")}
+    assert content(elsewhere) == whole("folder", "mine")
+
+
+def test_what_others_named_is_left_alone(tmp_path: Path) -> None:
+    others = ["removed-by-resil-x", "replaced-by-resil-0123abcd", "removed-resil-step=00000001.ckpt", "last.ckpt"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    move_into_place(write(tmp_path / "part", "folder", "new"), tmp_path / "my own name")
+    remove_older(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "my own name"])
+
+
+def test_of_twins_that_save_the_same_step_one_is_there_at_any_time(tmp_path: Path) -> None:
+    path = write(checkpoint_path(tmp_path, 7), "folder", "twin 0")
+    moved = []
+
+    def save(name: str) -> None:
+        for turn in range(100):
+            part = write(tmp_path / f"{name}.{turn}.part", "folder", name)
+            try:
+                move_into_place(part, path)
+                moved.append(name)
+            except OSError:  # the other's was there in between
+                shutil.rmtree(part)
+
+    twins = [threading.Thread(target=save, args=(f"twin {number}",)) for number in (1, 2)]
+    for twin in twins:
+        twin.start()
+    found = []
+    while any(twin.is_alive() for twin in twins):
+        found.append(newest_checkpoint(tmp_path))
+    assert moved and None not in found
+    remove_older(tmp_path, 1)
+    assert content(tmp_path) in [{path.name: whole("folder", name)} for name in moved]
