@@ -450,6 +450,7 @@ class Parts:
         self._tell_triggers(decision, outcome)
 
     def _sample(self) -> None:
+        self._signals.listen()
         self._pace.look(time.monotonic(), self._guard.position(), time.process_time())
         if not self._watches.has_files:
             self._mirror.work()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.guard.guards import wait_until
 from tests.guard.ranks import REPOSITORY
@@ -15,20 +17,22 @@ from tests.guard.ranks import REPOSITORY
 _PROGRAM = """
 import os, sys, time
 from resilience.guard import TrainingGuard
-from resilience.guard.agreement import meeting
+from resilience.guard.agreement import contact, meeting
 meeting.ABSENT_S = float(sys.argv[1])
+contact.GONE_S = float(os.environ.get("GONE_S", "5"))
 guard = TrainingGuard.from_env(
     host_memory=False, gpu_memory="off", walltime=False, signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
     skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
 )
 nan_at = int(os.environ.get("NAN_AT", "0"))
+last = int(os.environ.get("LAST." + os.environ["RANK"], "0"))
 with guard:
     while True:
         decision = guard.step(float("nan") if guard.count + 1 == nan_at else None)
         if decision.save:
             with guard.saving():
-                pass
-        if decision.stop:
+                open(sys.argv[2] + ".saved", "a").write(f"{guard.count} ")
+        if decision.stop or guard.count == last:
             break
         open(sys.argv[2], "w").write(str(guard.count))
         time.sleep(0.01)
@@ -72,6 +76,16 @@ class Launch:
         with suppress(OSError, ValueError):
             return int((self.folder / f"steps.{rank}").read_text())
         return 0
+
+    def saves(self, rank: int) -> list[int]:
+        """After which steps it has saved."""
+        path = self.folder / f"steps.{rank}.saved"
+        return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+    def journal(self, rank: int) -> list[dict[str, Any]]:
+        """The lines of its journal."""
+        path = Path(self._environ["RESIL_RUN_DIR"]) / "journal" / f"12.{rank}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_steps(self) -> None:
         """Wait until each rank has done one more step, at least."""

@@ -1,13 +1,30 @@
-"""The `with` blocks around a save and around a phase."""
+"""The `with` block around a save: nested, failing, and above all in flight: durable long after the block was left."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resilience.guard import Request
+from resilience.guard import GuardError, Request, TrainingGuard
+from resilience.guard.place import Place
+from resilience.guard.saves import SaveNotDurable, is_handle, poll_of
+from resilience.guard.settings import GuardSettings
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
+from tests.guard.ranks import REPOSITORY
+
+Future = concurrent.futures.Future
+SAVE = Request("wisher", "please", stop=False)
 
 
 @pytest.fixture
@@ -15,15 +32,33 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "demo")
 
 
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def events(run: Path, *names: str) -> list[dict[str, Any]]:
+    """The lines of the journal, or those of these kinds."""
+    path = run / "journal" / "12.0.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in found if not names or event["event"] in names]
+
+
+def kinds(run: Path) -> list[str]:
+    return [event["event"] for event in events(run) if event["event"].startswith(("save", "end", "decision"))]
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
 def test_a_save_inside_a_save_is_one_save(run: Path) -> None:
-    wisher = Wisher(Request("wisher", "please", stop=False))
+    wisher = Wisher(SAVE)
     with make_guard(run, triggers=[wisher]) as guard:
         train(guard)
         with guard.saving(), guard.saving():
             assert wisher.heard == []
         wait_until(lambda: wisher.heard == ["saved"])
-    text = (run / "journal" / "12.0.jsonl").read_text()
-    assert text.count('"event":"save"') == 1
+    assert len(events(run, "save")) == 1
 
 
 def test_phases_nest_and_return(run: Path) -> None:
@@ -39,7 +74,7 @@ def test_phases_nest_and_return(run: Path) -> None:
 def test_an_exception_in_a_save_passes_through(run: Path) -> None:
     with make_guard(run) as guard, pytest.raises(OSError, match="disk full"), guard.saving():
         raise OSError("disk full")
-    assert '"event":"save_failed"' in (run / "journal" / "12.0.jsonl").read_text()
+    assert events(run, "save_failed")[0]["error"] == "OSError('disk full')"
 
 
 def test_a_save_that_nobody_asked_for_is_measured_too(run: Path) -> None:
@@ -47,4 +82,451 @@ def test_a_save_that_nobody_asked_for_is_measured_too(run: Path) -> None:
         guard.step()
         with guard.saving():
             pass
-    assert '"event":"save",' in (run / "journal" / "12.0.jsonl").read_text()
+    assert len(events(run, "save")) == 1
+
+
+# ---- in flight -------------------------------------------------------------------------------------------------------
+
+
+def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_meanwhile(run: Path) -> None:
+    (run / "switches" / "save").touch()
+    future: Future[None] = Future()
+    with make_guard(run) as guard:
+        train(guard)
+        with guard.saving() as save:
+            save.until(future)
+        for _ in range(100):
+            guard.step()
+            time.sleep(0.001)
+        assert (run / "switches" / "save").exists(), "nothing is saved yet"
+        wait_until(lambda: kinds(run)[-1:] == ["save_staged"])
+        assert guard._parts is not None
+        assert guard._parts._pace.slowest_save_s is None
+        time.sleep(0.3)
+        future.set_result(None)
+        wait_until(lambda: not (run / "switches" / "save").exists())
+        pace = guard._parts._pace
+        assert pace.slowest_stall_s is not None and pace.slowest_save_s is not None
+        assert pace.slowest_save_s >= 0.3 and pace.slowest_save_s > pace.slowest_stall_s
+    assert kinds(run) == ["decision", "save_begin", "save_staged", "save", "end"]
+    (staged,), (saved,) = events(run, "save_staged"), events(run, "save")
+    assert staged["seconds"] < saved["seconds"] and saved["seconds"] >= 0.3
+    assert guard.exit_code == 0
+
+
+def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_told_to_people(run: Path, said: list[str]) -> None:
+    (run / "switches" / "save").touch()
+    with make_guard(run, say=said.append) as guard:
+        decision = train(guard)
+        with guard.saving() as save:
+            future: Future[None] = Future()
+            save.until(future)
+        future.set_exception(OSError(28, "No space left on device"))
+        wait_until(lambda: "save_failed" in kinds(run))
+        assert (run / "switches" / "save").exists()
+        assert "save" not in kinds(run)
+        sentence = f"the save of step {decision.step} is not durable: OSError(28, 'No space left on device')"
+        wait_until(lambda: any(sentence in one for one in said))
+    assert guard.exit_code == 1, "the last save is not there, whoever has swallowed the exception"
+    assert events(run, "end")[0] == events(run, "end")[0] | {"exit_code": 1, "stopped": False, "why": sentence}
+
+
+def test_a_later_save_that_is_durable_makes_a_failed_one_good(run: Path) -> None:
+    with make_guard(run, say=lambda text: None) as guard:
+        guard.step()
+        with guard.saving() as save:
+            save.until(failed(ValueError("once")))
+        wait_until(lambda: "save_failed" in kinds(run))
+        guard.step()
+        with guard.saving() as save:
+            save.until(done())
+    assert guard.exit_code == 0
+    assert "why" not in events(run, "end")[0]
+
+
+def test_a_stop_is_decided_while_a_save_is_in_flight(run: Path) -> None:
+    wisher = Wisher(SAVE)
+    future: Future[None] = Future()
+    with make_guard(run, triggers=[wisher], say=lambda text: None) as guard:
+        train(guard)
+        with guard.saving() as save:
+            save.until(future)
+        (run / "switches" / "kill").touch()
+        decision = train(guard, until=lambda decision: decision.stop)
+        assert decision.save and wisher.heard == []
+        threading.Timer(0.2, future.set_result, [None]).start()
+        with guard.saving():  # waits for the one in flight
+            assert future.done()
+    assert wisher.heard == ["saved"]
+    assert [event["step"] for event in events(run, "save")] == sorted(event["step"] for event in events(run, "save"))
+    assert guard.exit_code == 75
+
+
+@pytest.mark.parametrize("overlap", ["wait", "skip"])
+def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -> None:
+    wisher, future = Wisher(SAVE), Future[None]()
+    with make_guard(run, triggers=[wisher], say=lambda text: None, save_overlap=overlap) as guard:
+        train(guard)
+        with guard.saving() as save:
+            save.until(future)
+        (run / "switches" / "save").touch()
+        if overlap == "skip":
+            for _ in range(200):
+                assert not guard.step()
+                time.sleep(0.001)
+            assert len(events(run, "save_skipped")) == 1, "said once, however often it is asked for"
+            assert (run / "switches" / "save").exists()
+            future.set_result(None)
+            wait_until(lambda: wisher.heard == ["saved"])
+            train(guard)  # now it is obeyed
+        else:
+            train(guard)
+            threading.Timer(0.3, future.set_result, [None]).start()
+        with guard.saving():
+            assert future.done()
+        wait_until(lambda: not (run / "switches" / "save").exists())
+    assert [event["event"] for event in events(run, "save", "save_failed")] == ["save", "save"]
+    assert len(events(run, "switch")) == 1
+
+
+def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
+    first, second = Future[None](), Future[None]()
+    with make_guard(run) as guard:
+        guard.step()
+        with guard.saving() as save:
+            save.until(first, None)
+            with guard.saving() as inner:
+                inner.until(second)
+        first.set_result(None)
+        time.sleep(0.2)
+        assert "save" not in kinds(run)
+        second.set_result(None)
+        wait_until(lambda: "save" in kinds(run))
+
+
+def test_nothing_to_wait_for_is_a_save_that_is_done(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.step()
+        with guard.saving() as save:
+            save.until(None)
+    assert kinds(run) == ["save_begin", "save", "end"]
+
+
+def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
+    with make_guard(run) as guard:
+        guard.step()
+        with pytest.raises(GuardError, match="cannot ask a int whether it is done"), guard.saving() as save:
+            save.until(5)
+        with guard.saving() as other:
+            pass
+        with pytest.raises(GuardError, match="outside of its block"):
+            other.until(done())
+    assert len(events(run, "save_failed")) == 1
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path) -> None:
+    future: Future[None] = Future()
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        train(guard)
+        with guard.saving() as save:
+            save.until(future)
+        threading.Timer(0.4, future.set_result, [None]).start()
+    assert future.done() and guard.exit_code == 75
+    assert kinds(run)[-2:] == ["save", "end"]
+    assert events(run, "end")[0]["stopped"]
+
+
+def test_the_exit_code_is_not_known_before_the_last_save_is_durable(run: Path) -> None:
+    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    guard.start()
+    train(guard)
+    future: Future[None] = Future()
+    with guard.saving() as save:
+        save.until(future)
+    threading.Timer(0.3, future.set_exception, [OSError("gone")]).start()
+    assert guard.exit_code == 1  # of a loop without `with`: sys.exit(guard.exit_code)
+    guard.close()
+
+
+def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, said: list[str]) -> None:
+    future: Future[None] = Future()
+    with make_guard(run, say=said.append) as guard:
+        guard.step()
+        with guard.saving() as save:
+            save.until(future)
+        threading.Timer(0.3, future.set_result, [None]).start()
+        guard.finished()
+        assert future.done() and (run / "finished").exists()
+        (run / "finished").unlink()
+        with guard.saving() as save:
+            save.until(failed(OSError("gone")))
+        guard.finished()
+        assert not (run / "finished").exists()
+    assert any("not marked as finished: the save of step 1 is not durable" in sentence for sentence in said)
+    assert guard.exit_code == 1
+
+
+def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(run: Path, said: list[str]) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+        train(guard)
+        with guard.saving() as save:
+            save.until(lambda: False)
+        guard.place.end_time = time.time() + 5.5  # it ends half a second from now: 5 s are left for the rest
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert guard.exit_code == 1
+    (cut,) = [sentence for sentence in said if "is not durable" in sentence]
+    assert "it was cut off after" in cut
+    assert not events(run, "end")[0]["stopped"]
+
+
+def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: Path) -> None:
+    with make_guard(run, exit_timeout_s=900.0, say=lambda text: None) as guard:
+        guard.step()
+        parts = guard._parts
+        assert parts is not None
+        assert parts.drain_s() == 900.0
+        parts._pace.saved(400.0)
+        assert parts.drain_s() == 1200.0
+        parts._ending.failed("RuntimeError('shape')")
+        assert parts.drain_s() == 1200.0
+        parts._pace._saves.clear()
+        assert parts.drain_s() == 60.0
+    assert guard.exit_code == 1
+
+
+def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
+    with make_guard(run, say=said.append) as guard:
+        guard.step()
+        parts = guard._parts
+        assert parts is not None
+        parts._pace.saved(41.0)
+        saving = guard.saving()
+        saving.step = 400
+        for waited_s in range(100):
+            assert parts.show_drain(saving, float(waited_s))
+    told = [sentence for sentence in said if "to be durable" in sentence]
+    assert len(told) == 3 and "the save of step 400" in told[0] and "the slowest took 41 s" in told[0]
+
+
+def test_a_save_behind_the_block_is_waited_for_when_the_interpreter_exits(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading, time\n"
+        "from resilience.guard import TrainingGuard\n"
+        "def write(): time.sleep(0.5); open(sys.argv[1], 'w').write('it')\n"
+        "with TrainingGuard.from_env(host_memory=False, walltime=False) as guard: guard.step()\n"
+        "with guard.saving() as save:\n"
+        "    writer = threading.Thread(target=write, daemon=True); writer.start(); save.until(writer)\n"
+    )
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("RESIL", "SLURM"))}
+    for mode in ("on", "off"):
+        file = tmp_path / mode
+        code = f"{program}\nsys.exit(guard.exit_code)" if mode == "off" else program
+        argv = [sys.executable, "-c", code, str(file)]
+        subprocess.run(argv, env={**environ, "RESIL_GUARD": mode}, cwd=REPOSITORY, check=True, timeout=60)
+        assert file.read_text() == "it", f"RESIL_GUARD={mode}"
+
+
+# ---- handles ---------------------------------------------------------------------------------------------------------
+
+
+def done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+def failed(error: BaseException) -> Future[None]:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
+
+
+def cancelled() -> Future[None]:
+    future: Future[None] = Future()
+    future.cancel()
+    return future
+
+
+def raise_oserror() -> None:
+    raise OSError("as asked")
+
+
+def ended_thread(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    return thread
+
+
+def ended_process(code: int) -> Any:
+    process = multiprocessing.get_context("fork").Process(target=os._exit, args=(code,))
+    process.start()
+    process.join()
+    return process
+
+
+def ended_program(code: int) -> subprocess.Popen[bytes]:
+    program = subprocess.Popen([sys.executable, "-S", "-c", f"import os; os._exit({code})"])
+    program.wait()
+    return program
+
+
+class TorchFuture:
+    """As torch.futures.Future answers."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def done(self) -> bool:
+        return True
+
+    def value(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Response:
+    """As torch.distributed.checkpoint.AsyncSaveResponse is made."""
+
+    def __init__(self, upload: Any, staging: Any = None) -> None:
+        self.upload_completion = upload
+        self.staging_completion = staging
+
+
+class Manager:
+    """As Orbax managers and checkpointers answer."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.release = threading.Event()
+
+    def wait_until_finished(self) -> None:
+        self.release.wait(20)
+
+    def check_for_errors(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Model:
+    """Something that can be called, and is no handle."""
+
+    def __call__(self) -> bool:
+        raise AssertionError
+
+
+GOOD: dict[str, Callable[[], Any]] = {
+    "future": done,
+    "torch future": TorchFuture,
+    "response": lambda: Response(done(), done()),
+    "response without staging": lambda: Response(done()),
+    "thread": lambda: ended_thread(lambda: None),
+    "process": lambda: ended_process(0),
+    "program": lambda: ended_program(0),
+    "function": lambda: lambda: True,
+    "callable object": lambda: type("Callable", (), {"__call__": lambda self: True})(),
+}
+BAD: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
+    "future": (lambda: failed(OSError("as asked")), OSError, "as asked"),
+    "cancelled future": (cancelled, concurrent.futures.CancelledError, ""),
+    "torch future": (lambda: TorchFuture(OSError("as asked")), OSError, "as asked"),
+    "response": (lambda: Response(failed(OSError("as asked"))), OSError, "as asked"),
+    "staging": (lambda: Response(done(), failed(OSError("as asked"))), OSError, "as asked"),
+    "thread": (lambda: ended_thread(raise_oserror), OSError, "as asked"),
+    "process": (lambda: ended_process(3), SaveNotDurable, "its process ended with 3"),
+    "program": (lambda: ended_program(4), SaveNotDurable, "its process ended with 4"),
+    "function": (lambda: raise_oserror, OSError, "as asked"),
+}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_handle_that_has_ended_well_is_durable(kind: str) -> None:
+    assert poll_of(GOOD[kind]())()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("kind", BAD)
+def test_a_handle_that_has_failed_tells_why(kind: str, run: Path) -> None:
+    make, expected, text = BAD[kind]
+    with make_guard(run, say=lambda text: None) as guard:
+        guard.step()
+        with guard.saving() as save:
+            save.until(make())
+        wait_until(lambda: "save_failed" in kinds(run))
+    assert (
+        text in events(run, "save_failed")[0]["error"] and expected.__name__ in events(run, "save_failed")[0]["error"]
+    )
+
+
+def test_a_handle_that_goes_on_is_not_durable() -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    manager = Manager()
+    polls = [poll_of(handle) for handle in (Future[None](), thread, process, manager, lambda: None, Response(Future()))]
+    try:
+        assert [poll() for poll in polls] == [False] * len(polls)
+    finally:
+        release.set()
+        manager.release.set()
+        process.communicate(b"\n")
+        thread.join()
+    wait_until(lambda: [poll() for poll in polls[1:4]] == [True] * 3)
+
+
+def test_an_orbax_manager_that_has_failed_says_so_when_it_is_asked() -> None:
+    manager = Manager(ValueError("shard 3"))
+    poll = poll_of(manager)
+    manager.release.set()
+    with pytest.raises(ValueError, match="shard 3"):
+        wait_until(poll)
+
+
+def test_what_a_save_function_returns_is_a_handle_only_if_nothing_else_can_be_meant() -> None:
+    handles = (done(), ended_thread(lambda: None), Response(done()), Manager(), lambda: True, done().done)
+    assert all(is_handle(handle) for handle in handles)
+    assert not any(is_handle(thing) for thing in (None, "checkpoint-400", Path("x"), 5, {"step": 4}, Model(), Model))
+
+
+def test_the_short_form_takes_what_save_returns(run: Path) -> None:
+    future: Future[None] = Future()
+
+    def save(label: str) -> Future[None]:
+        threading.Timer(0.3, future.set_result, [None]).start()
+        return future
+
+    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    for _ in guard.steps(range(10**9), save=save):
+        time.sleep(0.001)
+    assert future.done(), "the loop ends when its last save is durable"
+    assert guard.exit_code == 75
+    guard.close()
+    assert kinds(run) == ["decision", "save_begin", "save_staged", "save", "end"]
+
+
+def test_the_short_form_with_a_save_that_fails_in_the_background_is_exit_code_1(run: Path) -> None:
+    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    for _ in guard.steps(range(10**9), save=lambda: failed(OSError("gone"))):
+        time.sleep(0.001)
+    assert guard.exit_code == 1
+    guard.close()
+
+
+def test_the_settings_of_overlapping_saves_are_checked() -> None:
+    assert GuardSettings(save_overlap="skip").save_overlap == "skip"
+    with pytest.raises(GuardError, match="save_overlap = 'drop' is not possible"):
+        GuardSettings(save_overlap="drop")
+
+
+def test_a_guard_that_is_off_waits_for_saves_in_flight_all_the_same() -> None:
+    guard = TrainingGuard(Place(), GuardSettings(), inert=True)
+    future: Future[None] = Future()
+    threading.Timer(0.2, future.set_result, [None]).start()
+    with guard, guard.saving() as save:
+        save.until(future)
+    assert future.done()

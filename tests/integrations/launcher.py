@@ -17,7 +17,14 @@ workers = []
 for rank in range(ranks):
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     workers.append(subprocess.Popen([sys.executable, *sys.argv[2:]], env={**os.environ, **place}))
-signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
+
+
+def pass_on(number: int, frame: object) -> None:
+    for worker in workers:
+        worker.terminate()
+
+
+signal.signal(signal.SIGTERM, pass_on)
 while None in [worker.poll() for worker in workers] and not any(worker.returncode for worker in workers):
     time.sleep(0.02)
 for worker in workers:

@@ -7,6 +7,7 @@ anew and knows of no guard: USR1 ends it, unless it sets a handler itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 AGAIN_S = 1.0
 """SLURM tells a task of srun twice that it ends, in the same second (proctrack/cgroup: slurmstepd and srun both send
 TERM), and launchers pass on what their processes got already. A second TERM counts only after this."""
+
+TAKEN_S = 0.3
+"""A main thread that has not called a handler so long after its signal is stuck in a library."""
 
 OTHERS = "The batch shell's stop file, the clock and the switches still do"
 
@@ -212,7 +216,6 @@ class Signals:
     def poll(self) -> Request | None:
         """One of them, from the watching thread, for a training that does not step; and look after the handlers."""
         self._report_replaced()
-        self._read_wakeup()
         return self._next()
 
     def hurries(self, since: float) -> bool:
@@ -321,22 +324,25 @@ class Signals:
         os.close(reader)
         os.close(writer)
 
-    def _read_wakeup(self) -> None:
-        """Count what came. A second TERM ends the process from here when the main thread has not seen the first."""
+    def listen(self) -> None:
+        """For the watching thread, about every second: count what came. A second TERM that the main thread does not
+        take ends the process from here."""
         now = time.monotonic()
-        try:
+        with contextlib.suppress(OSError):  # nothing came, or there is no pipe
             came = os.read(self._wakeup[0], 4096)
-        except OSError:  # nothing, or no pipe
-            return
-        for number in set(came) & set(self._came):
-            self._heard[number] = self._heard.get(number, 0) + came.count(number)
-            first, _ = self._heard_at.get(number, (now, now))
-            self._heard_at[number] = (first, now)
-        first, last = self._heard_at.get(signal.SIGTERM, (now, now))
-        if self._came.get(signal.SIGTERM) == 0 and last - first >= AGAIN_S / 2 and self._may_end():
+            for number in set(came) & set(self._came):
+                self._heard[number] = self._heard.get(number, 0) + came.count(number)
+                first, _ = self._heard_at.get(number, (now, now))
+                self._heard_at[number] = (first, now)
+        term = signal.SIGTERM
+        if self._heard.get(term, 0) <= self._came.get(term, 0):
+            return  # the main thread has taken them all
+        heard_first, last = self._heard_at[term]
+        first = min(self._first[term] or heard_first, heard_first)
+        if last - first >= AGAIN_S / 2 and now - last >= TAKEN_S and self._may_end():
             self._recorder.say("SIGTERM came again, and the training is stuck in a library: it ends now")
-            if signal_actions.write_action(signal.SIGTERM, bytes(signal_actions.STRUCT_BYTES)):  # SIG_DFL
-                os.kill(os.getpid(), signal.SIGTERM)
+            if signal_actions.write_action(term, bytes(signal_actions.STRUCT_BYTES)):  # SIG_DFL
+                os.kill(os.getpid(), term)
 
     # ---- whether they are still there ---------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.agreement.contact import Contact
+from resilience.guard.agreement.contact import GONE_S, Contact
 from resilience.guard.agreement.member import Member
 from resilience.guard.gate import Gate
 from resilience.model import layout
@@ -107,6 +107,49 @@ def test_who_expects_nothing_of_rank_0_misses_it_not(contact: Contact, member: M
     assert told(contact) == [] and contact.next_deadline() is None
 
 
+def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    contact.look(1.0, False, member)
+    assert contact.gone(1.0 + GONE_S - 0.1, member, is_refused=True) == ""
+    assert "nobody has listened there" in contact.gone(1.0 + GONE_S, member, is_refused=True)
+
+
+def test_rank_0_that_said_good_bye_is_gone_a_moment_later(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    member.receive({"say": "bye"})
+    assert contact.gone(1.0, member, is_refused=False) == "", "the connection still stands"
+    contact.look(1.0, False, member)
+    assert contact.gone(1.0, member, is_refused=False) == ""
+    assert contact.gone(1.0 + GONE_S, member, is_refused=False) == "rank 0 has ended"
+    member.receive({"say": "welcome", "round": 0})
+    assert contact.gone(1.0 + GONE_S, member, is_refused=False) == "", "there is another one"
+
+
+def test_silence_alone_is_not_the_end_of_rank_0_for_long_and_never_for_who_has_promised(
+    contact: Contact, member: Member
+) -> None:
+    contact.look(0.0, True, member)
+    contact.look(1.0, False, member)
+    assert contact.gone(300.0, member, is_refused=False) == ""
+    assert contact.gone(301.0, member, is_refused=False) == "rank 0 has not been reached for 300 s"
+    member.receive({"say": "prepare", "round": 1})
+    assert contact.gone(3000.0, member, is_refused=False) == ""
+    assert contact.gone(3000.0, member, is_refused=True), "its process is no more"
+
+
+def test_a_rank_0_that_was_never_met_is_not_gone(contact: Contact, member: Member) -> None:
+    contact.look(0.0, False, member)
+    assert contact.gone(10_000.0, member, is_refused=True) == ""
+
+
+def test_a_rank_on_its_own_does_not_say_that_nothing_can_be_decided(contact: Contact, member: Member) -> None:
+    contact.look(0.0, True, member)
+    contact.is_alone = True
+    contact.look(1.0, False, member)
+    contact.look(1000.0, False, member)
+    assert told(contact) == [] and contact.next_deadline() is None
+
+
 # ---- real ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +166,8 @@ def meet(launch: Launch, run: Path) -> None:
 
 
 def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_path: Path) -> None:
-    with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=4.0) as launch:
+    waiting = {"RESIL_GUARD__ON_LEADER_LOST": "wait"}
+    with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=4.0, **waiting) as launch:
         meet(launch, tmp_path / "run")
         launch.kill(0)
         launch.signal(2, signal.SIGUSR1)

@@ -561,6 +561,123 @@ with guarded() as guard:
         assert "SIGUSR1 came" in run.until("wished")
 
 
+STUCK = """
+import ctypes
+def wait_in_c():  # a mutex (pthread_mutex_lock(3)) goes on waiting after a signal: Python's own handler is not called
+    mutex = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ready()
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+def report():
+    while not guard._parts.agreement._wishes: time.sleep(0.01)
+    print("wished", guard._parts.agreement._wishes, flush=True)
+guard = guarded()
+"""
+
+
+def test_a_signal_is_noticed_while_the_training_waits_in_a_library() -> None:
+    script = STUCK + "with guard:\n    threading.Thread(target=report, daemon=True, name='r').start()\n    wait_in_c()"
+    with training(script) as run:
+        run.until("ready")
+        run.send(signal.SIGUSR1)
+        assert "SIGUSR1 came" in run.until("wished")
+        run.process.kill()
+
+
+def test_a_second_term_ends_a_training_that_waits_in_a_library() -> None:
+    script = STUCK + "with guard:\n    threading.Thread(target=report, daemon=True, name='r').start()\n    wait_in_c()"
+    with training(script) as run:
+        run.until("ready")
+        run.send(signal.SIGTERM)
+        assert "SIGTERM came" in run.until("wished")
+        time.sleep(AGAIN_S)
+        assert run.process.poll() is None
+        run.send(signal.SIGTERM)
+        code, said = run.end()
+    assert (code, "it ends now" in said) == (-signal.SIGTERM, True)
+
+
+@pytest.mark.parametrize("launcher", ["is gone", "is there"])
+def test_a_second_term_in_a_save_counts_where_nobody_will_ask_again(launcher: str) -> None:
+    save = "with guarded() as guard, guard.saving():\n    print('ready', os.getpid(), flush=True)\n    time.sleep(4)\n"
+    program = f"{PRELUDE}{save}print('saved', flush=True)"
+    shell = subprocess.Popen(  # it stands between us and the training
+        ["sh", "-c", '"$0" -u -c "$1" & wait; exit 3', sys.executable, program],
+        cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert shell.stdout is not None
+    try:
+        pid = int(next(line for line in shell.stdout if line.startswith("ready")).split()[1])
+        if launcher == "is gone":
+            shell.kill()
+            shell.wait(20)
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(AGAIN_S + 0.2)
+        os.kill(pid, signal.SIGTERM)
+        assert ("saved" in shell.stdout.read()) is (launcher == "is there")
+    finally:
+        shell.kill()
+        shell.wait(20)
+        shell.stdout.close()
+
+
+def test_a_signal_to_a_forked_child_does_not_count_in_its_parent() -> None:
+    with training(
+        """
+with guarded() as guard:
+    guard.step()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        time.sleep(30)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+    time.sleep(0.5)
+    print("heard", guard._parts._signals._heard, guard.urgent, flush=True)
+"""
+    ) as run:
+        assert run.until("heard").split(maxsplit=1)[1].strip() == "{} False"
+
+
+def test_a_loop_of_asyncio_keeps_its_own_way_of_hearing_signals() -> None:
+    with training(
+        """
+import asyncio
+async def main():
+    with guarded() as guard:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: print("usr2", flush=True))
+        ready()
+        while not guard.urgent: await asyncio.sleep(0.01)
+        train(guard)
+asyncio.run(main())
+"""
+    ) as run:
+        run.until("ready")
+        run.send(signal.SIGUSR2)
+        run.until("usr2")
+        run.send(signal.SIGUSR1)
+        run.until("decided")
+        assert run.end()[0] == 0
+
+
+def test_who_waits_at_the_end_is_hurried_by_another_signal_and_not_by_slurms_second_one(heard: Heard) -> None:
+    since = 100.0
+    found = Signals(Place(), GuardSettings(), Recorder(Place(), heard), Gate())
+    table = [
+        # (first, last, hurries)
+        (0.0, 0.0, False),
+        (99.0, 99.5, False),  # all before the end
+        (99.5, 100.2, False),  # SLURM's two
+        (99.5, 100.9, True),
+        (100.3, 100.3, True),  # the first one of all
+    ]
+    for first, last, expected in table:
+        found._first[signal.SIGTERM], found._last[signal.SIGTERM] = first, last
+        assert found.hurries(since) is expected, (first, last)
+    assert not found.hurries(0.0), "nobody leaves"
+
+
 def test_a_guard_that_its_first_step_starts_says_that_this_is_late(heard: Heard) -> None:
     gate = Gate()
     gate.count = 1

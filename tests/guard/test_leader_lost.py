@@ -1,0 +1,97 @@
+"""Rank 0 ends first, or dies, while nothing holds the ranks together: the others hear a kill switch, save on a signal,
+and write down how they ended. Real processes.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from resilience.model import layout
+from tests.guard.guarded import Launch, a_launch
+from tests.guard.guards import make_run, wait_until
+
+
+def meet(launch: Launch, run: Path) -> None:
+    """Wait until all ranks have a connection: a save switch is obeyed by all."""
+    switch = run / layout.SWITCHES / "save"
+    launch.wait_for_steps()
+    switch.touch()
+    wait_until(lambda: not switch.exists(), 40)
+
+
+def alone(launch: Launch, *ranks: int) -> None:
+    wait_until(lambda: all("on_leader_lost" in "".join(launch.said(rank)) for rank in ranks), 40)
+
+
+@pytest.mark.parametrize("how", ["is killed", "ends first"])
+def test_the_others_hear_a_kill_switch_and_stop_in_good_order(tmp_path: Path, how: str) -> None:
+    run = make_run(tmp_path / "run")
+    more = {"LAST.0": "400"} if how == "ends first" else {}
+    with a_launch(tmp_path / "launch", run, 3, GONE_S="0.5", **more) as launch:
+        meet(launch, run)
+        if how == "ends first":
+            assert launch.processes[0].wait(60) == 0
+        else:
+            launch.kill(0)
+        alone(launch, 1, 2)
+        launch.wait_for_steps()
+        before = [launch.saves(rank) for rank in range(3)]
+        (run / layout.SWITCHES / "kill").touch()
+        assert [launch.processes[rank].wait(60) for rank in (1, 2)] == [75, 75]
+        for rank in (1, 2):
+            assert len(launch.saves(rank)) == len(before[rank]) + 1
+            wait_until(lambda rank=rank: any(one["event"] == "end" for one in launch.journal(rank)))  # type: ignore[misc]
+            end = [one for one in launch.journal(rank) if one["event"] == "end"][-1]
+            assert (end["exit_code"], end["stopped"], end["ranks"], end["well"]) == (75, True, 3, 1)
+
+
+def test_a_signal_makes_a_rank_on_its_own_save_and_stop(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with a_launch(tmp_path / "launch", run, 3, GONE_S="0.5") as launch:
+        meet(launch, run)
+        launch.kill(0)
+        launch.signal(2, signal.SIGUSR1)  # before it knows that it is on its own
+        assert launch.processes[2].wait(60) == 75
+        assert launch.saves(2)
+        launch.wait_for_steps()
+        assert launch.processes[1].poll() is None, "nobody has told it to stop"
+
+
+def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) -> None:
+    """A rank that saves by itself where a save needs all would wait for the others for ever."""
+    run = make_run(tmp_path / "run")
+    with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5") as launch:
+        meet(launch, run)
+        launch.kill(0)
+        alone(launch, 1)
+        before = launch.saves(1)
+        (run / layout.SWITCHES / "save").touch()
+        for _ in range(5):
+            launch.wait_for_steps()
+        assert launch.saves(1) == before
+
+
+def test_stop_is_for_those_who_want_no_rank_to_go_on_without_rank_0(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", RESIL_GUARD__ON_LEADER_LOST="stop") as launch:
+        meet(launch, run)
+        launch.kill(0)
+        assert launch.processes[1].wait(60) == 75
+        assert len(launch.saves(1)) == 2
+
+
+def test_there_is_a_rank_0_again_and_all_decide_together(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5") as launch:
+        meet(launch, run)
+        launch.kill(0)
+        alone(launch, 1)
+        launch.start(0)
+        meet(launch, run)
+        (run / layout.SWITCHES / "kill").touch()
+        assert [launch.processes[rank].wait(60) for rank in (0, 1)] == [75, 75]
+        end = [one for one in launch.journal(0) if one["event"] == "end"][-1]
+        assert (end["stopped"], end["well"]) == (True, 2)
