@@ -200,7 +200,12 @@ def _keys_table(table: str, keys: list[_Key]) -> str:
 
 
 def _kind(name: str, hint: Any) -> str:
-    for suffix, words in (("_s", "duration"), ("_bytes", "size"), ("_percent", "percentage")):
+    for suffix, words in (
+        ("_s", "duration"),
+        ("stop_after", "duration"),
+        ("_bytes", "size"),
+        ("_percent", "percentage"),
+    ):
         if name.endswith(suffix):
             return words
     if get_origin(hint) is tuple:

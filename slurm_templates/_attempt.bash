@@ -17,6 +17,20 @@ resil_superseded_by=     # number of the attempt that took our place
 resil_stop_asked=        # why somebody wants this attempt to stop; empty when nobody does
 resil_term=              # name of the signal by which the job is being ended
 resil_forwarded=
+resil_kill=              # a sentence about the kill switch while it is thrown, as far as the heartbeat has told
+resil_told=              # the same, in the heartbeat: what it has told
+resil_taken=             # of the guard's word that it stops
+resil_kill_at=           # when its bound is over, in seconds of this shell, as all times here
+resil_kill_late=         # what has not happened then
+resil_kill_news=         # of it, and not said yet
+resil_scope=             # how far it reaches: job or all
+resil_kill_wait_s=30     # between SIGTERM and SIGKILL: SLURM's default
+resil_guarded=           # whether the guard was seen in this attempt
+resil_stop_at=           # when stop_after is over
+resil_stop_near=
+resil_stage=             # of an end by force: stacks, TERM or KILL
+resil_stage_at=          # when it was reached
+resil_forced=            # why and how the training was ended by force
 resil_cron_due=0         # when to look after the scheduler of cron next, in seconds of this shell
 resil_over=              # the end is written
 resil_guard_why=         # what the guards wrote about the end
@@ -32,13 +46,17 @@ fi
 [ "${RESIL_SCHEDULER:-}" = local ] && resil_forward=yes
 
 resil_stop_file=$RESIL_RUN_DIR/switches/stop.$RESIL_JOB_ID
+resil_stacks_file=$RESIL_RUN_DIR/switches/stacks.$RESIL_JOB_ID
 resil_journal_file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.batch.jsonl
 
 # ---- words ----------------------------------------------------------------------------------------------------
 
 resil_say() { printf 'resil: %s\n' "$*"; }
 
-resil_time() { printf -v REPLY '%(%Y-%m-%dT%H:%M:%S%z)T' -1; }
+resil_time() { # [seconds from now] -> REPLY
+  printf -v REPLY '%(%s)T' -1
+  printf -v REPLY '%(%Y-%m-%dT%H:%M:%S%z)T' $((REPLY + ${1:-0}))
+}
 
 resil_clean() { # text of a stranger -> REPLY: without control characters, C1 ones in UTF-8 included
   REPLY=$(
@@ -89,6 +107,14 @@ resil_field() { # key < TOML: REPLY is its value; fails when there is none
   return 1
 }
 
+resil_setting() { # key -> REPLY: whole seconds that [guard] sets; fails for none, for 0 and for what is no number
+  local name=RESIL_GUARD__$1
+  [[ ${!name-} =~ ^([0-9]{1,9})(\.[0-9]*)?$ ]] || return
+  REPLY=$((10#${BASH_REMATCH[1]}))
+  [[ ${BASH_REMATCH[2]} != *[1-9]* ]] || REPLY=$((REPLY + 1))
+  ((REPLY > 0))
+}
+
 resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind when we are killed
 
 # ---- switches -------------------------------------------------------------------------------------------------
@@ -131,8 +157,8 @@ resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resi
   sentence="the kill switch is thrown by $(stat -c %U -- "$file" 2>/dev/null)"
   resil_field when < <(resil_read "$file") && sentence+=" at $REPLY"
   resil_field why < <(resil_read "$file") && [ -n "$REPLY" ] && sentence+=": $REPLY"
-  resil_field scope < <(resil_read "$file") || REPLY=job
-  resil_scope=$REPLY
+  resil_scope=job
+  resil_field scope < <(resil_read "$file") && [ "$REPLY" = all ] && resil_scope=all
   resil_clean "$sentence"
 }
 
@@ -140,6 +166,8 @@ resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resi
 
 # Asked without what the environment would make it hide, and never longer than this.
 resil_squeue() { (unset "${!SQUEUE_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 20 squeue -h "$@" 2>/dev/null); }
+
+resil_scancel() { (unset "${!SCANCEL_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scancel "$@"); }
 
 # What the scheduler says of a job. REPLY is its state, or GONE when no process of it can be left as far as the
 # scheduler knows, or UNKNOWN. An answer counts only if it shows the witness, a job that lives for certain.
@@ -200,7 +228,7 @@ resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the 
     while IFS=$'\x1f' read -r id array comment; do
       if [ "$array" = "${own:-none}" ] || resil_is_ours "$comment"; then ids+=("$id") count=$((count + 1)); fi
     done < <(resil_squeue -t PENDING -u "$resil_user" -o $'%A\x1f%F\x1f%k')
-    ((count == 0)) || (unset "${!SCANCEL_@}" SLURM_CLUSTERS && timeout 60 scancel --state=PENDING "${ids[@]}")
+    ((count == 0)) || resil_scancel --state=PENDING "${ids[@]}"
   fi
   resil_say "cancelled the queued jobs of this run: ${ids[*]-none}"
   resil_journal siblings_cancelled count "$count"
@@ -346,26 +374,78 @@ resil_mark_lost() { # attempt file: nobody else will ever write its end, and lat
 
 # ---- the heartbeat --------------------------------------------------------------------------------------------
 
-# Runs in the background: shows that we live, and looks whether a newer attempt has taken our place. It lies beside
-# the attempts because writing there makes an NFS client look again at what others wrote there.
+# Runs in the background: shows that we live, looks whether a newer attempt has taken our place, and whether the kill
+# switch is thrown. It lies beside the attempts because writing there makes an NFS client look again at what others wrote
+# there.
 resil_heartbeat() {
-  local count=0 file=$RESIL_RUN_DIR/attempts/$resil_number.beat temporary never
+  local count=0 looks=1 look_s=$resil_beat_s file=$RESIL_RUN_DIR/attempts/$resil_number.beat temporary never
   temporary=$RESIL_RUN_DIR/attempts/.$resil_number.beat.$resil_host.$BASHPID.tmp
   umask "$resil_umask"
   exec {never}<> <(:)
+  if ((resil_still_s > 5)); then # who throws the switch shall not wait for a rare beat
+    looks=$(((resil_still_s + 4) / 5))
+    look_s=$((resil_still_s / looks))
+  fi
   while kill -0 $$ 2>/dev/null; do
-    count=$((count + 1))
-    { printf '%d %d %(%s)T\n' "$RESIL_ATTEMPT" "$count" -1 >"$temporary" && mv -fT -- "$temporary" "$file"; } 2>/dev/null
-    if resil_superseded; then
-      printf 'superseded %s\n' "$REPLY" >&"$resil_news"
-      resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT ends its training without saving"
-      resil_journal superseded by "$REPLY"
-      resil_kill_training
-      return
+    if ((count++ % looks == 0)); then
+      { printf '%d %d %(%s)T\n' "$RESIL_ATTEMPT" "$count" -1 >"$temporary" && mv -fT -- "$temporary" "$file"; } 2>/dev/null
+      if resil_superseded; then
+        printf 'superseded %s\n' "$REPLY" >&"$resil_news"
+        resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT ends its training without saving"
+        resil_journal superseded by "$REPLY"
+        resil_kill_training
+        return
+      fi
+      [ -z "${resil_cron:-}" ] || resil_look_after_cron
     fi
-    [ -z "${resil_cron:-}" ] || resil_look_after_cron
-    read -r -t "$resil_beat_s" -u "$never" || :
+    resil_look_for_kill
+    read -r -t "$look_s" -u "$never" || :
   done
+}
+
+# Tells the main shell, which never looks by itself while it waits for the training. Without a switch it costs no
+# process. A look that failed tells nothing: neither that the switch is thrown nor that it was taken back.
+resil_look_for_kill() {
+  if resil_killed; then
+    if [ "$resil_scope ${REPLY:0:500}" != "$resil_told" ]; then
+      resil_told="$resil_scope ${REPLY:0:500}" # so short that the pipe takes it whole
+      resil_kill_bound
+      printf 'killed %d %s\n' "$REPLY" "$resil_told" >&"$resil_news"
+    fi
+    if resil_guard_said && [ "$REPLY" != "$resil_taken" ]; then # "stop", and then its exit code when it was closed
+      resil_taken=$REPLY
+      resil_exit_bound
+      printf 'taken %d\n' "$REPLY" >&"$resil_news"
+    fi
+  elif [ -n "$resil_told" ] && { [ -n "$REPLY" ] || resil_is_away "$RESIL_RUN_DIR/switches/kill"; }; then
+    resil_told='' resil_taken=''
+    printf 'cleared\n' >&"$resil_news"
+  fi
+}
+
+resil_is_away() { # file: is it not there, for certain?
+  [ -d "${1%/*}" ] && [ ! -e "$1" ] && [ ! -L "$1" ]
+}
+
+resil_learned() { # key -> REPLY: whole seconds that the guard has learned; fails when there is none
+  [[ $(resil_read "$RESIL_RUN_DIR/learned/0.json") =~ \"$1\":\ *([0-9]{1,9})[.,}[:space:]] ]] || return
+  REPLY=$((10#${BASH_REMATCH[1]}))
+  ((REPLY > 0))
+}
+
+resil_kill_bound() { # REPLY: how many seconds a training has to come to a step when the kill switch is thrown
+  resil_setting KILL_TIMEOUT_S || resil_learned kill_after_s || REPLY=300
+}
+
+# REPLY: how many seconds a training has to save and to end when its guard has told it to stop. The guard ends it by
+# itself after exit_timeout_s, or three times the slowest save: we come later, for guards that cannot.
+resil_exit_bound() {
+  local bound
+  resil_setting EXIT_TIMEOUT_S || REPLY=900
+  bound=$REPLY
+  resil_learned slowest_save_s || REPLY=0
+  REPLY=$((3 * REPLY > bound ? 3 * REPLY : bound))
+  REPLY=$((REPLY + 60))
 }
 
 # Nobody watches the watchman, except us. With [cron] revive = true the heartbeat looks now and then whether the
@@ -440,7 +520,8 @@ resil_descendants() { # pid -> REPLY: all pids below it
 }
 
 # Every process of this attempt on this host: what is below the batch shell, and what carries its name in its
-# environment (tasks of srun are children of slurmstepd). Ourselves excepted. REPLY: pids; resil_srun: those of srun.
+# environment (tasks of srun are children of slurmstepd). Ourselves and resil_spared excepted. REPLY: pids; resil_srun:
+# those of srun.
 resil_processes() {
   local files word pid comm
   resil_descendants $$
@@ -454,7 +535,7 @@ resil_processes() {
   # shellcheck disable=SC2086 # words
   for pid in $word; do
     pid=${pid#/proc/} pid=${pid%/environ} comm=
-    { [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ]; } && continue
+    [[ " $$ $BASHPID ${resil_spared:-} " == *" $pid "* ]] && continue
     { read -r comm <"/proc/$pid/comm"; } 2>/dev/null || continue
     if [ "$comm" = srun ]; then resil_srun+=" $pid"; else REPLY+=" $pid"; fi
   done
@@ -503,7 +584,8 @@ resil_act() {
   for name in $names; do
     resil_time # no $(...) here: a trap that runs while bash parses one was seen to end bash
     resil_say "SIG$name came at $REPLY"
-    [ "$name" = "$resil_signal" ] && resil_request_stop "$name"
+    [ "$name" = "$resil_signal" ] && resil_request_stop "SIG$name" \
+      "the batch shell got SIG$name: about $RESIL_SIGNAL_LEAD_S s are left before the time limit" signal "\"$name\""
     case $name in
       TERM | INT) resil_note_term "$name" ;; # INT: somebody tries the script by hand, and presses Ctrl-C
       "$resil_signal") ;;
@@ -512,18 +594,22 @@ resil_act() {
   done
 }
 
-resil_request_stop() { # our time is nearly over, or somebody else sent that signal: ask the training to stop, by file
+resil_request_stop() { # asked-by why key json: ask the training to stop, by file
   [ -n "$resil_stop_asked" ] && return
-  resil_stop_asked="SIG$1"
-  local text why="the batch shell got SIG$1: about $RESIL_SIGNAL_LEAD_S s are left before the time limit"
+  resil_stop_asked=$1
+  resil_aside resil_write_stop "$2" "$3" "$4"
+}
+
+resil_write_stop() { # why key json
+  local text
   resil_time
-  printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$REPLY" "$why"
+  printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$REPLY" "$1"
   if resil_write "$resil_stop_file" "$text"; then
     resil_say "asked the training to save and stop: $resil_stop_file"
   else
     resil_say "$resil_stop_file could not be written: the training does not know that its time is nearly over"
   fi
-  resil_journal stop_requested signal "\"$1\""
+  resil_journal stop_requested "$2" "$3"
 }
 
 resil_note_term() { # the job is being ended: time limit, cancel, requeue, preemption. SIGKILL follows after KillWait
@@ -552,6 +638,135 @@ resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tas
   done < <(grep -ls "^PPid:[[:blank:]]*$resil_child\$" /proc/[0-9]*/status)
 }
 
+# ---- ending what does not stop --------------------------------------------------------------------------------
+
+# A training that does not stop for the kill switch, or for stop_after, is ended in stages: at the bound the stacks of
+# all ranks and SIGTERM, after KillWait SIGKILL. Nothing but the clock makes one due, and nothing here may wait for a
+# file system that hangs: it may be what the training hangs in.
+resil_stages() {
+  resil_say_kill
+  if [ -n "$resil_stop_at" ] && [ -z "$resil_stop_near" ] && ((SECONDS >= resil_stop_at - RESIL_SIGNAL_LEAD_S)); then
+    resil_stop_near=yes
+    resil_find_out </dev/null &
+    resil_request_stop "$resil_stop_after" \
+      "$resil_stop_after: $((resil_stop_at - SECONDS)) s are left before the batch shell ends it" \
+      stop_after "${resil_stop_after//[!0-9]/}"
+  fi
+  case $resil_stage in
+    '' | stacks)
+      if ! resil_overdue; then
+        resil_stage=
+      elif [ -z "$resil_stage" ] && [ -n "$resil_guarded" ]; then
+        resil_stage=stacks resil_stage_at=$SECONDS
+        resil_aside resil_ask_for_stacks "$REPLY"
+      elif [ -z "$resil_stage" ] || ((SECONDS >= resil_stage_at + 5)); then
+        resil_stage=TERM resil_stage_at=$SECONDS resil_term=TERM resil_forced="$REPLY: ended with SIGTERM"
+        if [ -n "${resil_forward:-}" ]; then
+          resil_forward_term
+        else # to the tasks of every srun, on all nodes
+          resil_aside resil_scancel --signal=TERM "$RESIL_JOB_ID"
+        fi
+        resil_aside resil_record kill_term "$REPLY" "$REPLY: sent SIGTERM" kill_wait_s "$resil_kill_wait_s"
+      fi
+      ;;
+    TERM)
+      ((SECONDS >= resil_stage_at + resil_kill_wait_s)) || return 0
+      resil_stage=KILL resil_stage_at=$SECONDS resil_forced=${resil_forced%TERM}KILL
+      resil_aside resil_record kill_kill "${resil_forced%: *}" "not over $resil_kill_wait_s s after SIGTERM: SIGKILL"
+      [ -n "${resil_forward:-}" ] || resil_aside resil_scancel --signal=KILL "$RESIL_JOB_ID"
+      local resil_spared="$resil_waiter $resil_beat_pid"
+      resil_kill_training
+      ;;
+    KILL) # in the kernel, where no signal reaches it: SLURM drains such a node when we are gone
+      ((SECONDS < resil_stage_at + 30)) || resil_code=${resil_code:-137}
+      ;;
+  esac
+}
+
+resil_overdue() { # REPLY: why the training is to be ended by force now; fails when it is not
+  if [ -n "$resil_kill" ] && ((SECONDS >= resil_kill_at)); then
+    REPLY="$resil_kill, $resil_kill_late"
+  elif [ -n "$resil_stop_at" ] && ((SECONDS >= resil_stop_at)); then
+    REPLY="$resil_stop_after is over"
+  else
+    return 1
+  fi
+}
+
+resil_hear_of_kill() { # news: only noted, resil_stages does the rest. When SIGTERM was sent it comes too late
+  local word=${1%% *} rest=${1#* }
+  case $resil_stage in TERM | KILL) return 0 ;; esac
+  case $word in
+    killed)
+      if [ -z "$resil_kill" ]; then # another reason, or another scope, does not begin anew
+        resil_kill_at=$((SECONDS + ${rest%% *})) resil_kill_late="no step within ${rest%% *} s"
+      fi
+      rest=${rest#* }
+      resil_scope=${rest%% *} resil_kill=${rest#* }
+      ;;
+    taken)
+      [ -n "$resil_kill" ] || return 0
+      resil_kill_at=$((SECONDS + rest)) resil_kill_late="told to stop, and not over within $rest s"
+      ;;
+    cleared) resil_kill='' resil_scope='' ;;
+  esac
+  resil_kill_news+=" $word"
+}
+
+resil_say_kill() { # and journal what the heartbeat told of the kill switch
+  local word news=$resil_kill_news
+  resil_kill_news=
+  for word in $news; do
+    resil_time $((resil_kill_at - SECONDS))
+    case $word in
+      killed)
+        resil_find_out </dev/null &
+        resil_aside resil_record kill_noticed "$resil_kill" \
+          "$resil_kill. The training may stop at a step until $REPLY; then it gets SIGTERM, and SIGKILL after KillWait" \
+          bound_s $((resil_kill_at - SECONDS)) scope "\"$resil_scope\""
+        ;;
+      taken)
+        resil_aside resil_record kill_taken "$resil_kill" \
+          "the training has decided to stop; it may save and end until $REPLY" bound_s $((resil_kill_at - SECONDS))
+        ;;
+      cleared) resil_aside resil_record kill_cleared '' 'the kill switch was taken back: the training goes on' ;;
+    esac
+  done
+}
+
+resil_find_out() { # in the background, because it may take long: what an end by force needs to know
+  local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl start="^{\"event\":\"start\",.*\"attempt\":$RESIL_ATTEMPT,"
+  if [ -f "$file" ] && [ ! -L "$file" ] && timeout 20 grep -q "$start" "$file" 2>/dev/null; then
+    printf 'guarded\n' >&"$resil_news"
+  fi
+  if [ "${RESIL_SCHEDULER:-}" = local ]; then
+    REPLY="KillWait=${RESIL_LOCAL_KILL_WAIT_S:-}"
+  else
+    REPLY=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 20 scontrol show config 2>/dev/null)
+  fi
+  [[ $REPLY =~ KillWait\ *=\ *([0-9]{1,9}) ]] && printf 'kill-wait %d\n' $((10#${BASH_REMATCH[1]})) >&"$resil_news"
+}
+
+resil_ask_for_stacks() { # why: guards on every node look for this file
+  resil_record kill_stacks "$1" "$1: asking all ranks for their stacks"
+  (umask "$resil_umask" && : >"$resil_stacks_file") 2>/dev/null
+}
+
+resil_record() { # event why sentence [key json]...
+  local event=$1
+  resil_say "$3"
+  resil_json "$2"
+  shift 3
+  resil_journal "$event" why "$REPLY" "$@"
+}
+
+resil_aside() { # command...: beside us, and waited for a few seconds only: its file system, or SLURM, may hang
+  local until=$((SECONDS + 5)) pid
+  "$@" </dev/null &
+  pid=$!
+  while ((SECONDS < until)) && kill -0 "$pid" 2>/dev/null; do resil_hear 0.05; done
+}
+
 # ---- from beginning to end ------------------------------------------------------------------------------------
 
 resil_check_start() { # may this job train at all?
@@ -562,7 +777,6 @@ resil_check_start() { # may this job train at all?
   elif resil_killed; then
     resil_say "$REPLY"
     local why=$REPLY
-    [ "$resil_scope" = all ] && resil_cancel_siblings
     resil_say "exiting with 75; to let the run go on: resil clear $RESIL_RUN"
     resil_finish 75 stopped "$why"
   elif [ -n "$resil_stop_asked$resil_term" ]; then
@@ -579,14 +793,14 @@ resil_begin() {
   for folder in switches journal attempts logs; do
     [ -d "$RESIL_RUN_DIR/$folder" ] || (umask "$resil_umask" && mkdir -p -- "$RESIL_RUN_DIR/$folder")
   done
-  rm -f -- "$resil_stop_file" # of an earlier start of this very job: a requeue keeps the id
+  rm -f -- "$resil_stop_file" "$resil_stacks_file" # of an earlier start of this very job: a requeue keeps the id
+  exec {resil_news}<> <(:) # a pipe to ourselves: what the heartbeat and the waiter have to tell
   resil_traps
   resil_check_start
   if ! resil_take_number; then
     resil_say "cannot write to $RESIL_RUN_DIR/attempts on $resil_host: is the disk or the quota full?"
     resil_finish 75 stopped "no attempt number could be taken"
   fi
-  exec {resil_news}<> <(:) # a pipe to ourselves: what the heartbeat and the waiter have to tell
   resil_heartbeat </dev/null &
   resil_beat_pid=$!
   resil_wait_for_previous
@@ -602,6 +816,13 @@ resil_job_environment() { # what the launch needs to know of the job
     RESIL_END_TIME=$(SLURM_TIME_FORMAT=%s resil_squeue -j "$RESIL_JOB_ID" -o %e) || RESIL_END_TIME=
   fi
   [[ $RESIL_END_TIME =~ ^[0-9]+$ ]] || RESIL_END_TIME= # N/A, NONE: unknown, unlimited
+  unset RESIL_STOP_AT # of the job that this one was submitted from
+  if resil_setting STOP_AFTER; then
+    resil_stop_after="stop_after = $REPLY s" resil_stop_at=$((SECONDS + REPLY))
+    printf -v RESIL_STOP_AT '%(%s)T' -1
+    export RESIL_STOP_AT=$((RESIL_STOP_AT + REPLY))
+    if [ -z "$RESIL_END_TIME" ] || ((RESIL_END_TIME > RESIL_STOP_AT)); then RESIL_END_TIME=$RESIL_STOP_AT; fi
+  fi
   export MASTER_ADDR='' MASTER_PORT=$((10000 + RESIL_JOB_ID % 22000)) # below the ephemeral ports, which begin at 32768
   if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
     read -r MASTER_ADDR < <(timeout 20 scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) || :
@@ -641,8 +862,11 @@ resil_launch() { # program argument...
   resil_launched=true
   resil_code=
   while [ -z "$resil_code" ]; do
-    resil_hear 0.5
+    if resil_hear 0.5; then
+      while resil_hear 0.01; do :; done # all of it: a switch may have been thrown and cleared while we did not listen
+    fi
     resil_act
+    [ -n "$resil_code" ] || resil_stages
     if [ -z "$resil_code" ] && ! kill -0 "$resil_waiter" 2>/dev/null; then
       resil_hear 0.1
       resil_code=${resil_code:-137} # only SIGKILL can end it before its time
@@ -663,6 +887,9 @@ resil_hear() { # seconds: hear one piece of news, waiting no longer than this. F
     'pid '*) resil_child=${line#* } && resil_forward_term ;;
     'code '*) resil_code=${line#* } ;;
     'superseded '*) resil_superseded_by=${line#* } ;;
+    'killed '* | 'taken '* | cleared) resil_hear_of_kill "$line" ;;
+    guarded) resil_guarded=yes ;;
+    'kill-wait '*) resil_kill_wait_s=${line#* } ;;
   esac
 }
 
@@ -759,6 +986,8 @@ resil_end() { # the launch is over: why, and with which code
   local text
   resil_deaf
   resil_hear_guard
+  # The heartbeat may not have seen it yet; and only one that lies there now ends more than this attempt.
+  if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
@@ -771,9 +1000,6 @@ resil_end() { # the launch is over: why, and with which code
         resil_finish 0 exited "SLURM did not answer"
         ;;
     esac
-    if resil_killed; then
-      resil_stop_asked=${resil_stop_asked:-kill switch}
-    fi
     if [ -n "$resil_unfollowed" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
       resil_finish 0 exited 'it was told to stop, and ran on to an end of its own'
     fi
@@ -783,10 +1009,10 @@ resil_end() { # the launch is over: why, and with which code
     fi
     [ -e "$RESIL_RUN_DIR/finished" ] && resil_finish 0 finished ''
   elif [ "$resil_code" = 75 ]; then
-    resil_finish 75 stopped "${resil_stop_asked:-${resil_guard_why:-it stopped on purpose}}"
+    resil_finish 75 stopped "${resil_forced:-${resil_stop_asked:-${resil_guard_why:-it stopped on purpose}}}"
   fi
   if [ -n "$resil_term" ]; then
-    resil_finish "$resil_code" terminated "SIG$resil_term"
+    resil_finish "$resil_code" terminated "${resil_forced:-SIG$resil_term}"
   fi
   resil_finish "$resil_code" exited "$resil_guard_why"
 }
@@ -818,6 +1044,7 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
       resil_say "cannot write $RESIL_RUN_DIR/attempts/$resil_number.end"
     fi
   fi
+  if [ "$resil_scope" = all ] && [ "$end" != superseded ]; then resil_cancel_siblings; fi
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_time
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"

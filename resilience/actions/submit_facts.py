@@ -37,6 +37,7 @@ def lint_facts(
         state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
+        stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
         sbatch_environment=tuple(

@@ -57,14 +57,18 @@ class EndTime:
     """The end of the job in seconds since the epoch, as far as it is known. Never blocks.
 
     Attributes:
-        end: when the job ends; NO_LIMIT when it never does; None when nobody knows.
+        end: when the job ends; NO_LIMIT when it never does; None when nobody knows. Never later than the cap.
+        cap: when `stop_after` ends the attempt, whatever the scheduler says; NO_LIMIT without one.
         every_s: how often `refresh` asks; 0 for never.
         checked_at: when the last question was answered or given up, in monotonic seconds; None before the first.
     """
 
-    def __init__(self, end: float | None, ask: Callable[[], float | None] | None, every_s: float) -> None:
+    def __init__(
+        self, end: float | None, ask: Callable[[], float | None] | None, every_s: float, cap: float = NO_LIMIT
+    ) -> None:
         """`ask` returns the end, or None when that could not be learned; it may block. Raise CannotAsk: never again."""
-        self.end = end
+        self.cap = cap
+        self.learn(end)
         self.every_s = every_s if ask is not None else 0.0
         self.checked_at: float | None = None
         self._ask = ask
@@ -75,6 +79,10 @@ class EndTime:
     def can_ask(self) -> bool:
         """Whether there is somebody to ask."""
         return self.every_s > 0
+
+    def learn(self, end: float | None) -> None:
+        """Take this for the job's end."""
+        self.end = end if self.cap == NO_LIMIT else min(self.cap, NO_LIMIT if end is None else end)
 
     def refresh(self, now: float) -> None:
         """Take in what was answered, and ask again if it is time to. `now` is in monotonic seconds."""
@@ -102,7 +110,7 @@ class EndTime:
             if question.is_vain:
                 self.every_s = 0.0
             elif question.answer is not None:
-                self.end = question.answer
+                self.learn(question.answer)
         elif self._begun_at is not None and now - self._begun_at > DEADLINE_S + GRACE_S:
             # Given up, for who waits; but no second thread is started beside one that hangs.
             self.checked_at = now
@@ -130,8 +138,21 @@ class _Question:
         self.is_over = True
 
 
-def find_end_time(place: Place, environ: Mapping[str, str], every_s: float) -> EndTime:
-    """Given where we are, return the end of the job, with whom to ask about it.
+def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:
+    """Given [guard] `stop_after`, return when the attempt ends by it, in seconds since the epoch. 0: NO_LIMIT.
+
+    In a job of a template its batch shell says when (RESIL_STOP_AT), by its own start, and ends the attempt then. A
+    guard that stands alone counts from now on. What another job has left in the environment is passed over.
+    """
+    told = environ.get("RESIL_STOP_AT", "")
+    is_ours = environ.get("SLURM_JOB_ID", place.job_id) == environ.get("RESIL_JOB_ID")
+    if stop_after_s and place.attempt and is_ours and told.isascii() and told.isdigit() and len(told) < 19:
+        return float(told)
+    return now + stop_after_s if stop_after_s else NO_LIMIT
+
+
+def find_end_time(place: Place, environ: Mapping[str, str], every_s: float, cap: float = NO_LIMIT) -> EndTime:
+    """Given where we are, and when `stop_after` ends the attempt, return the end of the job, with whom to ask about it.
 
     Nobody is asked for a job that this process is not in: the environment of a test may tell of another one.
     """
@@ -139,15 +160,15 @@ def find_end_time(place: Place, environ: Mapping[str, str], every_s: float) -> E
     job_id = place.job_id
     is_ours = job_id != "0" and job_id in (environ.get("RESIL_JOB_ID"), environ.get("SLURM_JOB_ID"))
     if not is_ours or not every_s:
-        return EndTime(place.end_time, None, 0.0)
+        return EndTime(place.end_time, None, 0.0, cap)
     if environ.get("RESIL_SCHEDULER") == "local":
         spool = environ.get("RESIL_LOCAL_SPOOL", "")
         if not os.path.isabs(spool):
-            return EndTime(place.end_time, None, 0.0)
-        return EndTime(place.end_time, lambda: read_local_end(spool, job_id), min(every_s, LOCAL_EVERY_S))
+            return EndTime(place.end_time, None, 0.0, cap)
+        return EndTime(place.end_time, lambda: read_local_end(spool, job_id), min(every_s, LOCAL_EVERY_S), cap)
     if not job_id.isdigit():
-        return EndTime(place.end_time, None, 0.0)
-    return EndTime(place.end_time, lambda: ask_slurm(job_id, environ), every_s)
+        return EndTime(place.end_time, None, 0.0, cap)
+    return EndTime(place.end_time, lambda: ask_slurm(job_id, environ), every_s, cap)
 
 
 def read_local_end(spool: str, job_id: str) -> float | None:

@@ -26,7 +26,10 @@ class GuardSettings:
         poll_s: how often rank 0 looks at the switch files, and each node at its memory.
         beat_s: how often the heartbeat is written to the run directory.
         mirror: who writes it: auto, process (one beside the ranks of a node), thread, or off.
-        kill_switch: whether `switches/kill` stops the training, after a save.
+        kill_switch: whether `switches/kill` stops the training at a step, after a save. If not, the batch shell of a
+            template still ends it, by SIGTERM.
+        kill_timeout_s: how long a thrown kill switch gives the training to come to a step; then the batch shell ends
+            it. 0: from the slowest step and save that were measured, and 5 min as long as there are none.
         save_switch: whether `switches/save` makes it save.
         switch_owners: whose switch files are obeyed: owner, group or any. Default: what the folder's mode allows.
         superseded: whether a newer attempt of the run stops this one, without a save.
@@ -42,6 +45,8 @@ class GuardSettings:
         gpu_memory_free_bytes: stop when less is left than this.
         gpu_memory_collect: whether to collect garbage and empty torch's cache before judging.
         walltime: whether to stop in time before the job's time limit.
+        stop_after: how long an attempt may train, in seconds or as "19h50m", for sites without a time limit: it is
+            stopped in time before, and ended then. 0: no such limit.
         walltime_safety: how many times the slowest recent step and save must fit into the time left.
         walltime_margin_s: seconds that must be left besides.
         walltime_ask_s: how often the scheduler is asked whether the time limit was changed; 0 for never.
@@ -72,6 +77,7 @@ class GuardSettings:
     beat_s: float = 10.0
     mirror: str = "auto"
     kill_switch: bool = True
+    kill_timeout_s: float = 0.0
     save_switch: bool = True
     switch_owners: str = ""
     superseded: bool = True
@@ -86,6 +92,7 @@ class GuardSettings:
     gpu_memory_free_bytes: int = 512 * 2**20
     gpu_memory_collect: bool = False
     walltime: bool = True
+    stop_after: float = 0.0
     walltime_safety: float = 1.5
     walltime_margin_s: float = 10.0
     walltime_ask_s: float = 120.0
@@ -127,10 +134,12 @@ _DAY_S, _EIB = 86400.0, 2.0**60
 _RANGES = {
     "poll_s": (0.01, 3600.0),
     "beat_s": (0.05, 3600.0),
+    "kill_timeout_s": (0.0, 7 * _DAY_S),
     "host_memory_percent": (1.0, 100.0),
     "host_memory_free_bytes": (0, _EIB),
     "shm_percent": (1.0, 100.0),
     "gpu_memory_free_bytes": (0, _EIB),
+    "stop_after": (0.0, 366 * _DAY_S),
     "walltime_safety": (1.0, 100.0),
     "walltime_margin_s": (0.0, _DAY_S),
     "walltime_ask_s": (0.0, _DAY_S),
@@ -146,7 +155,7 @@ _RANGES = {
     "exit_timeout_s": (0.0, 7 * _DAY_S),
 }
 _SIGNALS = ("USR1", "USR2", "TERM", "HUP", "INT")
-_UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps"}
+_UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps", "stop_after": " s"}
 
 
 def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings:
@@ -304,7 +313,7 @@ def _quantity(name: str, text: str) -> float:
         return parse_bytes(text)
     if name.endswith("_percent"):
         return parse_percent(text)
-    if name.endswith("_s"):
+    if _unit(name) == " s":
         try:
             return float(text)
         except ValueError:

@@ -47,6 +47,7 @@ class LintFacts:
         state_dir_is_node_local: whether other nodes cannot see it.
         max_array_size: MaxArraySize of the cluster; the largest index is one less.
         measured_save_s: how long the slowest save of this run took.
+        stop_after_s: when the attempt is to end without a time limit ([guard] stop_after); 0: not at all.
         missing_directories: folders of output files that do not exist.
         signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
         sbatch_environment: names of the `SBATCH_*` variables that are set.
@@ -58,6 +59,7 @@ class LintFacts:
     state_dir_is_node_local: bool = False
     max_array_size: int | None = None
     measured_save_s: float | None = None
+    stop_after_s: float = 0.0
     missing_directories: tuple[str, ...] = ()
     signal_slack_s: int = SIGNAL_SLACK_S
     sbatch_environment: tuple[str, ...] = ()
@@ -140,6 +142,13 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
             f"--signal={value} with a time limit of {limit_s} s would be sent as soon as the job begins "
             f"{_early(case.facts.signal_slack_s)}, perhaps before anything can catch it",
             f"choose a lead well below {limit_s} s, or a longer --time",
+        )
+    stop_after_s = case.facts.stop_after_s
+    if 0 < stop_after_s <= lead_s:
+        yield _warn(
+            f"stop_after of {stop_after_s:g} s is no longer than the lead of {lead_s} s, so the training is asked to "
+            "stop as soon as it begins",
+            f"set stop_after in [guard] well above {lead_s} s, or a shorter signal_lead_s in [submit]",
         )
     saving_s = case.facts.measured_save_s
     if saving_s is not None and lead_s < saving_s:

@@ -39,11 +39,17 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
-    """The error for a key nobody owns, with the nearest name."""
+    """The error for a key that its table does not have, with the table that does, or else the nearest name."""
     from difflib import get_close_matches  # only for those who mistype
 
+    from resilience.settings.sections import tables_with
+
     near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(known)}"
+    homes = " or ".join(f"[{table}]" for table in tables_with(key))
+    if homes:
+        hint = f"{key} belongs below {homes}{f'; or did you mean {near[0]}?' if near else ''}"
+    else:
+        hint = f"did you mean {near[0]}?" if near else f"it may have: {', '.join(known)}"
     return SettingsError(f"unknown key {key!r} in {where}", hint=hint)
 
 

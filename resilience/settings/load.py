@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from resilience.settings.sections import (
     Settings,
     SubmitSettings,
     WatchSettings,
+    tables_with,
 )
 from resilience.system.files import explain_os_error, read_regular
 from resilience.system.world import World
@@ -283,11 +284,7 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
 def _stray(name: str, path: Path | None) -> SettingsError:
     if name in {*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
-    from resilience.guard.settings import GuardSettings
-    from resilience.model.cron_settings import CronSettings
-
-    owners: dict[str, type] = {**_OWNERS, _GUARD: GuardSettings, _CRON: CronSettings}
-    home = next((table for table, owner in owners.items() if name in {f.name for f in fields(owner)}), "sbatch")
+    home = next(iter(tables_with(name)), "sbatch")
     return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")
 
 

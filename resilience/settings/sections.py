@@ -7,9 +7,9 @@ A field's name carries its unit, and so does the key in the file: `_s` takes sec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.model.alert_policy import AlertPolicy
 
@@ -151,3 +151,13 @@ class Settings:
         from resilience.model.cron_settings import CronSettings
 
         return self.cron or CronSettings()
+
+
+def tables_with(key: str) -> list[str]:
+    """The tables of resil.toml that have a key of this name; those of sbatch and of plugins are not known here."""
+    from resilience.guard.settings import GuardSettings  # only for those who put it in the wrong place
+    from resilience.model.cron_settings import CronSettings
+
+    made = {table.name: table.default_factory for table in fields(Settings) if is_dataclass(table.default_factory)}
+    owners: dict[str, Any] = {**made, "guard": GuardSettings, "cron": CronSettings}
+    return [table for table, owner in owners.items() if key in {field.name for field in fields(owner)}]

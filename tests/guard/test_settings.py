@@ -59,6 +59,10 @@ UNDERSTOOD: list[tuple[str, Any, Any]] = [
     ("poll_s", "10", 10.0),
     ("poll_s", "500ms", 0.5),
     ("first_save_s", "1h30m", 5400.0),
+    ("kill_timeout_s", "2m", 120.0),
+    ("stop_after", "19h50m", 71400.0),
+    ("stop_after", "71400", 71400.0),
+    ("stop_after", 60, 60.0),
     ("host_memory_free_bytes", "2GiB", 2 * 2**30),
     ("host_memory_free_bytes", "2GB", 2 * 10**9),
     ("host_memory_free_bytes", 1e9, 10**9),
@@ -127,7 +131,8 @@ def test_numbers_that_are_none_and_numbers_beyond_the_range_are_refused(name: st
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("poll_s", "it may be a number, in s"), ("loss_window", "it may be a whole number"),
+    [("poll_s", "it may be a number, in s"), ("stop_after", "it may be a number, in s"),
+     ("loss_window", "it may be a whole number"),
      ("host_memory_percent", "it may be a number, in %"),
      ("host_memory_free_bytes", "it may be a whole number, in bytes"),
      ("kill_switch", "it may be true or false"), ("interface", "it may be a word"),

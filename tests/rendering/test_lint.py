@@ -89,6 +89,12 @@ def test_a_lead_shorter_than_the_measured_save_is_noticed() -> None:
     assert not warned(facts=facts, time="600", signal="B:USR1@800")
 
 
+@pytest.mark.parametrize(("stop_after_s", "is_told"), [(0, False), (200, True), (300, True), (301, False)])
+def test_stop_after_within_the_lead_is_noticed(stop_after_s: float, is_told: bool) -> None:
+    said = warned(facts=LintFacts(stop_after_s=stop_after_s), signal="B:USR1@300")
+    assert (f"stop_after of {stop_after_s} s is no longer than the lead of 300 s" in said) is is_told
+
+
 def test_a_trap_that_no_signal_reaches_is_noticed() -> None:
     assert "the trap for USR1 in the script will never run" in warned(signal="USR1@300")
 

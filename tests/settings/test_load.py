@@ -89,6 +89,23 @@ def test_a_misspelt_variable_is_refused_by_its_name(tmp_path: Path, name: str, s
     assert said in refusal(tmp_path, '[run]\ncommand = "x"\n', **variables).message
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "hint"),
+    [("attempt", "stop_after", "stop_after belongs below [guard]"),
+     ("submit", "stop_after", "stop_after belongs below [guard]"),
+     ("run", "signal_lead_s", "signal_lead_s belongs below [submit]"),
+     ("guard", "finish_on_success", "finish_on_success belongs below [run]"),
+     ("run", "deadline_s", "deadline_s belongs below [scheduler] or [watch]"),
+     ("cron", "beat_s", "beat_s belongs below [attempt] or [guard]")],
+)  # fmt: skip
+def test_a_key_in_the_wrong_table_is_refused_with_the_right_one(
+    tmp_path: Path, table: str, key: str, hint: str
+) -> None:
+    error = refusal(tmp_path, f"[{table}]\n{key} = 60\n")
+    assert f"unknown key {key!r} in [{table}]" in error.message
+    assert error.hint.startswith(hint)
+
+
 def test_an_error_names_the_place_that_this_very_key_came_from(tmp_path: Path) -> None:
     error = refusal(tmp_path, '[submit]\narray = "3"\n', RESIL_SUBMIT__SIGNAL_LEAD_S="soon")
     assert "$RESIL_SUBMIT__SIGNAL_LEAD_S" in error.message

@@ -43,7 +43,7 @@ def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder,
             from resilience.guard.triggers.late_cron import LateCron
 
             found.append(LateCron(place, recorder))
-    if settings.walltime:
+    if settings.walltime or settings.stop_after:
         from resilience.guard.triggers.walltime import Walltime
 
         found.append(Walltime(place, settings, recorder, pace))

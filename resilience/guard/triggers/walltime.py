@@ -10,7 +10,8 @@ agreement of the ranks, the sampling (a second or two), and SLURM's own tick, wh
 term is measured (`pace.py`), except for a save before the first one (`first_save_s`).
 
 The end is the limit itself. OverTimeLimit (slurm.conf) lets jobs overrun it by minutes; that is not counted on. Without
-a limit, or where nobody knows one, nothing is asked for.
+a limit, or where nobody knows one, nothing is asked for. With `stop_after` the attempt ends then at the latest, also
+where `walltime` is off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from dataclasses import dataclass
 
 from resilience.guard.decision import Request
-from resilience.guard.end_time import DEADLINE_S, GRACE_S, NO_LIMIT, EndTime, find_end_time
+from resilience.guard.end_time import DEADLINE_S, GRACE_S, NO_LIMIT, EndTime, find_end_time, find_stop_time
 from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
@@ -81,6 +82,7 @@ def decide(
     in_flight_s: float = 0.0,
     is_fresh: bool = True,
     asking_s: float = 0.0,
+    what: str = "the job's time limit",
 ) -> Verdict:
     """Say whether the training must stop for its time limit, and why. Pure. All times in seconds.
 
@@ -92,6 +94,7 @@ def decide(
         in_flight_s: how much longer a save in flight may take.
         is_fresh: whether the end was confirmed just now, or there is nobody to confirm it.
         asking_s: for how long the present question has waited for its answer.
+        what: what ends the training, for people.
     """
     save = first_save_s if save_s is None else save_s
     bare = save + (step_s or 0.0) + in_flight_s
@@ -111,7 +114,7 @@ def decide(
     if in_flight_s:
         saving += f", one in flight {_about(in_flight_s)} more"
     needed = f"{safety:g} times that and {format_duration(margin_s)} more are {format_duration(round(need))}"
-    return Verdict(STOP, need, f"the job's time limit {when}: {step}, {saving}; {needed}")
+    return Verdict(STOP, need, f"{what} {when}: {step}, {saving}; {needed}")
 
 
 class Walltime:
@@ -139,8 +142,12 @@ class Walltime:
         self._pace = pace
         self._lead_s = place.lead_s
         self._told_lead_s = 0
-        self._end = end_time or find_end_time(place, environ, settings.walltime_ask_s)
+        cap = find_stop_time(place, environ, settings.stop_after, wall())
+        no_end = None if settings.walltime else EndTime(None, None, 0.0, cap)
+        self._end = end_time or no_end or find_end_time(place, environ, settings.walltime_ask_s, cap)
         self._forget_stale_end(wall())
+        if self._end.cap != NO_LIMIT:
+            place.end_time = self._end.end
         self._told_end = self._end.end
         self._asking_since: float | None = None
         self._clock = JobClock(wall, steady or steady_clock)
@@ -180,7 +187,10 @@ class Walltime:
         """A variable that outlived its job, in a shell or a container, says nothing about this training."""
         end = self._end.end
         if end is not None and end < time_now - STALE_S:
-            self._end.end = self._place.end_time = None
+            if self._end.cap == end:
+                self._end.cap = NO_LIMIT
+            self._end.learn(None)
+            self._place.end_time = None
             self._recorder.warn(
                 f"the environment says that the job ended {format_duration(round(time_now - end))} ago (RESIL_END_TIME "
                 "or SLURM_JOB_END_TIME): that is passed over"
@@ -188,7 +198,8 @@ class Walltime:
 
     def _decide(self, now: float, left_s: float, step_s: float | None, save_s: float | None) -> Verdict:
         settings, checked_at = self._settings, self._end.checked_at
-        is_fresh = not self._end.can_ask or (checked_at is not None and now - checked_at <= FRESH_S)
+        is_cap = self._end.end == self._end.cap
+        is_fresh = is_cap or not self._end.can_ask or (checked_at is not None and now - checked_at <= FRESH_S)
         verdict = decide(
             left_s,
             step_s,
@@ -199,6 +210,7 @@ class Walltime:
             in_flight_s=self._pace.in_flight_s(time.monotonic(), settings.first_save_s),
             is_fresh=is_fresh,
             asking_s=0.0 if self._asking_since is None else now - self._asking_since,
+            what="the attempt's end by stop_after" if is_cap else "the job's time limit",
         )
         if verdict.action != ASK:
             self._asking_since = None

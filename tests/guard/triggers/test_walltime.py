@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from resilience.guard import TrainingGuard
 from resilience.guard.decision import OBEYED, Request
-from resilience.guard.end_time import NO_LIMIT, CannotAsk, EndTime
+from resilience.guard.end_time import NO_LIMIT, CannotAsk, EndTime, find_end_time, find_stop_time
 from resilience.guard.pace import Pace
-from resilience.guard.place import Place
+from resilience.guard.place import Place, find_place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
+from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.walltime import (
     ASK,
     CLOCK_HOLD_S,
@@ -115,8 +116,10 @@ NOON = 1_800_000_000.0
 class Asked(EndTime):
     """The end of a job, with a scheduler that answers at once, or never, and counts."""
 
-    def __init__(self, end: float | None, answer: float | None = None, *, every_s: float = 120.0) -> None:
-        super().__init__(end, lambda: None, every_s)
+    def __init__(
+        self, end: float | None, answer: float | None = None, *, every_s: float = 120.0, cap: float = NO_LIMIT
+    ) -> None:
+        super().__init__(end, lambda: None, every_s, cap)
         self.answer = answer
         self.asked: list[float] = []
         self.is_silent = False
@@ -132,7 +135,7 @@ class Asked(EndTime):
         if not self.is_silent:
             self.checked_at = now
             if self.answer is not None:
-                self.end = self.answer
+                self.learn(self.answer)
 
     def _take_answer(self, now: float) -> None:
         if self._is_open and self._begun_at is not None and now - self._begun_at > 22:
@@ -316,6 +319,69 @@ def test_an_end_that_had_passed_long_before_the_start_is_of_another_job() -> Non
 def test_an_end_of_another_job_is_replaced_by_what_the_scheduler_says() -> None:
     job = Job(Asked(NOON - 3600, NOON + 500))
     assert 98 <= left_when_asked(job, job.run(1000)) < 100
+
+
+# ---- stop_after -----------------------------------------------------------------------------------------------------
+
+CAPPED: list[tuple[float | None, float | None]] = [
+    (None, None),
+    (None, NO_LIMIT),
+    (NO_LIMIT, NO_LIMIT),
+    (NOON + 36000, NOON + 72000),
+]
+
+
+@pytest.mark.parametrize(("told", "answer"), CAPPED, ids=str)
+def test_no_word_of_the_scheduler_pushes_the_end_behind_stop_after(told: float | None, answer: float | None) -> None:
+    job = Job(Asked(told, answer, cap=NOON + 1000))
+    request = job.run(2000)
+    assert 98 <= left_when_asked(job, request) < 100 and job.place.end_time == NOON + 1000
+    assert request is not None and request.why.startswith("the attempt's end by stop_after is in 1 min 39 s: ")
+    assert job.said == [], "nothing has changed"
+
+
+def test_a_limit_before_stop_after_is_the_end() -> None:
+    job = Job(Asked(NOON + 1000, NOON + 500, cap=NOON + 2000))
+    request = job.run(2000)
+    assert 98 <= left_when_asked(job, request) < 100 and job.end.end == NOON + 500
+    assert request is not None and request.why.startswith("the job's time limit is in")
+
+
+def test_stop_after_of_another_job_that_was_over_long_before_the_start_is_passed_over() -> None:
+    job = Job(Asked(NOON + 3000, every_s=0.0, cap=NOON - 3600))
+    assert job.run(100) is None and job.place.end_time is None
+
+
+IN_A_JOB = {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "SLURM_JOB_ID": "12", "RESIL_STOP_AT": str(int(NOON) + 900)}
+STARTS: list[tuple[str, dict[str, str], float, float]] = [
+    ("the batch shell says when", IN_A_JOB, 600.0, NOON + 900),
+    ("nobody wants it", IN_A_JOB, 0.0, NO_LIMIT),
+    ("alone", {}, 600.0, NOON + 600),
+    ("a job of an own script", {"SLURM_JOB_ID": "12"}, 600.0, NOON + 600),
+    ("submitted by a job of a template", {**IN_A_JOB, "SLURM_JOB_ID": "13"}, 600.0, NOON + 600),
+    ("an older batch shell", {**IN_A_JOB, "RESIL_STOP_AT": ""}, 600.0, NOON + 600),
+    ("no time", {**IN_A_JOB, "RESIL_STOP_AT": "soon"}, 600.0, NOON + 600),
+]
+
+
+@pytest.mark.parametrize(("environ", "stop_after_s", "stop"), [case[1:] for case in STARTS], ids=[c[0] for c in STARTS])
+def test_stop_after_counts_from_the_launch_in_a_job_of_a_template_and_else_from_the_guards_own_start(
+    environ: dict[str, str], stop_after_s: float, stop: float
+) -> None:
+    place = find_place(environ, "n1")
+    assert find_stop_time(place, environ, stop_after_s, NOON) == stop
+    assert find_end_time(place, environ, 0.0, find_stop_time(place, environ, stop_after_s, NOON)).end == (
+        None if stop == NO_LIMIT else stop
+    )
+
+
+def test_stop_after_holds_where_the_time_limit_is_not_watched() -> None:
+    place = Place(end_time=NOON + 10)
+    settings = GuardSettings(walltime=False, stop_after=300.0)
+    recorder = Recorder(place, lambda text: None)
+    trigger = Walltime(place, settings, recorder, FixedPace(20.0, 40.0), environ={}, wall=lambda: NOON)
+    assert place.end_time == NOON + 300 and trigger.poll() is None
+    assert "walltime" in [getattr(found, "name", "") for found in built_in_triggers(place, settings, recorder, Pace())]
 
 
 def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while() -> None:
