@@ -14,8 +14,9 @@ from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.job import Job
 from resilience.model.job_state import JobState
+from resilience.model.kill_stage import KillStage, kill_stage
 from resilience.model.switch import Switch
-from resilience.system.attempts import last_beat, read_attempts
+from resilience.system.attempts import batch_events, last_beat, read_attempts
 from resilience.system.run_directory import RunDirectory
 from resilience.system.run_jobs import jobs_of_run, scheduler_of, submitters
 from resilience.system.submissions import read_intents
@@ -23,6 +24,9 @@ from resilience.system.switches import read_switch
 
 LOST_ATTEMPTS_TOLD = 2
 """Of the newest attempts: what was lost long ago is no news."""
+
+ATTEMPTS_AT_ONCE = 3
+"""Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
 
 SIGN_OF_LIFE_S = 30.0
 """A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
@@ -42,6 +46,7 @@ class RunStatus:
         attempts: every attempt so far, oldest first.
         finished: whether the training said that it is done.
         switches: the switches that lie there, honoured or not.
+        kill: the stage of a running attempt that is being ended by its kill switch or by stop_after, or None.
         lost: sentences about work that a dead node or a reboot took.
         headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler could not be asked; the rows are then what it said `age_s` seconds ago.
@@ -59,6 +64,7 @@ class RunStatus:
     switches: tuple[Switch, ...]
     lost: tuple[str, ...]
     headline: str
+    kill: KillStage | None = None
     trouble: str = ""
     age_s: float = 0.0
     unreadable: str = ""
@@ -145,6 +151,7 @@ def _status(
         switches=_switches(project, directory),
         lost=_lost(jobs, attempts),
         headline=_headline(rows, finished, answer),
+        kill=kill_under_way(directory, attempts),
         trouble=answer.trouble,
         age_s=answer.age_s,
     )
@@ -207,6 +214,16 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
             host = f" on {attempt.host}" if attempt.host else ""
             sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) never said how it ended")
     return tuple(sentences)
+
+
+def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:
+    """The stage of the newest attempt that is being ended; one that only waits for it may be newer."""
+    for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]):
+        if attempt.end is None:
+            stage = kill_stage(batch_events(directory, attempt), attempt.number)
+            if stage is not None:
+                return stage
+    return None
 
 
 def _switches(project: Project, directory: RunDirectory) -> tuple[Switch, ...]:

@@ -11,6 +11,8 @@ from resilience.actions.fold_jobs import JobRow
 from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table
 from resilience.errors import EX_TEMPFAIL
+from resilience.model.kill_stage import describe
+from resilience.model.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ def show_status(
         late = late_notice(project)
         if as_json:
             told = {"cron": late} if late else {}
-            print_json("status", {"runs": [_to_json(status) for status in statuses], **told})
+            now = project.world.clock.now()
+            print_json("status", {"runs": [_to_json(status, now) for status in statuses], **told})
         else:
             if watch_s is not None and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
@@ -91,7 +94,11 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
     for switch in status.switches:
         why = f": {clean(switch.why)}" if switch.why else ""
         state = "" if switch.honoured else f" (not obeyed: {clean(switch.refusal)})"
+        if status.kill is not None and switch.kind == KILL_SWITCH and switch.honoured:
+            state = f"; {describe(status.kill, now)}"
         print(f"  {switch.kind} switch of {clean(switch.who)}{why}{state}")
+    if status.kill is not None and not any(s.kind == KILL_SWITCH and s.honoured for s in status.switches):
+        print(f"  {status.kill.why}: {describe(status.kill, now)}")  # stop_after, or it was cleared too late
     if status.unreadable:
         print(f"  {clean(status.unreadable)}")
     if status.trouble:
@@ -123,9 +130,10 @@ def _colour(state: JobState) -> str:
     return "" if state.is_alive else "dim"
 
 
-def _to_json(status: RunStatus) -> dict[str, Any]:
+def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     from dataclasses import asdict
 
+    kill = status.kill
     return {
         "run": status.run,
         "path": status.path,
@@ -137,6 +145,7 @@ def _to_json(status: RunStatus) -> dict[str, Any]:
         "jobs": [asdict(row) for row in status.rows],
         "attempts": [asdict(attempt) for attempt in status.attempts],
         "switches": [asdict(switch) for switch in status.switches],
+        "kill": None if kill is None else {**asdict(kill), "text": describe(kill, now)},
         "lost": list(status.lost),
         "trouble": status.trouble,
         "age_s": status.age_s,

@@ -11,10 +11,12 @@ from typing import Any
 from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
-from resilience.system.files import explain_os_error, read_regular
+from resilience.system.files import explain_os_error, open_without_waiting, parse_lines, read_regular
 from resilience.system.run_directory import RunDirectory
 
 _NUMBER = re.compile(r"[0-9]{4,18}")
+TAIL_BYTES = 65536
+"""So much of a batch shell's journal is read: some three hundred events, and most attempts have four."""
 
 
 def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
@@ -42,6 +44,17 @@ def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
+
+
+def batch_events(directory: RunDirectory, attempt: Attempt) -> tuple[dict[str, Any], ...]:
+    """The last events in the journal of an attempt's batch shell; none when it cannot be read."""
+    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.batch.jsonl"
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return tuple(parse_lines(file.read(TAIL_BYTES).splitlines()))
+    except OSError:
+        return ()
 
 
 def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:

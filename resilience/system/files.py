@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from binascii import crc32
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +142,22 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON lines of a journal. A damaged line is passed over: one crash must not blind us to the rest."""
     try:
         with open(path, encoding="utf-8", errors="replace", opener=open_without_waiting) as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict):
-                    yield record
+            yield from parse_lines(file)
     except FileNotFoundError:
         return
     except OSError as error:
         raise explain_os_error(error, "read", path) from error
+
+
+def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """Given the lines of a journal, yield those that are JSON objects."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def read_regular(path: Path, limit_bytes: int = 65536) -> tuple[bytes, os.stat_result] | None:

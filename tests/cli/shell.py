@@ -58,6 +58,11 @@ class Shell:
     def settings(self, text: str) -> None:
         (self.folder / "resil.toml").write_text(text)
 
+    def journal(self, job: int, **event: Any) -> None:
+        """Write a line as the batch shell of a job does."""
+        with (self.run_dir / "journal" / f"{job}.batch.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
     @property
     def project(self) -> Project:
         return open_project()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -97,6 +99,40 @@ def test_switches_are_shown_with_who_and_why(shell: Shell) -> None:
     assert "kill switch of" in shell.resil("status").out and "loss is NaN" in shell.resil("status").out
 
 
+def running(shell: Shell, number: int = 1) -> None:
+    """An attempt trains, of a job that the queue shows."""
+    shell.resil("submit", "--array", "4")
+    (waiting,) = shell.fake.records
+    trains = replace(waiting, id=JobId(101, 1), raw_id=101, state=JobState.RUNNING, tasks="", task_count=1, reason="")
+    shell.fake.records = [trains, replace(waiting, tasks="2-4%1", task_count=3)]
+    (shell.run_dir / "attempts" / f"{number:04d}").write_text('job_id = 101\nlabel = "101_1"\nstart = 1.0\n')
+
+
+def test_a_kill_under_way_is_told_with_its_stage_beside_the_switch(shell: Shell) -> None:
+    running(shell)
+    (shell.run_dir / "switches" / "kill").write_text('why = "loss is NaN"\n')
+    shell.journal(101, event="kill_noticed", attempt=1, time=time.time() - 12, why="bob", bound_s=95)
+    said = r"kill switch of \w+: loss is NaN; noticed 1\d s ago, SIGTERM at [-\d: ]+ unless it stops at a step"
+    assert re.search(said, shell.resil("status").out)
+    (run,) = shell.resil("status", "--json").json["runs"]
+    assert set(run["kill"]) == {"stage", "since", "until", "why", "text"}
+    assert (run["kill"]["stage"], run["kill"]["why"]) == ("noticed", "bob")
+    assert run["kill"]["until"] == run["kill"]["since"] + 95
+    shell.journal(101, event="kill_term", attempt=1, time=time.time() - 8, why="bob", kill_wait_s=30)
+    assert re.search(r": loss is NaN; SIGTERM sent \d+ s ago, SIGKILL at ", shell.resil("status").out)
+    shell.journal(101, event="kill_kill", attempt=1, time=time.time(), why="bob")
+    assert "; SIGKILL sent" in shell.resil("status").out
+
+
+def test_what_is_under_way_without_a_switch_is_told_as_well_and_what_is_over_is_not(shell: Shell) -> None:
+    running(shell)
+    shell.journal(101, event="kill_term", attempt=1, time=time.time(), why="stop_after = 60 s is over", kill_wait_s=30)
+    (shell.run_dir / "attempts" / "0002").write_text('job_id = 102\nlabel = "101_2"\nstart = 2.0\n')  # it waits
+    assert "  stop_after = 60 s is over: SIGTERM sent just now, SIGKILL at " in shell.resil("status", "--fresh").out
+    (shell.run_dir / "attempts" / "0001.end").write_text('end = "terminated"\ntime = 3.0\n')
+    assert "SIGTERM" not in shell.resil("status").out
+
+
 def test_a_run_that_cannot_be_read_stands_beside_the_others(shell: Shell) -> None:
     shell.resil("submit")
     shell.resil("submit", "--run", "llama")
@@ -117,7 +153,7 @@ def test_the_json_document_has_these_keys_and_keeps_them(shell: Shell) -> None:
     (run,) = document["runs"]
     assert set(run) == {
         "run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "jobs", "attempts", "switches",
-        "lost", "trouble", "age_s", "unreadable",
+        "kill", "lost", "trouble", "age_s", "unreadable",
     }  # fmt: skip
     assert set(run["jobs"][0]) == {
         "job", "state", "counts", "words", "advice", "time_left_s", "nodes", "is_alive"
@@ -127,6 +163,7 @@ def test_the_json_document_has_these_keys_and_keeps_them(shell: Shell) -> None:
     )
     assert {"kind", "who", "when", "why", "scope", "label", "honoured", "refusal"} == set(run["switches"][0])
     assert run["jobs"][0]["counts"] == {"PENDING": 3}
+    assert run["kill"] is None
 
 
 def test_watching_looks_again_and_again_until_somebody_has_enough(
