@@ -25,10 +25,12 @@ class Thrown:
 
     Attributes:
         warning: why the run may not obey it, or empty.
+        is_empty: whether the disk was too full for who, why and scope.
     """
 
     path: Path
     warning: str
+    is_empty: bool = False
 
 
 def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = "") -> Thrown:
@@ -46,7 +48,14 @@ def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, sco
     queue_memory.forget(project.world, project.scheduler_name())
     seen = read_switch(directory, kind, project.switch_policy(directory))
     warning = "" if seen is None or seen.honoured else f"the run will not obey it: {seen.refusal}"
-    return Thrown(path, warning)
+    return Thrown(path, warning, _is_empty(path))
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.lstat().st_size == 0
+    except OSError:
+        return False
 
 
 def own_script(directory: RunDirectory) -> str:

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.steer import own_script, throw
+from resilience.actions.kill_outlook import look, sentences
+from resilience.actions.steer import throw
 from resilience.cli.options import ConfigOption, RunArgument, open_project
+from resilience.cli.output import clean, patience
+from resilience.errors import ResilError
 from resilience.model import layout
 from resilience.model.switch import Scope
 
@@ -27,20 +30,25 @@ def command(
 ) -> None:
     """Stop a run after a save, by its kill switch. It stays stopped until `resil clear`.
 
-    A file is thrown that the run sees; it works for colleagues who may write in the run's directory.
+    A file is thrown that the run sees; it works for colleagues who may write in the run's directory. A training that
+    hangs is ended by its batch shell after a while; this command says when.
     """
     project = open_project(config)
     directory = project.existing(run)
     thrown = throw(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
-    print(f"kill switch thrown: {thrown.path}")
+    print(f"kill switch thrown: {thrown.path}", flush=True)
     if thrown.warning:
         print(f"  warning: {thrown.warning}")
+    if thrown.is_empty:
+        print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
+        scope = Scope.JOB
     name = run or directory.run
-    script = own_script(directory)
-    if script:
-        print(f"  this run was queued with a script of its own, {script}:")
-        print("  its jobs stop only if their training looks at the switch")
-    else:
-        others = "are cancelled by the first that starts" if scope is Scope.ALL else "end in seconds as they start"
-        print(f"  a training that looks at its switches saves and stops; queued jobs {others}")
-    print(f"  take it back: resil clear {name}; the owner ends it at once by: resil cancel {name}")
+    try:
+        with patience("the switch is thrown; asking the scheduler what runs"):
+            outlook = look(project, directory)
+    except ResilError as error:  # it lies there, whatever can be seen
+        print(f"  what it does could not be looked up: {clean(error.message)}")
+        print(f"  to take it back: resil clear {name}; its owner can end the run at once: resil cancel {name}")
+        return
+    for sentence in sentences(outlook, name, scope, project.world.clock.now()):
+        print(f"  {clean(sentence)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,9 +82,10 @@ def describe(stage: KillStage, now: float) -> str:
 def clock_time(moment: float, now: float) -> str:
     """Given two moments in seconds since the epoch, return the first as people here write it: the date if it is not
     today's."""
-    local = time.localtime(moment)
-    today = time.localtime(now)
-    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", local)
+    from datetime import UTC, datetime  # 5 ms that only those pay who kill
+
+    local, today = (datetime.fromtimestamp(seconds, tz=UTC).astimezone() for seconds in (moment, now))
+    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 
 def _seconds(value: object) -> float | None:

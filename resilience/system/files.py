@@ -14,7 +14,8 @@ from typing import Any
 
 from resilience.errors import StateDirectoryError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Neither the disk nor the quota has room: for data, or for one more name."""
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 STALE_S = 600.0
@@ -24,7 +25,7 @@ STALE_S = 600.0
 def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryError:
     """Given what the kernel said, return it as a sentence with what to try. For instance, EDQUOT names the quota."""
     number = error.errno or 0
-    if number in _FULL:
+    if number in FULL:
         hint = "the disk or your quota is full: free some space (and inodes), or choose another state_dir"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "choose another state_dir in resil.toml, or ask for write permission"
@@ -32,7 +33,7 @@ def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryE
         hint = "the file system is not well; try again, or from another node"
     else:
         hint = ""
-    transient = number in _FULL or number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+    transient = number in FULL or number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
     reason = os.strerror(number) if number else str(error)
     return StateDirectoryError(f"cannot {action} {path}: {reason}", hint=hint, transient=transient)
 

@@ -18,7 +18,7 @@ from resilience.model import layout
 from resilience.model.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 from resilience.quantities import quote_toml
 from resilience.system.clock import iso_time
-from resilience.system.files import explain_os_error, read_regular, write_atomic
+from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
 from resilience.system.run_directory import RunDirectory
 
 
@@ -49,7 +49,11 @@ def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
 
 
 def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
-    """Write a switch file with who, when and why, and return its path. Raise StateDirectoryError if it cannot be."""
+    """Write a switch file with who, when and why, and return its path.
+
+    On a full disk, or a full quota, it is an empty file, which is a switch too: it is obeyed, and says no more than
+    whose it is. Raise StateDirectoryError if not even that fits.
+    """
     path = directory.path / layout.SWITCHES / switch.kind
     lines = [
         f"who = {quote_toml(switch.who)}",
@@ -61,8 +65,31 @@ def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
     if switch.label:
         lines.append(f"label = {quote_toml(switch.label)}")
     # Readable by all who can enter the folder: jobs of the owner must read what a colleague wrote.
-    write_atomic(path, "\n".join(lines) + "\n", mode=directory.file_mode | 0o044)
+    mode = directory.file_mode | 0o044
+    try:
+        write_atomic(path, "\n".join(lines) + "\n", mode=mode)
+    except StateDirectoryError as error:
+        if getattr(error.__cause__, "errno", 0) in FULL and _make_empty(path, mode):
+            return path
+        if switch.kind == layout.KILL_SWITCH:
+            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {directory.path}"
+        raise
     return path
+
+
+def _make_empty(path: Path, mode: int) -> bool:
+    """Make an empty file that needs no room but its name; say whether there is one now, ours or somebody's."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Switch | None:
