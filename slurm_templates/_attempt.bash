@@ -545,7 +545,7 @@ resil_processes() {
 # other nodes cannot be reached from here but through srun, which is asked last, when our own ranks are gone already.
 # Never scancel: our successor may have the same job id.
 resil_kill_training() {
-  local round
+  local round again
   for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     resil_processes
     # shellcheck disable=SC2086 # words
@@ -553,7 +553,8 @@ resil_kill_training() {
     [ -z "$REPLY$resil_srun" ] && return
     # shellcheck disable=SC2086 # words
     case $round in
-      [1-3]) [ -z "$resil_srun" ] || kill -INT $resil_srun 2>/dev/null ;;
+      [1-3]) # the third within a second has srun end its tasks by SIGKILL, those of other nodes too
+        [ -z "$resil_srun" ] || for again in . . .; do kill -INT $resil_srun 2>/dev/null; resil_pause 0.2; done ;;
       1[5-9] | 20) [ -z "$resil_srun" ] || kill -KILL $resil_srun 2>/dev/null ;;
     esac
     resil_pause 0.3
@@ -673,7 +674,6 @@ resil_stages() {
       ((SECONDS >= resil_stage_at + resil_kill_wait_s)) || return 0
       resil_stage=KILL resil_stage_at=$SECONDS resil_forced=${resil_forced%TERM}KILL
       resil_aside resil_record kill_kill "${resil_forced%: *}" "not over $resil_kill_wait_s s after SIGTERM: SIGKILL"
-      [ -n "${resil_forward:-}" ] || resil_aside resil_scancel --signal=KILL "$RESIL_JOB_ID"
       local resil_spared="$resil_waiter $resil_beat_pid"
       resil_kill_training
       ;;

@@ -1,0 +1,240 @@
+"""A kill switch ends trainings that hang, on a real SLURM: on all nodes, with what was done in `resil status`.
+
+All jobs begin at once, on a cluster of their own, and the switches are thrown one after another; each test waits for
+its own. The ranks have no guard: nobody but the batch shell can end them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.system.files import read_lines
+from tests.slurm.cluster import Cluster
+from tests.slurm.processes import environ, until
+
+BOUND_S, KILL_WAIT_S = 3, 4
+LONG_S = 90
+# Rank and node are told once; then it hangs, for ten minutes at most. With `deaf` it does not hear SIGTERM, and its
+# own environment is empty, so that nobody finds it but SLURM, as on another machine.
+TRAINING = """\
+import os, signal, sys, time
+root, rank, node = os.environ["RESIL_RUN_DIR"], os.environ.get("RANK", "0"), os.environ["SLURMD_NODENAME"]
+if sys.argv[1:] == ["deaf"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+with open(f"{root}/ranks.{rank}", "a") as file:
+    file.write(f"{os.getpid()} {node} {os.environ.get('RESIL_STOP_AT', '')}\\n")
+if sys.argv[1:] == ["deaf"]:
+    os.execve("/bin/sleep", ["sleep", "600.25"], {})
+time.sleep(600)
+"""
+SETTINGS = """\
+[run]
+name = "{name}"
+command = "{command}"
+template = "{template}"
+group = "resil-lab"
+[attempt]
+beat_s = 1
+[submit]
+signal_lead_s = 2
+[guard]
+{guard}
+[sbatch]
+time = "20"
+{sbatch}
+"""
+
+
+@dataclass
+class Run:
+    """One run in a project folder of its own."""
+
+    cluster: Cluster
+    name: str
+    ranks: int
+    job: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.shared / self.name
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / ".resil" / self.name
+
+    def resil(self, *words: str, user: str = "") -> subprocess.CompletedProcess[str]:
+        """Type a command: in the project, or as a colleague somewhere else."""
+        where = self.cluster.shared if user else self.folder
+        return self.cluster.run(["resil", *words], user=user or self.cluster.users[0], cwd=where, timeout=120)
+
+    def started(self) -> list[list[str]]:
+        """The ranks: process id, node, RESIL_STOP_AT."""
+        return [path.read_text().split(" ") for path in sorted(self.directory.glob("ranks.*"))]
+
+    def end(self) -> dict[str, Any]:
+        path = self.directory / "attempts" / "0001.end"
+        return tomllib.loads(path.read_text()) if path.exists() else {}
+
+    def events(self) -> list[dict[str, Any]]:
+        paths = (self.directory / "journal").glob("*.batch.jsonl")
+        return [record for path in paths for record in read_lines(path) if record.get("attempt") == 1]
+
+    def stages(self) -> list[str]:
+        return [event["event"] for event in self.events() if event["event"].startswith(("kill", "stop", "sibl"))]
+
+    @property
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted((self.directory / "logs").iterdir()))
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        try:
+            until(true, what, LONG_S)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.stages()} {self.end()}\n{self.log}") from None
+
+    def left(self) -> list[int]:
+        """Processes of its ranks that still live."""
+        return [int(pid) for pid, *_ in self.started() if Path(f"/proc/{pid}/cwd").exists()]
+
+    def shows(self, pattern: str) -> bool:
+        """Whether the line about the switch in `resil status` reads so."""
+        return re.search(pattern, self.resil("status").stdout) is not None
+
+
+@dataclass
+class Stage:
+    cluster: Cluster
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def begin(self, name: str, how: str = "", *, ranks: int = 1, template: str = "srun", array: int = 1,
+              guard: str = f"kill_timeout_s = {BOUND_S}", sbatch: str = "") -> Run:  # fmt: skip
+        cluster, run = self.cluster, Run(self.cluster, name, ranks)
+        cluster.run(["mkdir", str(run.folder)], user=cluster.users[0], check=True)
+        command = f"{cluster.python} {cluster.shared}/train.py {how}".strip()
+        text = SETTINGS.format(name=name, command=command, template=template, guard=guard, sbatch=sbatch)
+        cluster.run(["tee", str(run.folder / "resil.toml")], user=cluster.users[0], input=text, check=True)
+        said = run.resil("submit", "--parsable", "--array", str(array))
+        assert said.returncode == 0, said.stderr
+        run.job = said.stdout.strip()
+        self.runs[name] = run
+        return run
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    for argv in (["groupadd", "-f", "resil-lab"], *(["usermod", "-aG", "resil-lab", user] for user in Cluster.users)):
+        subprocess.run(argv, check=True, capture_output=True)
+    with Cluster(nodes=4, kill_wait=KILL_WAIT_S) as cluster:
+        stage = Stage(cluster)
+        (cluster.shared / "train.py").write_text(TRAINING)
+        two_nodes = "nodes = 2\nntasks-per-node = 2"
+        stage.begin("deaf", "deaf", ranks=4, array=4, sbatch=two_nodes)
+        stage.begin("hangs", ranks=2, array=3, sbatch="ntasks = 2")
+        stage.begin("alone", "deaf", template="python")
+        stage.begin("stop-after", ranks=2, guard='stop_after = "25s"', sbatch="ntasks = 2")
+        for run in stage.runs.values():
+            run.until(lambda run=run: len(run.started()) == run.ranks, f"{run.name} to train")  # type: ignore[misc]
+        yield stage
+
+
+def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_jobs(stage: Stage) -> None:
+    run, colleague = stage.runs["deaf"], stage.cluster.users[1]
+    assert len({node for _, node, _ in run.started()}) == 2 and len(run.left()) == 4
+    refused = stage.cluster.run(["scancel", run.job], colleague)
+    assert "ccess/permission denied" in refused.stderr
+
+    thrown = run.resil("kill", str(run.directory), "--why", "loss is NaN", "--scope", "all", user=colleague)
+    assert thrown.returncode == 0, thrown.stderr
+    assert re.search(rf"no guard was ever seen in this run: .* ends attempt 1 \(job {run.job}_1\) at", thrown.stdout)
+    assert "queued jobs (3) are cancelled then" in thrown.stdout
+    assert f"its owner {stage.cluster.users[0]} can end it at once, without a save: resil cancel" in thrown.stdout
+
+    switch = f"kill switch of {colleague}: loss is NaN; "
+    run.until(lambda: "kill_noticed" in run.stages(), "the first stage")
+    noticed = run.resil("status").stdout
+    run.until(lambda: "kill_term" in run.stages(), "the second stage")
+    termed = run.resil("status").stdout
+    run.until(lambda: bool(run.end()), "its end")
+    assert re.search(rf"{switch}noticed .*, SIGTERM at [\d: -]+ unless it stops at a step", noticed) or (
+        "SIGTERM sent" in noticed
+    ), noticed
+    assert re.search(rf"{switch}SIGTERM sent .*, SIGKILL at [\d: -]+", termed) or "SIGKILL sent" in termed, termed
+
+    assert run.stages()[:3] == ["kill_noticed", "kill_term", "kill_kill"]
+    run.until(lambda: not run.left(), "its ranks to be gone from both nodes")
+    end = run.end()
+    assert (end["end"], end["exit_code"]) == ("terminated", 137), run.log
+    sentence = f"the kill switch is thrown by {colleague} at "
+    assert sentence in end["why"]
+    assert end["why"].endswith(f": loss is NaN, no step within {BOUND_S} s: ended with SIGKILL")
+    (term,) = [event for event in run.events() if event["event"] == "kill_term"]
+    assert term["kill_wait_s"] == KILL_WAIT_S, "as scontrol says"
+
+    stage.cluster.wait_for(run.job, {"FAILED", "CANCELLED"}, LONG_S)
+    states = stage.cluster.job_state(run.job).split(",")
+    assert sorted(states)[0] == "CANCELLED" and "RUNNING" not in states and "PENDING" not in states
+    assert len(list((run.directory / "attempts").glob("????"))) == 1, "no queued job has begun an attempt"
+
+
+def test_ranks_of_srun_that_hear_sigterm_get_it_and_scope_job_leaves_the_queue_to_itself(stage: Stage) -> None:
+    run = stage.runs["hangs"]
+    assert run.resil("kill").returncode == 0
+    run.until(lambda: bool(run.end()), "its end")
+    assert run.stages() == ["kill_noticed", "kill_term"]
+    assert run.end()["end"] == "terminated" and run.end()["exit_code"] == 143, run.log
+    assert run.end()["why"].endswith("ended with SIGTERM")
+    run.until(lambda: not run.left(), "its ranks to be gone")
+    stage.cluster.wait_for(run.job, {"FAILED"}, LONG_S)
+    assert "siblings_cancelled" not in run.stages(), "each saw the switch as it started"
+
+
+def test_a_training_that_the_batch_shell_has_started_itself_is_ended_as_well(stage: Stage) -> None:
+    run = stage.runs["alone"]
+    assert run.resil("kill").returncode == 0
+    run.until(lambda: bool(run.end()), "its end")
+    assert run.stages() == ["kill_noticed", "kill_term", "kill_kill"]
+    assert (run.end()["end"], run.end()["exit_code"], run.end()["gone"]) == ("terminated", 137, True)
+    run.until(lambda: not run.left(), "it to be gone")
+
+
+def test_stop_after_ends_an_attempt_that_does_not_follow_long_before_its_time_limit(stage: Stage) -> None:
+    run = stage.runs["stop-after"]
+    run.until(lambda: bool(run.end()), "its end")
+    assert run.stages() == ["stop_requested", "kill_term"]
+    assert run.end()["why"] == "stop_after = 25 s is over: ended with SIGTERM"
+    assert (run.end()["end"], run.end()["exit_code"]) == ("terminated", 143)
+    job = run.events()[0]["job_id"]
+    stop = tomllib.loads((run.directory / "switches" / f"stop.{job}").read_text())
+    assert stop["why"].startswith("stop_after = 25 s: ")
+    term = next(event["time"] for event in run.events() if event["event"] == "kill_term")
+    assert {int(told) for *_, told in run.started()} <= set(range(term - 10, term + 2))
+
+
+def test_no_process_of_any_of_them_is_left_on_any_node(stage: Stage) -> None:
+    """Those with an empty environment are found by their command line."""
+    for run in stage.runs.values():
+        run.until(lambda run=run: bool(run.end()), f"the end of {run.name}")  # type: ignore[misc]
+
+    def found() -> list[int]:
+        return [pid for pid in stage.cluster.processes() if "RESIL_RUN" in environ(pid) or is_sleeper(pid)]
+
+    until(lambda: not found(), "all to be gone", LONG_S)
+    (status,) = json.loads(stage.runs["deaf"].resil("status", "deaf", "--json").stdout)["runs"]
+    assert status["kill"] is None
+
+
+def is_sleeper(pid: int) -> bool:
+    try:
+        return b"600.25" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
