@@ -27,7 +27,7 @@ resil_scope=             # how far it reaches: job or all
 resil_kill_wait_s=30     # between SIGTERM and SIGKILL: SLURM's default
 resil_guarded=           # whether the guard was seen in this attempt
 resil_stop_at=           # when stop_after is over
-resil_stop_near=
+resil_stop_near=         # the training was asked to stop before that
 resil_stage=             # of an end by force: stacks, TERM or KILL
 resil_stage_at=          # when it was reached
 resil_forced=            # why and how the training was ended by force
@@ -403,13 +403,14 @@ resil_heartbeat() {
   done
 }
 
-# Tells the main shell, which never looks by itself while it waits for the training. Without a switch it costs no
+# Tells the main shell, which does not look by itself while it waits for the training. Without a switch it costs no
 # process. A look that failed tells nothing: neither that the switch is thrown nor that it was taken back.
 resil_look_for_kill() {
+  local file=$RESIL_RUN_DIR/switches/kill
   if resil_killed; then
     if [ "$resil_scope ${REPLY:0:500}" != "$resil_told" ]; then
       resil_told="$resil_scope ${REPLY:0:500}" # so short that the pipe takes it whole
-      resil_kill_bound
+      resil_setting KILL_TIMEOUT_S || resil_learned kill_after_s || REPLY=300
       printf 'killed %d %s\n' "$REPLY" "$resil_told" >&"$resil_news"
     fi
     if resil_guard_said && [ "$REPLY" != "$resil_taken" ]; then # "stop", and then its exit code when it was closed
@@ -417,24 +418,16 @@ resil_look_for_kill() {
       resil_exit_bound
       printf 'taken %d\n' "$REPLY" >&"$resil_news"
     fi
-  elif [ -n "$resil_told" ] && { [ -n "$REPLY" ] || resil_is_away "$RESIL_RUN_DIR/switches/kill"; }; then
+  elif [ -n "$resil_told" ] && { [ -n "$REPLY" ] || { [ -d "${file%/*}" ] && [ ! -e "$file" ]; }; }; then
     resil_told='' resil_taken=''
     printf 'cleared\n' >&"$resil_news"
   fi
-}
-
-resil_is_away() { # file: is it not there, for certain?
-  [ -d "${1%/*}" ] && [ ! -e "$1" ] && [ ! -L "$1" ]
 }
 
 resil_learned() { # key -> REPLY: whole seconds that the guard has learned; fails when there is none
   [[ $(resil_read "$RESIL_RUN_DIR/learned/0.json") =~ \"$1\":\ *([0-9]{1,9})[.,}[:space:]] ]] || return
   REPLY=$((10#${BASH_REMATCH[1]}))
   ((REPLY > 0))
-}
-
-resil_kill_bound() { # REPLY: how many seconds a training has to come to a step when the kill switch is thrown
-  resil_setting KILL_TIMEOUT_S || resil_learned kill_after_s || REPLY=300
 }
 
 # REPLY: how many seconds a training has to save and to end when its guard has told it to stop. The guard ends it by
@@ -444,8 +437,7 @@ resil_exit_bound() {
   resil_setting EXIT_TIMEOUT_S || REPLY=900
   bound=$REPLY
   resil_learned slowest_save_s || REPLY=0
-  REPLY=$((3 * REPLY > bound ? 3 * REPLY : bound))
-  REPLY=$((REPLY + 60))
+  REPLY=$(((3 * REPLY > bound ? 3 * REPLY : bound) + 60))
 }
 
 # Nobody watches the watchman, except us. With [cron] revive = true the heartbeat looks now and then whether the
@@ -545,7 +537,7 @@ resil_processes() {
 # other nodes cannot be reached from here but through srun, which is asked last, when our own ranks are gone already.
 # Never scancel: our successor may have the same job id.
 resil_kill_training() {
-  local round again
+  local round times
   for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     resil_processes
     # shellcheck disable=SC2086 # words
@@ -553,8 +545,12 @@ resil_kill_training() {
     [ -z "$REPLY$resil_srun" ] && return
     # shellcheck disable=SC2086 # words
     case $round in
-      [1-3]) # the third within a second has srun end its tasks by SIGKILL, those of other nodes too
-        [ -z "$resil_srun" ] || for again in . . .; do kill -INT $resil_srun 2>/dev/null; resil_pause 0.2; done ;;
+      [1-3]) # at the third within a second srun has its tasks killed, those of other nodes too
+        for ((times = 3; times > 0 && ${#resil_srun} > 0; times--)); do
+          kill -INT $resil_srun 2>/dev/null
+          resil_pause 0.2
+        done
+        ;;
       1[5-9] | 20) [ -z "$resil_srun" ] || kill -KILL $resil_srun 2>/dev/null ;;
     esac
     resil_pause 0.3
@@ -675,7 +671,7 @@ resil_stages() {
       resil_stage=KILL resil_stage_at=$SECONDS resil_forced=${resil_forced%TERM}KILL
       resil_aside resil_record kill_kill "${resil_forced%: *}" "not over $resil_kill_wait_s s after SIGTERM: SIGKILL"
       local resil_spared="$resil_waiter $resil_beat_pid"
-      resil_kill_training
+      resil_aside resil_kill_training
       ;;
     KILL) # in the kernel, where no signal reaches it: SLURM drains such a node when we are gone
       ((SECONDS < resil_stage_at + 30)) || resil_code=${resil_code:-137}

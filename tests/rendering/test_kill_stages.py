@@ -214,18 +214,25 @@ def test_a_journal_that_hangs_keeps_no_training_alive(batch: Batch) -> None:
         os.close(reader)
 
 
-def test_a_hail_of_signals_while_a_kill_is_under_way_loses_neither_the_stages_nor_the_code(batch: Batch) -> None:
-    script = train(batch, f"exec {PYTHON} -c 'import signal, sys, time; print(\"ready\", flush=True); "
-                   "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(42))); time.sleep(600)'",
-                   kill_wait_s=60)  # fmt: skip
+SLOW_TO_GO = (
+    f"exec {PYTHON} -c 'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), "
+    'sys.exit(42))); print("ready", flush=True); time.sleep(600)\''
+)
+
+
+@pytest.mark.parametrize(("command", "kill_wait_s", "code"), [(SLOW_TO_GO, 60, 42), (IGNORES_TERM, 2, 137)])
+def test_a_hail_of_signals_while_a_kill_is_under_way_loses_neither_the_stages_nor_the_code(
+    batch: Batch, command: str, kill_wait_s: int, code: int
+) -> None:
+    script = train(batch, command, kill_wait_s=kill_wait_s)
     throw(batch)
     while script.process.poll() is None:
         for number in (signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM):
             script.process.send_signal(number)
         time.sleep(0.05)
-    assert script.wait() == 42
-    assert stages(batch) == ["kill_noticed", "kill_term"]
-    assert batch.end(1)["exit_code"] == 42
+    assert script.wait() == code
+    assert stages(batch) == ["kill_noticed", "kill_term", "kill_kill"][: 2 if code == 42 else 3]
+    assert batch.end(1)["exit_code"] == code
 
 
 # ---- the bound --------------------------------------------------------------------------------------------------
