@@ -159,6 +159,10 @@ resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resi
   resil_field why < <(resil_read "$file") && [ -n "$REPLY" ] && sentence+=": $REPLY"
   resil_scope=job
   resil_field scope < <(resil_read "$file") && [ "$REPLY" = all ] && resil_scope=all
+  if [ ! -f "$file" ]; then # taken back while it was read
+    REPLY=
+    return 1
+  fi
   resil_clean "$sentence"
 }
 

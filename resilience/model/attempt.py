@@ -18,7 +18,8 @@ class AttemptEnd(StrEnum):
     SUPERSEDED = "superseded"
     """A newer attempt had begun; this one was ended without saving."""
     TERMINATED = "terminated"
-    """SIGTERM came (time limit, cancel, requeue, preemption) and the training ended after it."""
+    """SIGTERM came (time limit, cancel, requeue, preemption), or the batch shell sent it (a kill switch, `stop_after`),
+    and the training ended after it."""
     LOST = "lost"
     """No end was ever written: SIGKILL, a dead node."""
 

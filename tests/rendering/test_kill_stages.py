@@ -177,6 +177,26 @@ def test_a_switch_that_was_thrown_and_cleared_during_the_setup_is_history(batch:
     assert "kill_term" not in stages(batch)
 
 
+def test_a_switch_that_goes_while_it_is_read_is_not_read_as_another(batch: Batch) -> None:
+    """`stat` stands for a file server that answers slowly: the file is gone when the rest of it is read."""
+    programs = batch.root / "bin"
+    programs.mkdir()
+    (programs / "stat").write_text(
+        f'#!/bin/bash\n[ "$1 $2" = "-c %U" ] && [ -e {batch.root}/cleared ] && rm -f {batch.switch("kill")}\n'
+        'exec /usr/bin/stat "$@"\n'
+    )
+    (programs / "stat").chmod(0o755)
+    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=600,
+                   environment={"PATH": f"{programs}:{os.environ['PATH']}"})  # fmt: skip
+    throw(batch)
+    until_journalled(batch, "kill_noticed")
+    (batch.root / "cleared").touch()
+    until_journalled(batch, "kill_cleared")
+    (batch.root / "go").touch()
+    assert script.wait(LONG_S) == 3
+    assert stages(batch) == ["kill_noticed", "kill_cleared"]
+
+
 def test_a_look_that_fails_neither_clears_nor_postpones(batch: Batch) -> None:
     script = train(batch, HANGS, kill_timeout_s=3)
     throw(batch)
