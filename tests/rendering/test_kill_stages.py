@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import tomllib
@@ -58,6 +59,17 @@ def until_journalled(batch: Batch, event: str) -> dict[str, Any]:
     return next(record for record in batch.journal() if record["event"] == event)
 
 
+def until_beats(batch: Batch, count: int) -> None:
+    """Wait until the heartbeat has come so many times more."""
+    path = batch.run_dir / "attempts" / "0001.beat"
+
+    def beats() -> int:
+        return int(path.read_text().split()[1]) if path.exists() else 0
+
+    before = beats()
+    until(lambda: beats() > before + count, f"{count} beats", LONG_S)
+
+
 def stages(batch: Batch) -> list[str]:
     return [event for event in batch.events() if event.startswith(("kill", "stop", "siblings"))]
 
@@ -88,7 +100,7 @@ def test_a_training_that_hangs_and_ignores_sigterm_is_killed_and_the_attempt_say
     sentence = f"the kill switch is thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is NaN"
     assert end["why"] == f"{sentence}, no step within 1 s: ended with SIGKILL"
     noticed, term, _ = (record for record in batch.journal() if record["event"].startswith("kill"))
-    assert (noticed["why"], noticed["bound_s"], noticed["scope"]) == (sentence, 1, "job")
+    assert (noticed["why"], noticed["scope"]) == (sentence, "job") and noticed["bound_s"] <= 1
     assert term["kill_wait_s"] == 1 and term["why"] == f"{sentence}, no step within 1 s"
     assert sentence in script.text and "may stop at a step until" in script.text
     assert nothing_is_left(batch)
@@ -124,12 +136,12 @@ def test_a_training_that_stops_by_itself_is_left_alone(batch: Batch) -> None:
 
 
 def test_a_switch_that_is_cleared_in_time_ends_nothing(batch: Batch) -> None:
-    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=5)
+    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=10)
     throw(batch)
-    until_journalled(batch, "kill_noticed")
+    noticed = until_journalled(batch, "kill_noticed")
     batch.switch("kill").unlink()
-    cleared = until_journalled(batch, "kill_cleared")
-    time.sleep(max(0.0, cleared["time"] + 7 - time.time()))
+    until_journalled(batch, "kill_cleared")
+    time.sleep(max(0.0, noticed["time"] + 13 - time.time()))
     (batch.root / "go").touch()
     assert script.wait(LONG_S) == 3
     assert stages(batch) == ["kill_noticed", "kill_cleared"]
@@ -148,7 +160,7 @@ def test_a_switch_that_is_cleared_after_sigterm_changes_nothing(batch: Batch) ->
 
 
 def test_a_switch_that_is_thrown_again_does_not_begin_anew(batch: Batch) -> None:
-    script = train(batch, HANGS, kill_timeout_s=4)
+    script = train(batch, HANGS, kill_timeout_s=10)
     throw(batch)
     first = until_journalled(batch, "kill_noticed")
     queued = batch.state(8, "PENDING")
@@ -156,8 +168,8 @@ def test_a_switch_that_is_thrown_again_does_not_begin_anew(batch: Batch) -> None
     assert script.wait(LONG_S) == 143
     assert stages(batch) == ["kill_noticed", "kill_noticed", "kill_term", "siblings_cancelled"]
     _, again, term, *_ = (record for record in batch.journal() if record["event"].startswith("kill"))
-    assert again["time"] + again["bound_s"] <= first["time"] + 5 and again["scope"] == "all"
-    assert "loss is still NaN, no step within 4 s" in term["why"]
+    assert again["time"] + again["bound_s"] <= first["time"] + 12 and again["scope"] == "all"
+    assert "loss is still NaN, no step within 10 s" in term["why"]
     assert (queued / "cancel").exists()
 
 
@@ -166,12 +178,10 @@ def test_a_switch_that_was_thrown_and_cleared_during_the_setup_is_history(batch:
     guard = {"RESIL_GUARD__KILL_TIMEOUT_S": "1"}
     script = batch.start("sleep 3; exit 4", setup=(setup,), guard=guard)
     script.until_says("setting up", LONG_S)
-    beat = batch.run_dir / "attempts" / "0001.beat"
     changes: list[Callable[[], object]] = [lambda: throw(batch), batch.switch("kill").unlink]
     for change in changes:
-        before = int(beat.read_text().split()[1])
         change()
-        until(lambda before=before: int(beat.read_text().split()[1]) > before + 2, "some beats", LONG_S)  # type: ignore[misc]
+        until_beats(batch, 3)
     (batch.run_dir / "go").touch()
     assert script.wait(LONG_S) == 4
     assert "kill_term" not in stages(batch)
@@ -209,9 +219,7 @@ def test_a_look_that_fails_neither_clears_nor_postpones(batch: Batch) -> None:
 def test_a_folder_that_is_away_is_no_kill_switch(batch: Batch) -> None:
     script = train(batch, obeys(batch.root / "go", 3))
     batch.switch("kill").parent.rename(batch.root / "away")
-    beat = batch.run_dir / "attempts" / "0001.beat"
-    before = int(beat.read_text().split()[1])
-    until(lambda: int(beat.read_text().split()[1]) > before + 10, "ten looks", LONG_S)
+    until_beats(batch, 10)
     (batch.root / "go").touch()
     assert script.wait(LONG_S) == 3
     assert stages(batch) == []
@@ -281,7 +289,7 @@ def test_the_bound_is_what_the_guard_has_learned_and_else_five_minutes(
         (batch.run_dir / "learned" / "0.json").write_text(learned)
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s="")
     throw(batch)
-    assert until_journalled(batch, "kill_noticed")["bound_s"] in (bound_s, bound_s - 1)
+    assert bound_s - 20 < until_journalled(batch, "kill_noticed")["bound_s"] <= bound_s
     (batch.root / "go").touch()
     assert script.wait(LONG_S) == 75
 
@@ -292,8 +300,9 @@ def test_the_setting_wins_over_what_was_learned(batch: Batch, setting: str, boun
     (batch.run_dir / "learned" / "0.json").write_text('{"kill_after_s": 95}\n')
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s=setting)
     throw(batch)
-    assert f"no step within {bound_s} s" in until_journalled(batch, "kill_term")["why"] if bound_s < 9 else True
-    assert until_journalled(batch, "kill_noticed")["bound_s"] in (bound_s, bound_s - 1)
+    if bound_s < 9:
+        assert f"no step within {bound_s} s" in until_journalled(batch, "kill_term")["why"]
+    assert bound_s - 20 < until_journalled(batch, "kill_noticed")["bound_s"] <= bound_s
     (batch.root / "go").touch()
     script.wait(LONG_S)
 
@@ -352,7 +361,7 @@ def test_when_the_guard_has_told_the_training_to_stop_it_has_the_guards_own_time
     guard_says(batch, "start")
     guard_says(batch, "decision", save=True, stop=True, label="", reasons=["kill"])
     throw(batch)
-    assert until_journalled(batch, "kill_taken")["bound_s"] in (bound_s, bound_s - 1)
+    assert bound_s - 20 < until_journalled(batch, "kill_taken")["bound_s"] <= bound_s
     time.sleep(5)
     assert stages(batch) == ["kill_noticed", "kill_taken"], "the first bound is over, and it may save"
     (batch.root / "go").touch()
@@ -440,7 +449,7 @@ def test_stop_after_asks_for_the_stop_before_it_is_over_and_the_training_that_fo
     began = time.time()
     assert script.wait(LONG_S) == 75
     stop = tomllib.loads(batch.switch("stop.7").read_text())
-    assert stop["why"].startswith("stop_after = 60 s: 5") and "s are left" in stop["why"]
+    assert re.match(r"stop_after = 60 s: \d+ s are left before the batch shell ends it", stop["why"])
     asked = until_journalled(batch, "stop_requested")
     assert asked["stop_after"] == 60
     assert (batch.end(1)["end"], batch.end(1)["why"]) == ("stopped", "stop_after = 60 s")
