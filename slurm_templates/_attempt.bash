@@ -29,6 +29,7 @@ resil_guarded=           # whether the guard was seen in this attempt
 resil_stop_at=           # when stop_after is over
 resil_stop_near=         # the training was asked to stop before that
 resil_stage=             # of an end by force: stacks, TERM or KILL
+resil_stacks_s=12        # how long the stacks are waited for
 resil_stage_at=          # when it was reached
 resil_forced=            # why and how the training was ended by force
 resil_cron_due=0         # when to look after the scheduler of cron next, in seconds of this shell
@@ -660,7 +661,9 @@ resil_stages() {
       elif [ -z "$resil_stage" ] && [ -n "$resil_guarded" ]; then
         resil_stage=stacks resil_stage_at=$SECONDS
         resil_aside resil_ask_for_stacks "$REPLY"
-      elif [ -z "$resil_stage" ] || ((SECONDS >= resil_stage_at + 5)); then
+        resil_setting BEAT_S || REPLY=10
+        resil_stacks_s=$((REPLY < 10 ? REPLY + 2 : 12))
+      elif [ -z "$resil_stage" ] || ((SECONDS >= resil_stage_at + resil_stacks_s)); then
         resil_stage=TERM resil_stage_at=$SECONDS resil_term=TERM resil_forced="$REPLY: ended with SIGTERM"
         if [ -n "${resil_forward:-}" ]; then
           resil_forward_term
@@ -747,9 +750,19 @@ resil_find_out() { # in the background, because it may take long: what an end by
   [[ $REPLY =~ KillWait\ *=\ *([0-9]{1,9}) ]] && printf 'kill-wait %d\n' $((10#${BASH_REMATCH[1]})) >&"$resil_news"
 }
 
-resil_ask_for_stacks() { # why: guards on every node look for this file
+# The mirror of each node looks for this file whenever it writes its heartbeat, and has its ranks write their stacks,
+# whatever holds them. A single rank has no such process, and writes them to its stderr at a signal from us: at
+# SIGRTMIN+9 (resilience/guard/stacks.py), if it handles that.
+resil_ask_for_stacks() { # why
+  local line beats="$RESIL_RUN_DIR/beats/$RESIL_JOB_ID.$resil_host" pids=() caught
   resil_record kill_stacks "$1" "$1: asking all ranks for their stacks"
   (umask "$resil_umask" && : >"$resil_stacks_file") 2>/dev/null
+  while IFS= read -r line; do
+    [[ $line =~ ^pid\ =\ ([0-9]+)$ ]] && pids+=("${BASH_REMATCH[1]}")
+  done < <(resil_read "$beats")
+  ((${#pids[@]} == 1)) || return
+  caught=$(sed -n 's/^SigCgt:[[:blank:]]*//p' "/proc/${pids[0]}/status" 2>/dev/null)
+  [[ $caught =~ ^[0-9a-f]{16}$ ]] && ((0x$caught >> 42 & 1)) && kill -s RTMIN+9 "${pids[0]}" 2>/dev/null
 }
 
 resil_record() { # event why sentence [key json]...

@@ -98,17 +98,17 @@ class ForcedExit:
             code = decision.exit_code if exit_code is None else exit_code
             self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")
 
-    def expect(self, decision: Decision | None, now: float) -> None:
+    def expect(self, decision: Decision | None, now: float, bound_s: float | None = None) -> None:
         """Asked every second while the training runs: a stop is decided, and the training has not come to it.
 
-        Show once, after the bound, where it hangs instead. It is not ended: it may be a long evaluation that nobody
-        polls in, and the work of hours is not saved yet. None: nothing is awaited.
+        Show once, after `bound_s` or the usual bound, where it hangs instead. It is not ended: it may be a long
+        evaluation that nobody polls in, and the work of hours is not saved yet. None: nothing is awaited.
         """
         if not self._is_on or self._armed_by or decision is None or not decision.stop:
             self._expected_since = None
         elif self._expected_since is None:
             self._expected_since = now
-        elif now - self._expected_since > self._bound_s and not self._has_shown:
+        elif now - self._expected_since > min(self._bound_s, bound_s or math.inf) and not self._has_shown:
             self._has_shown = True
             self._show(
                 f"a stop is decided, because {decision.why}, and the training has not come to it in "

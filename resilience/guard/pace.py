@@ -21,6 +21,12 @@ from __future__ import annotations
 
 import _thread
 import collections
+import math
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 REMEMBERED_TIMES = 200
 """A gap is remembered for so many times its own length."""
@@ -139,6 +145,30 @@ class Pace:
         """The longest that the training has recently waited for a save; None as long as none was measured."""
         with self._lock:
             return max(self._stalls, default=None)
+
+    def learned(self, now: float) -> dict[str, list[Any]]:
+        """What is remembered at `now`, in JSON types, for `restore` in another process."""
+        with self._lock:
+            return {
+                "gaps": [[round(gap, 3), round(until - now, 1)] for gap, until in self._gaps if until > now],
+                "saves": [round(seconds, 3) for seconds in self._saves],
+                "stalls": [round(seconds, 3) for seconds in self._stalls],
+            }
+
+    def restore(self, learned: Mapping[str, Any], now: float) -> None:
+        """Remember what another process has learned. Raise ValueError, TypeError or KeyError if it is none of ours."""
+        gaps = [(float(gap), min(float(left_s), REMEMBERED_MOST_S)) for gap, left_s in learned["gaps"]]
+        times = [[float(seconds) for seconds in learned[name]] for name in ("saves", "stalls")]
+        if not all(0 <= number < math.inf for row in (*gaps, *times) for number in row):
+            raise ValueError("not a time")
+        with self._lock:
+            known = sorted([*self._gaps, *((gap, now + left_s) for gap, left_s in gaps)], reverse=True)
+            self._gaps.clear()
+            for gap, until in known:  # a shorter one matters only if it is remembered for longer
+                if not self._gaps or until > self._gaps[-1][1]:
+                    self._gaps.append((gap, until))
+            for kept, before in ((self._saves, times[0]), (self._stalls, times[1])):
+                kept.extendleft(reversed(before[max(0, len(before) + len(kept) - SAVES) :]))
 
     def _moved(self, now: float, position: tuple[int, int]) -> None:
         if self._is_starting:

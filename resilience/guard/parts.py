@@ -23,6 +23,7 @@ from resilience.guard.decision import (
 )
 from resilience.guard.ending import shown
 from resilience.guard.exit import SAVES, ForcedExit
+from resilience.guard.learned import Learned, kill_after_s
 from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import start_mirror
 from resilience.guard.pace import Pace
@@ -99,6 +100,7 @@ class Parts:
         self.agreement = self._agree(agreement)
         self._signals = Signals(place, settings, self._recorder, guard)
         self._loss = Loss(place, settings, self._recorder)
+        self._learned = Learned(place, settings, self._recorder, self._pace, self._loss)
         self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now, self._unsaved)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
         self.stepping_thread: threading.Thread | None = None
@@ -123,6 +125,7 @@ class Parts:
         place = self._place
         self._recorder.event("start", step=self._guard.count, world=place.world, job_id=place.job_id)
         self._signals.install()
+        self._learned.read(self._mirror.learned)
         self.agreement.start()
         self._watches.start()
 
@@ -154,6 +157,7 @@ class Parts:
             "end", step=self._guard.count, exit_code=code, stopped=stopped, ranks=farewell.world, well=farewell.well,
             **why,
         )  # fmt: skip
+        self._keep_learned(last=True)
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)
         self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
@@ -275,6 +279,7 @@ class Parts:
     def save_begins(self, saving: Saving) -> None:
         """The training saves."""
         self._recorder.event("save_begin", step=saving.step)
+        self._learned.save_begins(saving.step)
 
     def save_left(self, saving: Saving, error: BaseException | None, phase: str) -> None:
         """The training goes on. The save is over, or in flight."""
@@ -313,6 +318,7 @@ class Parts:
         """A save counts from now on; it took so long from its beginning."""
         self._pace.saved(seconds)
         self._recorder.event("save", step=step, seconds=round(seconds, 3))
+        self._learned.saved(step)
         self._watches.saved(step)
 
     def drain_s(self) -> float:
@@ -356,6 +362,7 @@ class Parts:
         """The counters were set anew."""
         self._recorder.event("resume", step=step)
         self._pace.resumed()
+        self._learned.resumed(step)
         self.agreement.resumed()  # opens the gate: the first step will not come to check_thread
         if self._guard._phase == "start":
             self._guard._enter_phase("train")
@@ -455,7 +462,15 @@ class Parts:
         if not self._watches.has_files:
             self._mirror.work()
         self._mirror.look_after()
-        self._exit.expect(self.agreement.awaited(), time.monotonic())
+        self._keep_learned()
+        settings, pace = self._guard.settings, self._pace
+        bound_s = kill_after_s(settings.kill_timeout_s, pace.slowest_step_s, pace.slowest_save_s)
+        self._exit.expect(self.agreement.awaited(), time.monotonic(), bound_s)
+
+    def _keep_learned(self, *, last: bool = False) -> None:
+        text = self._learned.text(leads=self._place.is_first, last=last)
+        if text:
+            self._mirror.learn(text)
 
     def _tell_triggers(self, decision: Decision, outcome: str) -> None:
         self._tell_names(decision.triggers, outcome)

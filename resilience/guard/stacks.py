@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import time
+
+SIGNAL = signal.SIGRTMIN + 9
+"""A realtime signal (signal(7)): the first ones are taken by the C library, and by some MPI and debuggers."""
 
 _PROGRAM = """
 import os, sys
@@ -38,6 +42,48 @@ def show_stacks() -> None:
     """Write all stacks to stderr. A stderr that is closed costs only this."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         faulthandler.dump_traceback(stderr_descriptor(), all_threads=True)
+
+
+class StacksOnDemand:
+    """Has this process write all its stacks when a signal comes: in C, also while a library holds the GIL.
+
+    The signal is one that nobody else uses, as far as that can be told; where it is used, there is none.
+
+    Attributes:
+        signal: its number; 0 where stacks are not written.
+        descriptor: of the memory that they are written into, for another process to read; -1 when they go to stderr.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self.descriptor = -1
+
+    def keep(self) -> None:
+        """Write them into memory, which the process beside this one reads."""
+        with contextlib.suppress(OSError, AttributeError):
+            self.descriptor = os.memfd_create("resil-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._register(self.descriptor)
+
+    def show(self) -> None:
+        """Write them to stderr."""
+        self._register(stderr_descriptor())
+
+    def close(self) -> None:
+        """Give the signal back; also in a forked child, whose stacks nobody asks for."""
+        number, self.signal = self.signal, 0
+        if number:
+            faulthandler.unregister(number)
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _register(self, descriptor: int) -> None:
+        from resilience.guard.signal_actions import is_caught
+
+        if signal.getsignal(SIGNAL) is signal.SIG_DFL and not is_caught(SIGNAL):
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
+                self.signal = SIGNAL
 
 
 def write_stacks(path: str, head: str, wait_s: float) -> bool:

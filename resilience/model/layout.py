@@ -15,6 +15,8 @@ BEATS = "beats"
 JOURNAL = "journal"
 ATTEMPTS = "attempts"
 FINISHED = "finished"
+LEARNED = "learned"
+"""`learned/<rank>.json`: what the guard knows of steps, saves and the loss, for the next job and the batch shell."""
 AGREEMENT = "agreement"
 """`agreement/<launch>`: where rank 0 listens, and the token by which ranks know each other. Mode 0600."""
 
@@ -22,6 +24,8 @@ KILL_SWITCH = "kill"
 SAVE_SWITCH = "save"
 STOP_PREFIX = "stop."
 """`switches/stop.<jobid>`: the batch shell of that job was told that its time is nearly over."""
+STACKS_PREFIX = "stacks."
+"""`switches/stacks.<jobid>`: the batch shell wants to know where all ranks hang."""
 
 FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
 

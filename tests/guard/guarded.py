@@ -25,10 +25,13 @@ guard = TrainingGuard.from_env(
     skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
 )
 nan_at = int(os.environ.get("NAN_AT", "0"))
+loss = float(os.environ["LOSS"]) if "LOSS" in os.environ else None
 last = int(os.environ.get("LAST." + os.environ["RANK"], "0"))
 with guard:
+    if loss is not None:
+        guard.resumed(0)
     while True:
-        decision = guard.step(float("nan") if guard.count + 1 == nan_at else None)
+        decision = guard.step(float("nan") if guard.count + 1 == nan_at else loss)
         if decision.save:
             with guard.saving():
                 open(sys.argv[2] + ".saved", "a").write(f"{guard.count} ")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def alone(launch: Launch, *ranks: int) -> None:
 @pytest.mark.parametrize("how", ["is killed", "ends first"])
 def test_the_others_hear_a_kill_switch_and_stop_in_good_order(tmp_path: Path, how: str) -> None:
     run = make_run(tmp_path / "run")
-    more = {"LAST.0": "400"} if how == "ends first" else {}
+    more: dict[str, Any] = {"LAST.0": "400"} if how == "ends first" else {}
     with a_launch(tmp_path / "launch", run, 3, GONE_S="0.5", **more) as launch:
         meet(launch, run)
         if how == "ends first":

@@ -13,7 +13,15 @@ import time
 from resilience.guard.agreement.stale import remove_own
 from resilience.guard.mirror.beats_file import GONE, RankBeat, compose, file_name
 from resilience.guard.mirror.journal import append
-from resilience.guard.mirror.run_folder import file_mode, remove_remains, subfolder
+from resilience.guard.mirror.run_folder import (
+    append_stacks,
+    file_mode,
+    read_learned,
+    remove_remains,
+    stacks_asked,
+    subfolder,
+    write_learned,
+)
 from resilience.guard.small_files import read_own, replace_file
 from resilience.model import layout
 
@@ -22,8 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
+    from resilience.guard.mirror.run_folder import Asked
+
     class Asker(Protocol):
-        """Who asked where rank 0 listens."""
+        """A rank that asks for the text of a file."""
+
+        rank: int
 
         def say(self, message: dict[str, Any]) -> None:
             """Send it a packet."""
@@ -41,17 +53,22 @@ class Files:
     Attributes:
         beats: the ranks that have come, by number; replaced, never changed in place.
         trouble: why the last write failed; empty when all is well.
+        wants_stacks: somebody asks for the stacks of all ranks; taken back by whoever sees to it.
         busy_since: when it began what it is in, on the monotonic clock; None while it waits.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.beats: dict[int, RankBeat] = {}
         self.trouble = ""
+        self.wants_stacks = False
         self.busy_since: float | None = None
         self._order = order
         self._lock = threading.Lock()
         self._lines: dict[int, list[bytes]] = {}
-        self._askers: list[Asker] = []
+        self._learned: dict[int, str] = {}
+        self._stacks: list[tuple[int, str, bytes]] = []
+        self._stacks_asked: Asked | None = None
+        self._askers: list[tuple[Asker, str]] = []
         self._due = 0.0
         self._has_tidied = False
         self._looked_again = time.monotonic()
@@ -78,11 +95,24 @@ class Files:
             del lines[:-MOST_LINES]
         self._wake.set()
 
-    def ask(self, guest: Asker) -> None:
-        """Tell this rank where rank 0 listens."""
+    def keep_learned(self, rank: int, text: str) -> None:
+        """Write what a rank has learned."""
         with self._lock:
-            if guest not in self._askers:
-                self._askers.append(guest)
+            self._learned[rank] = text
+        self._wake.set()
+
+    def add_stacks(self, rank: int, pid: int, stacks: bytes) -> None:
+        """Write down where all threads of a rank are; nothing was written by one that does not run."""
+        head = f"{int(time.time())} {self._order['host']} pid {pid}: where it hangs, by the batch shell's wish"
+        with self._lock:
+            self._stacks.append((rank, head, stacks or b"it did not answer: the process is stopped, or in the kernel"))
+        self._wake.set()
+
+    def ask(self, guest: Asker, what: str) -> None:
+        """Tell this rank where rank 0 listens (`address`), or what it had learned in another job (`learned`)."""
+        with self._lock:
+            if (guest, what) not in self._askers:
+                self._askers.append((guest, what))
         self._wake.set()
 
     def finish(self, wait_s: float) -> None:
@@ -97,9 +127,12 @@ class Files:
             self.busy_since = time.monotonic()
             self._answer()
             self._try(self._write_lines)
+            self._try(self._write_learned)
+            self._try(self._write_stacks)
             if self.beats and (over or time.monotonic() >= self._due):
                 self._due = time.monotonic() + float(self._order["beat_s"])
                 self._try(self._write_beats)
+                self._try(self._look_for_stacks)
             self.busy_since = None
             if over:
                 self._try(self._remove_address)
@@ -117,14 +150,20 @@ class Files:
     def _answer(self) -> None:
         with self._lock:
             askers, self._askers = self._askers, []
-        if askers:
+        address: str | None = None
+        if any(what == "address" for _, what in askers):
+            address = self._read_address()
+        for guest, what in askers:
+            text = address if what == "address" else read_learned(self._order["run_dir"], guest.rank)
+            guest.say({what: text})
+
+    def _read_address(self) -> str | None:
+        text = read_own(self._order["address"])
+        if text is None and time.monotonic() > self._looked_again + LOOK_AGAIN_S:
+            self._looked_again = time.monotonic()
+            look_again(self._order["address"])
             text = read_own(self._order["address"])
-            if text is None and time.monotonic() > self._looked_again + LOOK_AGAIN_S:
-                self._looked_again = time.monotonic()
-                look_again(self._order["address"])
-                text = read_own(self._order["address"])
-            for guest in askers:
-                guest.say({"address": text})
+        return text
 
     def _write_lines(self) -> bool:
         wrote = False
@@ -137,6 +176,27 @@ class Files:
                 with self._lock:
                     self._lines[rank][:] = [line for line in self._lines[rank] if id(line) not in written]
         return wrote
+
+    def _write_learned(self) -> bool:
+        with self._lock:
+            learned, self._learned = self._learned, {}
+        for rank, text in learned.items():
+            write_learned(self._order["run_dir"], rank, text)
+        return bool(learned)
+
+    def _look_for_stacks(self) -> bool:
+        asked = stacks_asked(self._order["run_dir"], self._order["job_id"])
+        if asked is not None and asked != self._stacks_asked:
+            self._stacks_asked, self.wants_stacks = asked, True
+        return False
+
+    def _write_stacks(self) -> bool:
+        while self._stacks:
+            rank, head, stacks = self._stacks[0]
+            append_stacks(self._order["run_dir"], self._order["job_id"], rank, head.encode() + b"\n" + stacks + b"\n")
+            with self._lock:
+                del self._stacks[0]
+        return False
 
     def _write_beats(self) -> bool:
         order = self._order

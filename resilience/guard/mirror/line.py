@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.mirror.beat import BeatSlot
     from resilience.guard.place import Place
+    from resilience.guard.stacks import StacksOnDemand
 
 CONNECT_S = 30.0
 """How long a rank looks for its node's mirror before it does without."""
@@ -95,11 +96,14 @@ class MirrorLine:
         child: pid of the process, where this rank has started it; else 0.
     """
 
-    def __init__(self, place: Place, slot: BeatSlot, order: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, place: Place, slot: BeatSlot, order: str, warn: Callable[[str], None], stacks: StacksOnDemand
+    ) -> None:
         self.given_up = False
         self.child = 0
         self._place = place
         self._slot = slot
+        self._stacks = stacks
         self._order = order
         self._warn = warn
         self._may_start = place.local_rank <= 0
@@ -110,7 +114,7 @@ class MirrorLine:
         self._retry_at = 0.0
         self._until = time.monotonic() + CONNECT_S
         self._why = "nothing listens"
-        self._answers: list[Any] = []
+        self._answers: dict[str, list[Any]] = {"address": [], "learned": []}
 
     def tend(self) -> None:
         """Connect, if that is due, and hear what the process says."""
@@ -123,17 +127,32 @@ class MirrorLine:
         with self._lock:
             return self._send({"journal": rank, "line": line.decode("utf-8", "replace").rstrip("\n")})
 
+    def learn(self, rank: int, text: str) -> bool:
+        """Hand over what a rank has learned; False when it could not be sent now."""
+        with self._lock:
+            return self._send({"learned": rank, "text": text})
+
     def address(self) -> Address | None:
         """Ask where rank 0 listens. None: not known yet."""
+        answer = self._ask("address")
+        return _address(answer[0]) if answer else None
+
+    def learned(self) -> str | None:
+        """Ask what this rank has learned in another job: empty for nothing, None when there is no answer yet."""
+        answer = self._ask("learned")
+        return str(answer[0] or "") if answer else None
+
+    def _ask(self, what: str) -> list[Any]:
         with self._lock:
             self._tend()
-            if not self._is_welcome or not self._send({"ask": "address"}):
-                return None
-            self._answers.clear()
+            if not self._is_welcome or not self._send({"ask": what}):
+                return []
+            answers = self._answers[what]
+            answers.clear()
             until = time.monotonic() + ANSWER_S
-            while self._socket is not None and not self._answers and time.monotonic() < until:
+            while self._socket is not None and not answers and time.monotonic() < until:
                 self._hear(until - time.monotonic())
-            return _address(self._answers.pop()) if self._answers else None
+            return answers[-1:]
 
     def close(self, wait_s: float) -> None:
         """Say good-bye, and see the process out if we have started it and are the last."""
@@ -182,8 +201,9 @@ class MirrorLine:
             _, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
             if uid != os.geteuid():
                 raise OSError(errno.EPERM, f"its socket belongs to user {uid}")
-            hello = {"hello": self._place.rank, "pid": os.getpid()}
-            socket.send_fds(sock, [json.dumps(hello).encode()], [self._slot.descriptor])
+            hello = {"hello": self._place.rank, "pid": os.getpid(), "stacks": self._stacks.signal}
+            descriptors = [self._slot.descriptor, *([self._stacks.descriptor] if self._stacks.signal else [])]
+            socket.send_fds(sock, [json.dumps(hello).encode()], descriptors)
         except BaseException:
             sock.close()
             raise
@@ -237,8 +257,9 @@ class MirrorLine:
                 self._is_welcome = True
             if "warn" in message:
                 self._warn(str(message["warn"]))
-            if "address" in message:
-                self._answers.append(message["address"])
+            for what, answers in self._answers.items():
+                if what in message:
+                    answers.append(message[what])
 
     def _send(self, message: dict[str, Any]) -> bool:
         if self._socket is None:

@@ -14,8 +14,9 @@ import time
 from resilience.guard.mirror import journal
 from resilience.guard.mirror.beat import Pulse
 from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
-from resilience.guard.mirror.run_folder import file_mode, remove_remains, subfolder
+from resilience.guard.mirror.run_folder import file_mode, read_learned, remove_remains, subfolder, write_learned
 from resilience.guard.small_files import replace_file
+from resilience.guard.stacks import StacksOnDemand
 from resilience.model import layout
 
 TYPE_CHECKING = False
@@ -53,9 +54,12 @@ def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder
         from resilience.guard.mirror.line import MirrorLine, order
 
         file = str(address_file(place))
-        line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once)
+        mirror.stacks.keep()
+        line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once, mirror.stacks)
         line.tend()
         mirror.use(line, file)
+    elif place.run_dir and wanted == "thread":
+        mirror.stacks.show()
     return mirror
 
 
@@ -64,10 +68,12 @@ class Mirror:
 
     Attributes:
         locate: asks the node's mirror process where rank 0 listens; None when ranks must read the file themselves.
+        stacks: writes the stacks of this process when it gets a signal.
     """
 
     def __init__(self, place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> None:
         self.locate: Callable[[], Address | None] | None = None
+        self.stacks = StacksOnDemand()
         self._place = place
         self._settings = settings
         self._slot = slot
@@ -75,6 +81,7 @@ class Mirror:
         self._line: MirrorLine | None = None
         self._address_file = ""
         self._writes_routine = False
+        self._learned = ""
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
         self._pulse = Pulse(time.time())
         self._beat_due = 0.0
@@ -141,6 +148,17 @@ class Mirror:
             with self._one_at_a_time:
                 self._work(last=True)
 
+    def learned(self) -> str | None:
+        """What this rank has learned in another job: empty for nothing, None when the node's process has not answered
+        yet. Reads the file itself where there is no such process. May wait for the file system."""
+        if self._line is not None and not self._line.given_up:
+            return self._line.learned()
+        return (read_learned(self._place.run_dir, self._place.rank) if self._place.run_dir else None) or ""
+
+    def learn(self, text: str) -> None:
+        """Write this rank's `learned/<rank>.json`, when there is time."""
+        self._learned = text
+
     def lead(self) -> None:
         """This rank decides by itself from now on: what rank 0 would write of it is written."""
         self._writes_routine = True
@@ -165,10 +183,12 @@ class Mirror:
         if self._line is not None:
             self._line.close(min(wait_s, 1.0))
         self._slot.close()
+        self.stacks.close()
 
     def forget(self) -> None:
         """In a forked child: nothing is ours."""
         self._is_over = True
+        self.stacks.close()
         if self._line is not None:
             self._line.forget()
         self._slot.forget()
@@ -193,7 +213,8 @@ class Mirror:
     def _work(self, *, last: bool) -> None:
         if self._line is not None and not self._is_over:
             self._line.tend()
-        if not self._place.is_first:
+        place = self._place
+        if not place.is_first:
             self._hand_over()
             return
         self._keep()
@@ -201,6 +222,9 @@ class Mirror:
             if self._owed_finish:
                 self._write_finished()
             self._write_journal()
+            if self._learned:
+                write_learned(place.run_dir, place.rank, self._learned)
+                self._learned = ""
             if not self._is_over:
                 self._write_beat(last)
         except OSError as error:
@@ -238,6 +262,8 @@ class Mirror:
         del self._pending[:-1000]
         while self._pending and self._line is not None and self._line.tell(self._place.rank, self._pending[0]):
             del self._pending[0]
+        if self._learned and self._line is not None and self._line.learn(self._place.rank, self._learned):
+            self._learned = ""
 
     def _write_beat(self, last: bool) -> None:
         self._pulse.look(self._slot.read(), time.time())

@@ -8,9 +8,13 @@ process of the node looks at the run directory.
 One thread serves the ranks and never touches a file; the other one writes, and may hang in a dead file system. When no
 rank is left, the last beat is written and the process ends, whatever the other thread does.
 
-Packets, one JSON table each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n}` with the memory's descriptor,
-`{"journal": rank, "line": text}`, `{"ask": "address"}`, `{"bye": rank}`. To a rank: `{"welcome": pid}`,
-`{"address": text or null}`, `{"warn": text}`.
+When the batch shell asks for stacks (`switches/stacks.<jobid>`), each rank gets a signal that makes it write them into
+a second memory, in C, also while a library holds the GIL; from there they come to `journal/<jobid>.<rank>.stacks`.
+
+Packets, one JSON table each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n, "stacks": signal}` with the
+descriptors of its beat and of its stacks, `{"journal": rank, "line": text}`, `{"learned": rank, "text": text}`,
+`{"ask": "address"}` or `{"ask": "learned"}`, `{"bye": rank}`. To a rank: `{"welcome": pid}`, `{"warn": text}`, and
+`{"address": ...}`, `{"learned": ...}` with the text of the file, or null.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ FIRST_GUEST_S = 60.0
 """The process ends if no rank comes in this time."""
 LAST_WORDS_S = 2.0
 HUNG_S = 30.0
+STACKS_S = 1.0
+"""How long ranks have to write their stacks, in memory: a process that does not run writes none."""
+MOST_STACKS = 2**20
 PEER = struct.Struct("3i")
 """struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)."""
 DEAF_TO = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGALRM)
@@ -53,6 +60,8 @@ class Guest:
         self.since = time.monotonic()
         self.rank = -1
         self.memory: mmap.mmap | None = None
+        self.stacks = -1
+        self.stacks_signal = 0
         self.beat = RankBeat(pid, Pulse(time.time()))
         self.process = -1
         if pid > 0:  # 0: it lives in a pid namespace that we cannot see; then its connection tells
@@ -83,9 +92,19 @@ class Guest:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
-        if self.process >= 0:
-            os.close(self.process)
-            self.process = -1
+        for descriptor in (self.process, self.stacks):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.process = self.stacks = -1
+
+    def ask_for_stacks(self) -> int:
+        """Make it write its stacks; return where they will begin in `stacks`, -1 where it cannot."""
+        if self.process < 0 or self.stacks < 0 or not self.stacks_signal:
+            return -1
+        begin = os.fstat(self.stacks).st_size
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.process, self.stacks_signal)
+        return begin
 
 
 class MirrorProcess:
@@ -99,6 +118,8 @@ class MirrorProcess:
         self._guests: list[Guest] = []
         self._begun = time.monotonic()
         self._told = ""
+        self._asked: list[tuple[Guest, int]] = []  # for stacks, and where they begin
+        self._asked_at = 0.0
 
     def serve(self) -> None:
         """Return when all ranks are gone, or none ever came; the last beat is written then."""
@@ -107,6 +128,7 @@ class MirrorProcess:
             now = time.time()
             for guest in self._guests:
                 guest.look(now)
+            self._take_stacks()
             self._drop_silent()
             self._tell_trouble()
             if self._is_over() and not self._accept():
@@ -159,7 +181,7 @@ class MirrorProcess:
     def _read(self, guest: Guest) -> None:
         while guest.socket is not None:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(guest.socket, LARGEST_PACKET, 1)
+                packet, descriptors, _, _ = socket.recv_fds(guest.socket, LARGEST_PACKET, 2)
             except BlockingIOError:
                 return
             except OSError:
@@ -183,13 +205,17 @@ class MirrorProcess:
                 guest.memory = mmap.mmap(descriptors[0], SIZE, prot=mmap.PROT_READ)
                 guest.rank = int(message["hello"])
                 guest.beat.pid = int(message["pid"])
+                if len(descriptors) > 1:
+                    guest.stacks, guest.stacks_signal = os.dup(descriptors[1]), int(message["stacks"])
                 guest.look(time.time())
                 self._files.admit(guest.rank, guest.beat)
                 self._forget_former(guest)
             elif "journal" in message:
                 self._files.add_line(int(message["journal"]), str(message["line"]).encode() + b"\n")
+            elif "learned" in message:
+                self._files.keep_learned(int(message["learned"]), str(message["text"]))
             elif "ask" in message:
-                self._files.ask(guest)
+                self._files.ask(guest, str(message["ask"]))
             elif "bye" in message:
                 guest.look(time.time())
                 guest.close(LEFT)
@@ -202,6 +228,20 @@ class MirrorProcess:
             if former is not guest and former.rank == guest.rank:
                 former.close(GONE)
         self._guests = [one for one in self._guests if one is guest or one.rank != guest.rank]
+
+    def _take_stacks(self) -> None:
+        """Ask all ranks for their stacks when somebody wants them, and a second later collect what they wrote."""
+        if self._asked and time.monotonic() >= self._asked_at + STACKS_S:
+            for guest, begin in self._asked:
+                if guest.stacks >= 0:
+                    size = min(os.fstat(guest.stacks).st_size - begin, MOST_STACKS)
+                    self._files.add_stacks(guest.rank, guest.beat.pid, os.pread(guest.stacks, size, begin))
+            self._asked = []
+        elif self._files.wants_stacks and not self._asked:
+            self._files.wants_stacks = False
+            asked = [(guest, guest.ask_for_stacks()) for guest in self._guests if guest.is_alive]
+            self._asked = [(guest, begin) for guest, begin in asked if begin >= 0]
+            self._asked_at = time.monotonic()
 
     def _drop_silent(self) -> None:
         now = time.monotonic()

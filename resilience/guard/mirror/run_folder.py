@@ -9,6 +9,13 @@ import contextlib
 import os
 import stat
 
+from resilience.guard.small_files import open_folder, read_regular, replace_file
+from resilience.model import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Asked = tuple[int, int]
+
 GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
 """What the mode of a run directory has that a group may operate: 2770, docs/reference/run-directory.md."""
 
@@ -36,6 +43,44 @@ def subfolder(run_dir: str, name: str) -> str:
     if is_for_group(run_dir):
         os.chmod(path, 0o2770)
     return path
+
+
+def write_learned(run_dir: str, rank: int, text: str) -> None:
+    """Write `learned/<rank>.json`. Raise OSError."""
+    path = os.path.join(subfolder(run_dir, layout.LEARNED), f"{rank}.json")
+    replace_file(path, text, mode=file_mode(run_dir))
+
+
+def read_learned(run_dir: str, rank: int) -> str | None:
+    """The text of `learned/<rank>.json`; None when it is not there, or cannot be read."""
+    try:
+        found = read_regular(os.path.join(run_dir, layout.LEARNED, f"{rank}.json"))
+    except OSError:
+        return None
+    return None if found is None else found[0].decode("utf-8", "replace")
+
+
+def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
+    """Which wish for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
+    folder = open_folder(os.path.join(run_dir, layout.SWITCHES))
+    try:
+        info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
+    return info.st_ino, info.st_mtime_ns
+
+
+def append_stacks(run_dir: str, job_id: str, rank: int, text: bytes) -> None:
+    """Add to `journal/<jobid>.<rank>.stacks`. Raise OSError."""
+    path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.stacks")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, file_mode(run_dir))
+    try:
+        os.write(descriptor, text)
+    finally:
+        os.close(descriptor)
 
 
 def remove_remains(folder: str, now: float) -> None:

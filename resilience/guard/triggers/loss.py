@@ -92,6 +92,16 @@ class Loss:
         if self.name in triggers:
             self._pending.clear()
 
+    def window(self) -> list[float]:
+        """The losses that the threshold is computed of, oldest first. For the training thread."""
+        return [float(f"{value:.6g}") for value in self._values]
+
+    def restore(self, values: Iterable[float]) -> None:
+        """Judge by these losses from now on: they were those before this process began. For the training thread."""
+        if not self._values:
+            self._values.extend(values)
+            self._judge()
+
     # ---- what is wrong with it ----------------------------------------------------------------------------------
 
     def _odd(self, loss: float, step: int) -> Request | None:

@@ -19,9 +19,10 @@ from tests.guard.guards import make_run, wait_until
 
 
 class Asker:
-    """A rank that asks for the address."""
+    """A rank that asks for the text of a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.heard: list[Any] = []
 
     def say(self, message: dict[str, Any]) -> None:
@@ -87,15 +88,24 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
 
 def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
     askers = [Asker(), Asker()]
-    files.ask(askers[0])
+    files.ask(askers[0], "address")
     wait_until(lambda: askers[0].heard == [{"address": None}])
     look_again(str(run / "agreement" / "12"))
     file = run / "agreement" / "12"
     file.touch(mode=0o600)
     file.write_text("told")
     for asker in askers:
-        files.ask(asker)
+        files.ask(asker, "address")
     wait_until(lambda: all(asker.heard[-1:] == [{"address": "told"}] for asker in askers))
+
+
+def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) -> None:
+    askers = [Asker(0), Asker(1)]
+    files.keep_learned(1, "{}\n")
+    wait_until((run / "learned" / "1.json").exists)
+    for asker in askers:
+        files.ask(asker, "learned")
+    wait_until(lambda: [asker.heard for asker in askers] == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 
 def test_looking_again_makes_only_the_one_folder_and_leaves_no_file(run: Path) -> None:

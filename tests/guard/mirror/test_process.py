@@ -288,6 +288,50 @@ def test_what_is_out_of_the_routine_on_another_rank_is_written_for_it(node: Node
     assert all(line["rank"] == 1 for line in node.journal(1))
 
 
+@pytest.mark.parametrize("hang", ["time", "ctypes.PyDLL(None)"], ids=["waits", "holds the GIL"])
+def test_every_rank_writes_its_stacks_when_the_batch_shell_asks_for_them(node: Node, hang: str) -> None:
+    first = f"def collective():\n    while True: {hang}.sleep(1000)"  # which a signal ends, in C
+    ranks = [node.start(rank, first=first) for rank in range(2)]
+    for rank in ranks:
+        rank.begin("collective()")
+    wait_until(lambda: len(node.beats().get("rank", {})) == 2)
+    for _ in range(2):
+        (node.run / "switches" / "stacks.12").unlink(missing_ok=True)
+        (node.run / "switches" / "stacks.12").touch()
+        files = [node.run / "journal" / f"12.{rank}.stacks" for rank in range(2)]
+        before = [file.read_text().count("in collective") if file.exists() else 0 for file in files]
+        wait_until(
+            lambda files=files, before=before: (
+                [  # type: ignore[misc]
+                    file.exists() and file.read_text().count("in collective") for file in files
+                ]
+                == [count + 1 for count in before]
+            )
+        )
+    assert [file.read_text().split()[3].rstrip(":") for file in files] == [str(rank.process.pid) for rank in ranks]
+
+
+def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
+    rank = node.start(0)
+    wait_until(lambda: node.beats().get("rank"))
+    rank.process.send_signal(signal.SIGSTOP)
+    try:
+        (node.run / "switches" / "stacks.12").touch()
+        file = node.run / "journal" / "12.0.stacks"
+        wait_until(lambda: file.exists() and "it did not answer" in file.read_text())
+    finally:
+        rank.process.send_signal(signal.SIGCONT)
+
+
+def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> None:
+    rank = node.start(0, first="import signal; signal.signal(signal.SIGRTMIN + 9, lambda *_: None)")
+    assert rank.ask("mirror.stacks.signal") == 0
+    wait_until(lambda: node.beats().get("rank"))
+    (node.run / "switches" / "stacks.12").touch()
+    rank.do("time.sleep(0.5)")
+    assert rank.ask("1 + 1") == 2, "it lives"
+
+
 def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believed(node: Node) -> None:
     node.start(0)
     second = node.start(1)

@@ -1,0 +1,211 @@
+"""What a job has learned serves the next one, if it fits; what does not is dropped, and the journal says why."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.guard import TrainingGuard
+from resilience.guard.learned import MOST_LOSSES, kill_after_s
+from resilience.guard.pace import Pace
+from tests.guard.guarded import a_launch
+from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+def learned(run: Path, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "learned" / f"{rank}.json").read_text())
+    return found
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == name]
+
+
+def job(run: Path, steps: range, loss: Callable[[int], float], said: list[str] | None = None, **settings: Any) -> None:
+    """One job: resumes, trains with a loss, and saves after its last step."""
+    say = (lambda text: None) if said is None else said.append
+    with make_guard(run, say=say, **settings) as guard:
+        guard.resumed(steps[0])
+        for step in steps:
+            guard.step(loss(step))
+        with guard.saving():
+            time.sleep(0.05)
+
+
+def smooth(step: int) -> float:
+    return 2.0 + 0.01 * math.sin(step)
+
+
+def test_a_spike_right_after_a_resume_is_seen_at_once(run: Path) -> None:
+    """Without what was learned it takes twenty values before any is judged, and the run of high ones becomes normal."""
+    job(run, range(300), smooth)
+    said: list[str] = []
+    job(run, range(300, 306), lambda step: 9.0, said)
+    assert any("the loss is above 2.07" in sentence and "for 3 steps in a row" in sentence for sentence in said), said
+    (used,) = [event for event in events(run, "learned") if event["what"] == "loss"]
+    assert (used["step"], used["values"]) == (300, 200)
+
+
+def test_the_loss_is_that_of_the_save_that_the_training_resumes_from(run: Path) -> None:
+    job(run, range(200), smooth)
+    job(run, range(200, 400), lambda step: smooth(step) * 10)
+    said: list[str] = []
+    job(run, range(200, 206), lambda step: 9.0, said)  # one save back, where the loss was 2
+    assert any("the loss is above 2.07" in sentence for sentence in said), said
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (100, "it is of step 300, and the training goes on at step 100"),
+        (0, "it is of step 300, and the training goes on at step 0"),
+        (9_000, "it is of step 300, and the training goes on at step 9,000"),
+    ],
+)
+def test_a_loss_of_another_part_of_the_training_is_dropped(run: Path, step: int, why: str) -> None:
+    job(run, range(300), smooth)
+    said: list[str] = []
+    job(run, range(step, step + 6), lambda step: 9.0, said)
+    assert [event["why"] for event in events(run, "learned_dropped")] == [why]
+    assert not any("the loss is above" in sentence for sentence in said)
+
+
+def test_a_save_that_failed_has_taught_nothing(run: Path) -> None:
+    with make_guard(run, say=lambda text: None) as guard:
+        guard.resumed(0)
+        for step in range(300):
+            guard.step(smooth(step))
+        with pytest.raises(OSError), guard.saving():
+            raise OSError
+    assert learned(run)["losses"] == []
+
+
+def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        train(guard)
+        with guard.saving():
+            time.sleep(0.4)
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        assert guard._parts is not None
+        pace = guard._parts._pace
+        wait_until(lambda: pace.slowest_save_s is not None)
+        assert pace.slowest_save_s is not None and pace.slowest_save_s >= 0.4
+        train(guard)
+
+
+def test_times_of_another_number_of_ranks_are_dropped_and_the_loss_is_not(run: Path) -> None:
+    job(run, range(300), smooth)
+    (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "world": 8}))
+    said: list[str] = []
+    job(run, range(300, 306), lambda step: 9.0, said)
+    (dropped,) = events(run, "learned_dropped")
+    assert dropped["what"] == "pace" and "it is of 8 ranks, and these are 1" in dropped["why"]
+    assert any("the loss is above" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "[]", "{}", '{"version": 2}', '{"version": 1, "world": 1, "losses": 5, "pace": {}}',
+        '{"version":1,"world":1,"losses":[{"step":1,"losses":["NaN"]}],"pace":{"gaps":[],"saves":[],"stalls":[]}}',
+        '{"version":1,"world":1,"losses":[{"step":1,"losses":[NaN]}],"pace":{"gaps":[],"saves":[],"stalls":[]}}',
+        '{"version":1,"world":1,"losses":[],"pace":{"gaps":[[-1,5]],"saves":[],"stalls":[]}}',
+        '{"version":1,"world":1,"losses":[],"pace":{"gaps":[],"saves":[1e999],"stalls":[]}}', "[" * 10_000,
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_costs_nothing_and_is_written_anew(run: Path, text: str) -> None:
+    (run / "learned").mkdir()
+    (run / "learned" / "0.json").write_text(text)
+    job(run, range(30), smooth)
+    assert learned(run)["version"] == 1 and learned(run)["losses"][0]["step"] == 30
+    if text:
+        assert events(run, "learned_dropped")
+    assert events(run, "end")[0]["exit_code"] == 0
+
+
+def test_the_batch_shell_finds_the_bound_in_the_form_that_it_reads(run: Path) -> None:
+    with make_guard(run, say=lambda text: None) as guard:
+        assert guard._parts is not None
+        guard.step()
+        wait_until(lambda: guard.step() is not None and guard._parts._pace.slowest_step_s is not None)  # type: ignore[union-attr]
+        with guard.saving():
+            pass
+    text = (run / "learned" / "0.json").read_text()
+    assert text.count("\n") == 1
+    assert isinstance(learned(run)["kill_after_s"], int) and learned(run)["kill_after_s"] >= 60
+
+
+@pytest.mark.parametrize(
+    ("set_s", "step_s", "save_s", "expected"),
+    [
+        (0.0, None, None, None),
+        (0.0, None, 40.0, None),
+        (0.0, 4.0, None, 72.0),
+        (0.0, 4.0, 40.0, 192.0),
+        (5.0, 4.0, 40.0, 5.0),
+        (5.0, None, None, 5.0),
+    ],
+)
+def test_the_bound_is_three_steps_and_saves_and_a_minute(
+    set_s: float, step_s: float | None, save_s: float | None, expected: float | None
+) -> None:
+    assert kill_after_s(set_s, step_s, save_s) == expected
+
+
+def test_the_pace_remembers_a_gap_only_as_long_as_it_would_have(run: Path) -> None:
+    pace = Pace()
+    pace.restore({"gaps": [[30.0, 100.0], [600.0, 20.0]], "saves": [5.0, 7.0], "stalls": [0.5]}, now=1000.0)
+    assert (pace.slowest_save_s, pace.slowest_stall_s) == (7.0, 0.5)
+    assert pace.learned(1010.0) == {"gaps": [[600.0, 10.0], [30.0, 90.0]], "saves": [5.0, 7.0], "stalls": [0.5]}
+    assert pace.learned(1030.0)["gaps"] == [[30.0, 70.0]]
+    assert pace.slowest_step_s is None, "start-up is no step, whatever steps took before"
+
+
+def test_old_saves_make_room_for_new_ones() -> None:
+    pace = Pace()
+    pace.saved(1.0)
+    pace.restore({"gaps": [], "saves": [float(number) for number in range(100, 130)], "stalls": []}, 0.0)
+    assert pace.learned(0.0)["saves"] == [*map(float, range(111, 130)), 1.0]
+
+
+def test_a_huge_window_is_cut_to_what_travels(run: Path) -> None:
+    job(run, range(3000), smooth, loss_window=2500)
+    assert len(learned(run)["losses"][0]["losses"]) == MOST_LOSSES
+    assert (run / "learned" / "0.json").stat().st_size < 60_000, "a packet of the mirror holds it"
+
+
+def test_a_guard_without_a_run_directory_learns_nothing() -> None:
+    with TrainingGuard.from_env({}, host_memory=False, walltime=False, signals=()) as guard:
+        guard.resumed(5)
+        guard.step(2.0)
+        with guard.saving():
+            pass
+    assert guard.exit_code == 0
+
+
+def test_other_ranks_learn_by_way_of_their_nodes_process(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for attempt in range(2):
+        with a_launch(tmp_path / f"launch{attempt}", run, 2, LOSS="2.0") as launch:
+            launch.wait_for_steps()
+            (run / "switches" / "save").touch()
+            wait_until(lambda: not (run / "switches" / "save").exists(), 40)
+            (run / "switches" / "kill").touch()
+            assert [launch.processes[rank].wait(60) for rank in range(2)] == [75, 75]
+        (run / "switches" / "kill").unlink()
+        wait_until(lambda: (run / "learned" / "1.json").exists())
+        assert learned(run, 1)["world"] == 2 and learned(run, 1)["losses"][-1]["losses"]
+    used = [event for event in launch.journal(1) if event["event"] in ("learned", "learned_dropped")]
+    assert used, "it was asked for, and answered"
