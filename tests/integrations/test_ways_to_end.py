@@ -40,8 +40,8 @@ class End:
 
 
 ENDS = {
-    "kill": End(75, "stopped", "the kill switch was thrown", saved=True),
-    "SIGTERM in the save": End(75, "stopped", "the kill switch was thrown", saved=True),
+    "kill": End(75, "stopped", "the kill switch", saved=True),
+    "SIGTERM in the save": End(75, "stopped", "the kill switch", saved=True),
     "save raises": End(1, "exited", "as asked"),
     "disk full": End(1, "exited", "No space left on device"),
     "save hangs": End(1, "exited", "what was to be saved is not known to be durable", journalled="exit"),
