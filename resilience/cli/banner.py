@@ -30,15 +30,6 @@ def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
         print(f"resil: there {'is' if count == 1 else 'are'} {these} will never take: see resil alert", file=sys.stderr)
 
 
-def late_scheduler(project: Project) -> str:
-    """A sentence about a scheduler of cron that is late, empty where it is not. Waits for half a second at most."""
-    from resilience.actions.cron.late import late_notice
-    from resilience.system.child import run_apart
-
-    ((_, answer),) = run_apart({"cron": (lambda: late_notice(project), DEADLINE_S)})
-    return answer.value if isinstance(answer.value, str) else ""
-
-
 def _counter(project: Project) -> Callable[[], int]:
     path = project.loaded.state_dir / ".alerts"
 

@@ -11,10 +11,10 @@ import typer
 from typer.core import TyperCommand
 
 from resilience.actions import living_jobs, submit
+from resilience.actions.cron.late import late_notice
 from resilience.actions.project import Project
 from resilience.actions.steer import own_script
 from resilience.actions.submit_plan import SubmitRequest
-from resilience.cli.banner import late_scheduler
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, complete_templates, open_project
 from resilience.cli.output import clean, patience, print_json
 from resilience.errors import UsageError
@@ -137,7 +137,7 @@ def command(
     prepared = submit.prepare(project, request)
     for finding in prepared.findings:
         _say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
-    if late := late_scheduler(project):
+    if late := late_notice(project):
         _say(f"warning: {late}")
     if dry_run:
         _show_plan(project, prepared, as_json=as_json)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cli.banner import DEADLINE_S, late_scheduler, warn_of_dead_letters
+from resilience.cli.banner import DEADLINE_S, warn_of_dead_letters
 from tests.alerting.stand_in import an_alert
 from tests.fakes import NOW, make_project
 from tests.system.hung import hung_folder
@@ -79,11 +79,3 @@ def test_it_loads_nothing_that_is_not_needed() -> None:
     code = "import resilience.cli.banner, sys; print([m for m in ('hashlib', 'typer', 'json') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_a_state_directory_that_hangs_costs_the_notice_of_a_late_scheduler_and_half_a_second(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as folder:
-        settings = f'[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "{folder}/state"\n'
-        began = time.monotonic()
-        assert late_scheduler(make_project(tmp_path, settings=settings)) == ""
-        assert time.monotonic() - began < 20 + DEADLINE_S

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from resilience.cli.show_status import show_status
 from resilience.errors import SchedulerUnavailable
 from resilience.model.job import ExitCode, JobId
 from resilience.model.job_state import JobState
+from resilience.system import files
 from tests.cli.shell import Shell
 from tests.fakes import DOWN, FakeClock
 
@@ -207,3 +211,24 @@ def test_a_submit_warns_of_a_late_scheduler_and_queues_all_the_same(shell: Shell
     said = shell.resil("submit")
     assert said.code == 0 and "queued run gpt" in said.out
     assert "warning: the scheduler of cron (foreground) is dead" in said.err
+
+
+def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes_a_second_to_look(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_scheduler(shell)
+    monkeypatch.setattr(files, "read_regular", after_a_second(files.read_regular))
+    notice = "the scheduler of cron (foreground) is dead"
+    assert notice in shell.resil("status").out
+    assert f"warning: {notice}" in shell.resil("submit").err
+
+
+def after_a_second(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Read the scheduler's sign of life only after a second, as on a busy machine."""
+
+    def slow(path: Path) -> Any:
+        if path.name == "heartbeat":
+            time.sleep(1)
+        return read(path)
+
+    return slow
