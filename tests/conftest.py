@@ -1,9 +1,10 @@
-"""What the whole test suite shares: who runs where, and a plain word at the end about tests that did not run."""
+"""What the whole test suite shares: who runs where, that nothing is left running, and which tests did not run."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,7 @@ from tests.canary import (  # noqa: F401 - a secret is planted in the whole run,
     pytest_runtest_logreport,
     pytest_sessionfinish,
 )
+from tests.leftovers import Look, marked
 
 # A busy machine is no failure. The examples are the same in each run, so that what chance finds stops nobody else;
 # the long campaigns draw new ones.
@@ -38,6 +40,36 @@ HOW_TO_GET = {
     "RESIL_SOAK": "make soak",
     "openssl": "apt-get install openssl",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mark() -> Iterator[int]:
+    """Mark whatever this session starts, and fail it if something is left running at its end."""
+    with marked() as mark:
+        look = Look(mark)
+        yield mark
+        fail_if_left("the session", look)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_by_a_module(mark: int) -> Iterator[None]:
+    """Fail a module whose fixtures leave a process running."""
+    look = Look(mark)
+    yield
+    fail_if_left("the module", look)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_by_a_test(mark: int) -> Iterator[None]:
+    """Fail a test that leaves a process running."""
+    look = Look(mark)
+    yield
+    fail_if_left("the test", look)
+
+
+def fail_if_left(who: str, look: Look) -> None:
+    if left := look.end_what_is_left():
+        pytest.fail("\n  ".join([f"{who} left processes running, which were killed now:", *left]), pytrace=False)
 
 
 @pytest.hookimpl(optionalhook=True)

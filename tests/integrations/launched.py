@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from resilience.model import layout
+from tests.slurm.processes import descendants, kill_all
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -65,16 +65,11 @@ class Launched:
         return self.process.wait(within_s)
 
     def finish(self) -> None:
-        """Leave nothing behind: the launcher ends its workers when it is told to."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                for rank in range(8):
-                    for entry in self.diary(rank)[-1:]:
-                        os.kill(entry["pid"], signal.SIGKILL)
+        """Leave nothing behind: launchers start their workers in sessions of their own, and do not always end them."""
+        if self.process is not None:
+            launcher = self.process
+            kill_all(lambda: descendants([launcher.pid]) | ({launcher.pid} if launcher.poll() is None else set()))
+            launcher.wait()
 
     def throw(self, switch: str, text: str = "") -> None:
         """Throw a switch."""

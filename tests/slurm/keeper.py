@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.leftovers import unmark
 from tests.slurm.processes import Process, belonging, descendants, kill_all, remove_cgroups, thaw
 
 PR_SET_PDEATHSIG = 1
@@ -115,6 +116,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    unmark()  # a pytest that is killed leaves this process the time to remove directory and cgroups
     answer: dict[str, Any]
     if me := Process.of(os.getpid()):
         (root / NOTE).write_text(f"{me.pid} {me.started}\n")
