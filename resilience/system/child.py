@@ -103,7 +103,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                 while waiting and _has_room(children):
                     key, work, deadline_s = waiting[0]
                     try:
-                        child = _start(key, work, deadline_s)
+                        child = _start(key, work, deadline_s, children)
                     except OSError as problem:
                         if problem.errno in _NO_ROOM and children:
                             break  # when one of them has ended there may be room again
@@ -111,7 +111,6 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                         yield key, _not_started(problem)
                         continue
                     waiting.popleft()
-                    children[child.pid] = child
                     selector.register(child.pipe, selectors.EVENT_READ, child)
                 for ready, _ in selector.select(_pause(children, bool(waiting))):
                     child = ready.data
@@ -168,7 +167,8 @@ def _pause(children: dict[int, _Child], more: bool) -> float:
     return min(max(0.0, pause), 3600.0)  # epoll_wait counts milliseconds in 31 bits
 
 
-def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
+def _start(key: Any, work: Callable[[], Any], deadline_s: float, children: dict[int, _Child]) -> _Child:
+    """Start a child and enter it into `children`, before a signal can end us: whoever ends us must find it there."""
     if len(_leaving) >= AT_ONCE:
         reap(GRACE_S)  # on a busy machine who has answered may not have ended yet, and is a process all the same
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -179,13 +179,14 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float) -> _Child:
         pid = _fork()
         if pid == 0:
             live(work, writing, deadline_s)
+        children[pid] = child = _Child(key, pid, reading, now, deadline_s)
     except OSError:
         os.close(reading)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writing)
-    return _Child(key, pid, reading, now, deadline_s)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child
 
 
 def _fork() -> int:
