@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience.model.cron import Outcome, RunRecord
+from resilience.model.job_state import JobState
 from resilience.system.cron_folder import CronFolder
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
@@ -90,6 +91,17 @@ class Site:
 
     def revive(self) -> subprocess.CompletedProcess[str]:
         return self.cluster.run(["bash", str(self.state / "revive.bash")], self.user, cwd="/")
+
+    def cancel(self) -> None:
+        """Cancel the whole chain, and the successors that a job of it submits as its last word."""
+
+        def is_gone() -> bool:
+            alive = [row.id for row in self.rows() if JobState.parse(row.state).is_alive]
+            if alive:
+                self.cluster.run(["scancel", *alive], self.user)
+            return not alive
+
+        until(is_gone, "the whole chain to be cancelled", 90, 0.2)
 
     # ---- what can be seen -------------------------------------------------------------------------------------
 
