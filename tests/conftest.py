@@ -16,7 +16,7 @@ from tests.canary import (  # noqa: F401 - a secret is planted in the whole run,
     pytest_runtest_logreport,
     pytest_sessionfinish,
 )
-from tests.leftovers import Look, marked
+from tests.leftovers import Look, marked, shared
 
 # A busy machine is no failure. The examples are the same in each run, so that what chance finds stops nobody else;
 # the long campaigns draw new ones.
@@ -62,7 +62,7 @@ def nothing_is_left_by_a_module(mark: int) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_by_a_test(mark: int) -> Iterator[None]:
     """Fail a test that leaves a process running."""
-    look = Look(mark)
+    look = Look(mark, spared=shared)
     yield
     fail_if_left("the test", look)
 

@@ -36,6 +36,9 @@ OURS = int.from_bytes(b"resil")
 GRACE_S = 10.0
 """A process that was told to end as the test ended may take so long on a busy machine."""
 
+shared: set[int] = set()
+"""Processes that a test may leave to the next ones of its module: a fixture of the module ends them."""
+
 LOOK_EVERY_S = 0.5
 REPOSITORY = Path(__file__).parents[1]
 
@@ -82,10 +85,14 @@ def has_mark(pid: int, mark: int) -> bool:
 
 
 class Look:
-    """What was there when a test, a module or a session began; all that is new at its end was left by it."""
+    """What was there when a test, a module or a session began; all that is new at its end was left by it.
 
-    def __init__(self, mark: int) -> None:
+    `spared` are pids that are nobody's leftovers, as the set is at the end.
+    """
+
+    def __init__(self, mark: int, spared: Collection[int] = ()) -> None:
         self._mark = mark
+        self._spared = spared
         self._before = pids()
 
     def left(self) -> set[Process]:
@@ -97,7 +104,7 @@ class Look:
         return {process for pid in new if not self._is_of_an_older_one(pid) and (process := Process.of(pid))}
 
     def _is_of_an_older_one(self, pid: int) -> bool:
-        spared = self._before - {os.getpid()}
+        spared = (self._before - {os.getpid()}).union(self._spared)
         return any(older in spared and has_mark(older, self._mark) for older in ancestors(pid))
 
     def end_what_is_left(self) -> list[str]:

@@ -121,7 +121,7 @@ def test_nothing_is_left_when_the_process_of_a_test_ends_with_it(
 ) -> None:
     output = session(tmp_path, test, *words)
     assert said in output, output
-    until(lambda: grandchild(tmp_path) is None, "the grandchild to be killed", 60)
+    until(lambda: grandchild(tmp_path) is None, "the grandchild to be killed")
 
 
 def test_the_server_of_a_module_and_what_it_starts_are_left_by_no_test(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.schedulers.spooled import lab
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import cluster  # noqa: F401 - a fixture
+from tests.slurm.processes import PATIENCE_S
 
 T = TypeVar("T")
 ODD_NAME = ('räum | auf "heute" ' + "ü" * 200)[:200]
@@ -92,7 +93,7 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "local":
         with lab(tmp_path) as opened:
-            yield Place(opened.scheduler, opened.work, 20)
+            yield Place(opened.scheduler, opened.work, 120)
         return
     if reasons := Cluster.requirements():
         pytest.skip(f"no real SLURM: {'; '.join(reasons)}")
@@ -108,7 +109,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     scheduler = SCHEDULER(
         clock=SystemClock(), runner=AsUser(booted, user), environ=booted.environment(user), deadline_s=60.0
     )
-    yield Place(scheduler, folder, 90)
+    yield Place(scheduler, folder, PATIENCE_S)
     booted.reset()
 
 

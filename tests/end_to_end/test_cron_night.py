@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from resilience.actions.demo_receivers import receivers
-from tests.end_to_end.conftest import Shell
+from tests.end_to_end.conftest import PATIENCE_S, Shell
 
 SETTINGS = """\
 [run]
@@ -55,8 +55,8 @@ def test_a_watchdog_in_the_queue_tells_of_a_full_disk_and_three_ticks_at_once_su
         make_due(state, KEY)
         tick = [sys.executable, "-m", "resilience", "cron", "tick"]
         at_once = [subprocess.Popen(tick, cwd=shell.folder, env=shell.environment) for _ in range(3)]
-        assert [process.wait(60) for process in at_once] == [0, 0, 0]
-        shell.until(lambda: bool(inbox.subjects), within_s=60)
+        assert [process.wait(PATIENCE_S) for process in at_once] == [0, 0, 0]
+        shell.until(lambda: bool(inbox.subjects))
 
     (subject,) = inbox.subjects
     assert "CRITICAL" in subject and "99" in subject

@@ -100,10 +100,10 @@ def test_the_batch_shell_believes_the_training_and_not_torchruns_1(
     shell.settings(settings)
     assert shell.resil("submit", RESIL_GUARD__POLL_S="0.1", PYTHONWARNINGS="ignore").returncode == 0
     diary = folder / "rank1.jsonl"
-    shell.until(lambda: diary.exists() and '"step"' in diary.read_text(), within_s=100)
+    shell.until(lambda: diary.exists() and '"step"' in diary.read_text())
     assert shell.resil("kill", "gpt", "--why", "a test").returncode == 0
     end = shell.state_dir / "gpt" / "attempts" / "0001.end"
-    shell.until(end.exists, within_s=100)
+    shell.until(end.exists)
     assert 'end = "stopped"' in end.read_text()
     assert "exit_code = 75" in end.read_text()
     assert not (shell.state_dir / "gpt" / "finished").exists()
@@ -116,6 +116,6 @@ def test_the_batch_shell_calls_a_crash_under_torchrun_a_crash(shell: Shell, tmp_
     shell.settings(f'[run]\nname = "gpt"\ncommand = "{sys.executable} {launch}"\n[attempt]\nbeat_s = 1\n')
     assert shell.resil("submit", PYTHONWARNINGS="ignore").returncode == 0
     end = shell.state_dir / "gpt" / "attempts" / "0001.end"
-    shell.until(end.exists, within_s=100)
+    shell.until(end.exists)
     assert 'end = "exited"' in end.read_text()
     assert "exit_code = 1" in end.read_text()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.slurm import host
 from tests.slurm.configuration import Layout
-from tests.slurm.processes import until
+from tests.slurm.processes import PATIENCE_S, until
 
 # What would make a client ask another cluster, or print in another way.
 SCRUBBED = (
@@ -108,7 +108,7 @@ class Clients:
         user: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = PATIENCE_S,
         check: bool = False,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -143,7 +143,7 @@ class Clients:
             raise CommandFailed(done.returncode, done.args, done.stdout, done.stderr)
         return ",".join(sorted(set(done.stdout.split())))
 
-    def wait_for(self, job_id: str, states: str | Collection[str], timeout: float = 30) -> str:
+    def wait_for(self, job_id: str, states: str | Collection[str]) -> str:
         """Wait until all of a job (every array task) is in one of these states; return what job_state says then."""
         wanted = {states} if isinstance(states, str) else set(states)
         seen = ""
@@ -154,7 +154,7 @@ class Clients:
             return seen != "" and set(seen.split(",")) <= wanted
 
         try:
-            until(there, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout, 0.1)
+            until(there, f"job {job_id} to be {' or '.join(sorted(wanted))}", every_s=0.1)
         except TimeoutError as error:
             shown = self.run(["scontrol", "show", "job", job_id]).stdout
             raise TimeoutError(f"{error}; it is {seen or 'unknown'}\n{shown}") from None

@@ -199,14 +199,14 @@ class Cluster(Clients):
             "munged", ["munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
                        f"--pid-file={munge}/pid", f"--seed-file={munge}/seed", f"--log-file={munge}/log"],
         )  # fmt: skip
-        until(self.layout.munge_socket.exists, "munged's socket", 10)
+        until(self.layout.munge_socket.exists, "munged's socket")
 
     def _start_accounting(self, database_port: int, port: int) -> None:
         accounting.create(self.layout, host.name(), database_port, port)
         self._spawn("mariadbd", accounting.mariadbd_argv(self.root / "db", database_port))
-        until(lambda: host.answers(database_port), "the database to answer", 20)
+        until(lambda: host.answers(database_port), "the database to answer")
         self._spawn("slurmdbd", ["slurmdbd", "-D"])
-        until(lambda: host.answers(port), "slurmdbd to answer", 20)
+        until(lambda: host.answers(port), "slurmdbd to answer")
         for words in (["cluster", "resil"], ["account", "lab"], ["user", *self.users, "account=lab"]):
             self.run(["sacctmgr", "-i", "add", *words], check=True)
 
@@ -231,7 +231,7 @@ class Cluster(Clients):
             self.continue_controller()
         else:
             self._spawn("slurmctld", ["slurmctld", "-D"])
-        until(self._controller_is_up, "slurmctld to answer", 20)
+        until(self._controller_is_up, "slurmctld to answer")
 
     def _controller_is_up(self) -> bool:
         if not self._running("slurmctld"):
@@ -247,7 +247,7 @@ class Cluster(Clients):
 
     def wait_served(self) -> None:
         """Wait until slurmctld has done with every message that was sent to it, also by clients that are long gone."""
-        until(lambda: connections(self._port) == 0, "slurmctld to serve what lies in its backlog", 20, 0.05)
+        until(lambda: connections(self._port) == 0, "slurmctld to serve what lies in its backlog", every_s=0.05)
 
     def kill_controller(self) -> None:
         """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""
@@ -261,7 +261,7 @@ class Cluster(Clients):
     def _freeze(self, name: str) -> None:
         process = self._daemons[name]
         process.send(signal.SIGSTOP)
-        until(lambda: process.stopped or not process.alive, f"{name} to stop", 30)
+        until(lambda: process.stopped or not process.alive, f"{name} to stop")
 
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._daemons[name]
@@ -304,9 +304,9 @@ class Cluster(Clients):
             return set()
         return (descendants([self._keeper.pid]) | belonging(self.root)) - {self._keeper.pid}
 
-    def wait_idle(self, timeout: float = 30) -> None:
+    def wait_idle(self) -> None:
         """Wait until every node is idle, and so no job is running."""
-        until(lambda: set(self.node_states().values()) == {"idle"}, "all nodes to be idle", timeout, 0.05)
+        until(lambda: set(self.node_states().values()) == {"idle"}, "all nodes to be idle", every_s=0.05)
 
     def reset(self) -> None:
         """Bring the cluster back to how it booted: daemons up, no job, nodes idle, homes and shared empty."""
@@ -320,7 +320,7 @@ class Cluster(Clients):
         self._cancel_all()
         for partition, state in (("main", "up"), ("short", "up"), ("closed", "down")):
             self._update(f"partitionname={partition}", f"state={state}")
-        until(self._nodes_restored, "all nodes to be idle", 60, 0.05)
+        until(self._nodes_restored, "all nodes to be idle", every_s=0.05)
         for directory in (self.shared, *map(self.home, self.users)):
             for entry in directory.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
@@ -357,7 +357,7 @@ class Cluster(Clients):
             kill_all(lambda: {pid for pid in processes if Process.of(pid)})
             return not ids and not processes
 
-        until(gone, "all jobs to be gone", 60, 0.1)
+        until(gone, "all jobs to be gone", every_s=0.1)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,6 +3,9 @@
 Times are far shorter than a real site's, so that tests need not wait for what SLURM waits for (the defaults of
 slurm.conf(5): KillWait 30, SlurmdTimeout 300, MessageTimeout 10, cred_expire 120 s). Time limits cannot be sped up:
 slurmctld looks at them every 30 s (PERIODIC_TIMEOUT is compiled in).
+
+bf_max_time is bf_interval unless given, and so one second: a busy machine would break a look at the queue off before it
+has come to both halves of a heterogeneous job, and where nothing changes the next look comes after 30 s (backfill.c).
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=8000
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,batch_sched_delay=0
+SchedulerParameters=bf_interval=1,bf_max_time=30,batch_sched_delay=0
 PriorityType=priority/basic
 KillWait={tuning.kill_wait_s}
 MessageTimeout={tuning.message_timeout_s}

@@ -10,12 +10,14 @@ import pytest
 from tests.slurm.cluster import Cluster
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 900
+"""Longer than several waits of PATIENCE_S: a wait in vain says what it was for, and this limit would not."""
 CLUSTER = pytest.StashKey[Cluster]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test of this folder `slurm`; keep each file in one process of pytest-xdist; skip where impossible.
+    """Mark every test of this folder `slurm`; keep each file in one process; skip where impossible.
 
     Most of them wait for SLURM, so files run side by side, each process with a cluster of its own. (tests/conftest.py
     keeps them together as well, where the mark does not.)
@@ -25,6 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE not in item.path.parents:
             continue
         item.add_marker("slurm")
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
         if config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group(f"slurm-{item.path.stem}"))
         if reasons:

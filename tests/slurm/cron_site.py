@@ -82,7 +82,7 @@ class Site:
         return self
 
     def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder, timeout=120, env=self.env)
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder, env=self.env)
 
     def install(self, *words: str) -> str:
         done = self.resil("cron", "install", "--backend", "slurm", *words)
@@ -101,7 +101,7 @@ class Site:
                 self.cluster.run(["scancel", *alive], self.user)
             return not alive
 
-        until(is_gone, "the whole chain to be cancelled", 90, 0.2)
+        until(is_gone, "the whole chain to be cancelled", every_s=0.2)
 
     # ---- what can be seen -------------------------------------------------------------------------------------
 
@@ -135,11 +135,11 @@ class Site:
         parts = sorted((self.state / "driver").glob("*.out"), key=lambda path: int(path.stem))
         return "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in parts)
 
-    def ticks_on(self, what: str = "the scheduler to tick on", timeout_s: float = 60) -> None:
+    def ticks_on(self, what: str = "the scheduler to tick on") -> None:
         """Wait for a run whose slot is after now."""
         before = max((run.slot for run in self.runs()), default=0)
         try:
-            until(lambda: max((run.slot for run in self.runs()), default=0) > before + 2, what, timeout_s, 0.1)
+            until(lambda: max((run.slot for run in self.runs()), default=0) > before + 2, what, every_s=0.1)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.rows()}\n{self.log()}") from None
 

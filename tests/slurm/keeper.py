@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.leftovers import unmark
-from tests.slurm.processes import Process, belonging, descendants, kill_all, remove_cgroups, thaw
+from tests.slurm.processes import PATIENCE_S, Process, belonging, descendants, kill_all, remove_cgroups, thaw
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -162,7 +162,7 @@ class Keeper:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
         return [int(pid) for pid in left]
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:

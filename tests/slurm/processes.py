@@ -18,6 +18,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = ("freezer", "memory")
 CGROUP_PARENT = "resil-slurm"
 
+PATIENCE_S = 240.0
+"""So long every wait for SLURM lasts at most. slurmctld looks at time limits, silent nodes and, where nothing changes,
+the queue only every 30 s, and misses some of these looks on a busy machine."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -49,16 +53,16 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait_gone(self, timeout_s: float = 10.0) -> None:
-        until(lambda: not self.alive, f"process {self.pid} to end", timeout_s)
+    def wait_gone(self) -> None:
+        until(lambda: not self.alive, f"process {self.pid} to end")
 
 
-def until(true: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.02) -> None:
-    """Wait until something is true; raise TimeoutError saying what was waited for."""
-    deadline = time.monotonic() + timeout_s
+def until(true: Callable[[], bool], what: str, *, every_s: float = 0.02) -> None:
+    """Wait until something is true; raise TimeoutError, saying what was waited for, after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
     while not true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:g} s for {what}")
+            raise TimeoutError(f"waited {PATIENCE_S:g} s for {what}")
         time.sleep(every_s)
 
 
@@ -93,7 +97,7 @@ def connections(port: int) -> int:
     return found
 
 
-def text_of(path: Path, what: str = "\n", timeout_s: float = 20.0) -> str:
+def text_of(path: Path, what: str = "\n") -> str:
     """Wait until another process has written `what` (by default a whole line) into a file; return the file's text."""
     seen = ""
 
@@ -103,7 +107,7 @@ def text_of(path: Path, what: str = "\n", timeout_s: float = 20.0) -> str:
             seen = path.read_text()
         return what in seen
 
-    until(there, f"{what!r} in {path}", timeout_s)
+    until(there, f"{what!r} in {path}")
     return seen
 
 

@@ -164,7 +164,7 @@ def story() -> Iterator[Story]:
             run = story.run(name)
             run.job = run.submit(story.training(), "--array=1-2%1", *healthy, array=True)
         for run in story.runs.values():
-            until(lambda run=run: run.steps, f"{run.name} to train", 60)  # type: ignore[misc]
+            until(lambda run=run: run.steps, f"{run.name} to train")  # type: ignore[misc]
         cluster.lose_slurmd(LOST)
         cluster.run(["scancel", f"{story.runs['serial-cancel'].job}_1"], cluster.users[0], check=True)
         for name in ("limit-python", "limit-srun"):
@@ -177,7 +177,7 @@ def story() -> Iterator[Story]:
 def test_the_next_task_of_an_array_trains_only_when_the_one_before_is_gone(story: Story, name: str) -> None:
     """SLURM starts it at once, while the one before has KillWait left and uses it."""
     run = story.runs[name]
-    until(lambda: 2 in run.steps, "the second task to train", 120)
+    until(lambda: 2 in run.steps, "the second task to train")
     assert not run.overlaps()
     assert "SIGTERM" in run.caught(1), "the batch shell handed it on"
     assert run.end(1)["end"] == "lost", "SIGKILL leaves no time for an end"
@@ -190,7 +190,7 @@ def test_the_next_task_of_an_array_trains_only_when_the_one_before_is_gone(story
 def requeued(story: Story, name: str) -> Run:
     """Wait until SLURM has given the lost job back to its queue, and let it start on the spare node."""
     run = story.runs[name]
-    until(lambda: run.shown()["Restarts"] == "1", "the requeue", 60)
+    until(lambda: run.shown()["Restarts"] == "1", "the requeue")
     story.cluster.run(["scontrol", "update", f"jobid={run.job}", f"ExcNodeList=n[1-4],{LOST}"], check=True)
     return run
 
@@ -198,8 +198,8 @@ def requeued(story: Story, name: str) -> Run:
 def test_the_twin_of_a_lost_job_waits_and_the_old_one_ends_without_saving(story: Story) -> None:
     run = requeued(story, "twin-python")
     trained = run.steps[1][-1]
-    until(lambda: run.steps[1][-1] > trained, "the first copy to train on: SLURM has given it up, it knows nothing", 30)
-    until(lambda: 2 in run.steps, "the twin to train", 90)
+    until(lambda: run.steps[1][-1] > trained, "the first copy to train on: SLURM has given it up, it knows nothing")
+    until(lambda: 2 in run.steps, "the twin to train")
     assert not run.overlaps()
     assert run.end(1)["end"] == "superseded"
     assert not run.caught(1), "no signal that could make it save"
@@ -209,7 +209,7 @@ def test_the_twin_of_a_lost_job_waits_and_the_old_one_ends_without_saving(story:
 def test_srun_that_ends_with_0_because_its_node_is_lost_has_not_finished_the_run(story: Story) -> None:
     """srun says "Node failure", exits with 0, and leaves its task running."""
     run = requeued(story, "twin-srun")
-    until(lambda: 2 in run.steps, "the twin to train", 90)
+    until(lambda: 2 in run.steps, "the twin to train")
     assert not run.overlaps()
     assert "Node failure" in run.log
     assert run.end(1) | {"end": "terminated", "exit_code": 75} == run.end(1)
@@ -220,15 +220,15 @@ def test_srun_that_ends_with_0_because_its_node_is_lost_has_not_finished_the_run
 def test_when_the_lost_slurmd_comes_back_the_twins_go_on_alone(story: Story) -> None:
     runs = [story.runs["twin-python"], story.runs["twin-srun"]]
     for run in runs:
-        until(lambda run=run: 2 in run.steps, "the twin to train", 90)  # type: ignore[misc]
+        until(lambda run=run: 2 in run.steps, "the twin to train")  # type: ignore[misc]
     story.cluster.start_slurmd(LOST)
     # Idle: slurmctld has told it what to kill, and it has said that this is done.
-    until(lambda: story.cluster.node_states()[LOST] == "idle", "the node to be back, and done with old jobs", 30)
+    until(lambda: story.cluster.node_states()[LOST] == "idle", "the node to be back, and done with old jobs")
     old = {run.job for run in runs}
-    until(lambda: not [env for env in jobs_on(story.cluster, LOST) if env["SLURM_JOB_ID"] in old], "no first copy", 30)
+    until(lambda: not [env for env in jobs_on(story.cluster, LOST) if env["SLURM_JOB_ID"] in old], "no first copy")
     for run in runs:
         back = time.time()
-        until(lambda run=run, back=back: run.steps[2][-1] > back + 1, f"{run.name} to train on", 20)  # type: ignore[misc]
+        until(lambda run=run, back=back: run.steps[2][-1] > back + 1, f"{run.name} to train on")  # type: ignore[misc]
         assert story.cluster.job_state(run.job) == "RUNNING"
         assert set(run.steps) == {1, 2}
         assert not run.overlaps()
@@ -237,7 +237,7 @@ def test_when_the_lost_slurmd_comes_back_the_twins_go_on_alone(story: Story) -> 
 @pytest.mark.parametrize("template", ["python", "srun"])
 def test_the_signal_before_the_time_limit_reaches_the_training_as_a_switch(story: Story, template: str) -> None:
     run = story.runs[f"limit-{template}"]
-    story.cluster.wait_for(run.job, "FAILED", 110)
+    story.cluster.wait_for(run.job, "FAILED")
     assert run.shown()["ExitCode"] == "75:0"
     assert run.end(1) | {"end": "stopped", "exit_code": 75} == run.end(1)
     assert "SIGUSR1" in (run.directory / "switches" / f"stop.{run.job}").read_text()
@@ -249,12 +249,12 @@ def test_a_superseded_srun_ends_tasks_that_nothing_here_can_find(story: Story) -
     run = story.run("hidden")
     tasks = "echo task; exec env -i /bin/sleep 4242"
     run.job = run.submit(tasks, "-N2", "--ntasks-per-node=1", "-x", f"{LOST},{SPARE}", template="srun")
-    until(lambda: run.job != "" and run.log.count("task") == 2, "two tasks", 30)
+    until(lambda: run.job != "" and run.log.count("task") == 2, "two tasks")
     twin = (run.directory / "attempts" / "0001").read_text().replace("number = 1", "number = 2")
     (run.directory / "attempts" / "0002").write_text(twin)
-    until(lambda: bool(run.end(1)), "its end", 20)
+    until(lambda: bool(run.end(1)), "its end")
     assert run.end(1)["end"] == "superseded"
-    until(lambda: not [pid for pid in story.cluster.processes() if b"4242" in cmdline(pid)], "the tasks to be gone", 15)
+    until(lambda: not [pid for pid in story.cluster.processes() if b"4242" in cmdline(pid)], "the tasks to be gone")
 
 
 def test_exit_codes_arrive_in_the_scheduler_unchanged(story: Story) -> None:
@@ -262,7 +262,7 @@ def test_exit_codes_arrive_in_the_scheduler_unchanged(story: Story) -> None:
     for template in ("python", "srun"):
         jobs = {code: run.submit(f"exit {code}", template=template, finish_on_success=False) for code in CODES}
         for code, job in jobs.items():
-            story.cluster.wait_for(job, {"COMPLETED", "FAILED"}, 60)
+            story.cluster.wait_for(job, {"COMPLETED", "FAILED"})
             assert run.shown(job)["ExitCode"] == f"{code}:0"
 
 
@@ -274,28 +274,26 @@ def test_a_kill_switch_for_all_cancels_the_queued_jobs_of_the_run_and_no_others(
     (run.directory / "switches" / "kill").write_text('why = "diverged"\nscope = "all"\n')
     array = run.submit("true", "--array=1-5%1")
     for job in queued:
-        story.cluster.wait_for(job, "CANCELLED", 30)
-    states = story.cluster.wait_for(array, {"CANCELLED", "FAILED"}, 30).split(",")
+        story.cluster.wait_for(job, "CANCELLED")
+    states = story.cluster.wait_for(array, {"CANCELLED", "FAILED"}).split(",")
     assert "CANCELLED" in states
     assert [story.cluster.job_state(job) for job in foreign] == ["PENDING", "PENDING"]
     assert "thrown by root: diverged" in run.log
     assert not (run.directory / "finished").exists()
 
 
-def test_the_queue_of_a_finished_run_burns_through_in_seconds(story: Story) -> None:
+def test_the_queue_of_a_finished_run_burns_through_without_a_step(story: Story) -> None:
     run = story.run("done")
     (run.directory / "finished").write_text("")
-    began = time.monotonic()
     job = run.submit("true", "--array=1-10%1")
-    story.cluster.wait_for(job, "COMPLETED", 60)
-    assert time.monotonic() - began < 30
+    story.cluster.wait_for(job, "COMPLETED")
     assert not run.steps
 
 
 def test_the_training_knows_when_its_time_is_over(story: Story) -> None:
     run = story.run("told")
     job = run.submit("env >$RESIL_RUN_DIR/environment; exit 75", "-t", "7", template="srun")
-    story.cluster.wait_for(job, "FAILED", 30)
+    story.cluster.wait_for(job, "FAILED")
     told = dict(line.split("=", 1) for line in (run.directory / "environment").read_text().splitlines() if "=" in line)
     assert abs(int(told["RESIL_END_TIME"]) - time.time() - 7 * 60) < 60
     assert told["MASTER_ADDR"] in story.cluster.nodes

@@ -46,7 +46,7 @@ def test_one_at_a_time_arrays_and_singletons_overlap_and_afterany_does_not(clust
 
     cluster.run(["scancel", f"{array}_1", single, chain], alice, check=True)
 
-    seen = {name: text_of(home / f"{name}.seen", timeout_s=30).strip() for name in names}
+    seen = {name: text_of(home / f"{name}.seen").strip() for name in names}
     assert seen == {"array": "overlap", "single": "overlap", "chain": "alone"}
 
 
@@ -71,13 +71,13 @@ def test_every_type_of_dependency(cluster: Cluster, alice: str) -> None:
     correlated = depends(f"aftercorr:{pair}", "--array=1-2")
 
     for how, job in met.items():
-        assert cluster.wait_for(job, "COMPLETED", 40) == "COMPLETED", how
+        assert cluster.wait_for(job, "COMPLETED") == "COMPLETED", how
     for how, job in never.items():
-        until(lambda job=job: reasons(cluster, job) == {"DependencyNeverSatisfied"}, how, 40)  # type: ignore[misc]
+        until(lambda job=job: reasons(cluster, job) == {"DependencyNeverSatisfied"}, how)  # type: ignore[misc]
         assert cluster.job_state(job) == "PENDING", f"{how} stays for ever"
-    assert cluster.wait_for(killed, "CANCELLED", 40) == "CANCELLED"
-    assert cluster.wait_for(f"{correlated}_1", "COMPLETED", 40) == "COMPLETED"
-    until(lambda: "DependencyNeverSatisfied" in reasons(cluster, f"{correlated}_2"), "task 2 never to be", 40)
+    assert cluster.wait_for(killed, "CANCELLED") == "CANCELLED"
+    assert cluster.wait_for(f"{correlated}_1", "COMPLETED") == "COMPLETED"
+    until(lambda: "DependencyNeverSatisfied" in reasons(cluster, f"{correlated}_2"), "task 2 never to be")
     assert (cluster.job_state(waiting), reasons(cluster, waiting)) == ("PENDING", {"Dependency"})
     assert cluster.squeue("%E", "-j", waiting) == [f"afterany:{slow}(unfulfilled)"]
 
@@ -97,7 +97,7 @@ def test_a_dependency_that_makes_no_sense_is_refused_and_uses_up_a_job_id(cluste
 def test_a_failed_task_does_not_stop_its_array_and_ids_have_two_forms(cluster: Cluster) -> None:
     script = "#!/bin/bash\necho $SLURM_JOB_ID $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID\nexit 1\n"
     array = cluster.sbatch(script, "--array=1-3%1", "-o", "%a.out")
-    assert cluster.wait_for(array, "FAILED", 40) == "FAILED"
+    assert cluster.wait_for(array, "FAILED") == "FAILED"
     lines = [(cluster.home(cluster.users[0]) / f"{n}.out").read_text().split() for n in (1, 2, 3)]
     assert [line[1:] for line in lines] == [[array, "1"], [array, "2"], [array, "3"]]
     raw = [int(line[0]) for line in lines]
@@ -124,12 +124,12 @@ def test_a_requeued_job_counts_its_restarts_and_truncates_its_output_unless_told
     for job in (keeping, losing):
         cluster.run(["scontrol", "requeue", job], alice, check=True)
         cluster.wait_for(job, "PENDING")
-        until(lambda job=job: reasons(cluster, job) == {"BeginTime"}, "its old credential to expire", 10)  # type: ignore[misc]
+        until(lambda job=job: reasons(cluster, job) == {"BeginTime"}, "its old credential to expire")  # type: ignore[misc]
         # StartTime=now would not wait, and sometimes the node refuses: "Job credential revoked", and the job is FAILED.
 
-    kept = text_of(append, "restarts=1\n", 30).splitlines()
+    kept = text_of(append, "restarts=1\n").splitlines()
     assert (kept[0], kept[-1]) == ("restarts=unset", "restarts=1")
-    assert text_of(truncate, "restarts=1\n", 30) == "restarts=1\n"
+    assert text_of(truncate, "restarts=1\n") == "restarts=1\n"
 
 
 def test_requeue_is_refused_for_a_pending_or_unknown_job(cluster: Cluster, alice: str) -> None:
@@ -155,7 +155,7 @@ def test_only_the_owner_may_cancel_hold_requeue_and_change(cluster: Cluster, ali
     cluster.run(["scontrol", "hold", job], alice, check=True)
     assert reasons(cluster, job) == {"JobHeldUser"}
     cluster.run(["scontrol", "release", job], alice, check=True)
-    until(lambda: reasons(cluster, job) == {"BeginTime"}, "release", 10)
+    until(lambda: reasons(cluster, job) == {"BeginTime"}, "release")
     cluster.run(["scancel", job], alice, check=True)
     assert cluster.wait_for(job, "CANCELLED") == "CANCELLED"
 
@@ -181,8 +181,8 @@ def test_a_drained_node_finishes_its_job_and_takes_no_other(cluster: Cluster, al
     assert cluster.node_states()["n2"] == "draining"
     waiting = cluster.sbatch(exits(0, 0), "-w", "n2")
     assert cluster.wait_for(running, "COMPLETED") == "COMPLETED"
-    until(lambda: cluster.node_states()["n2"] == "drained", "the node to be drained", 10)
-    until(lambda: any("ReqNodeNotAvail" in r for r in reasons(cluster, waiting)), "the reason", 20)
+    until(lambda: cluster.node_states()["n2"] == "drained", "the node to be drained")
+    until(lambda: any("ReqNodeNotAvail" in r for r in reasons(cluster, waiting)), "the reason")
     listed = cluster.run(["sinfo", "-R", "-h", "-o", "%N|%E"], alice, check=True).stdout
     assert listed == "n2|bad GPU: XID 79\n"
 
@@ -192,7 +192,7 @@ def test_a_drained_node_finishes_its_job_and_takes_no_other(cluster: Cluster, al
 
 def test_jobs_in_a_closed_partition_are_accepted_and_wait(cluster: Cluster) -> None:
     job = cluster.sbatch(SLEEP, "-p", "closed")
-    until(lambda: reasons(cluster, job) == {"PartitionDown"}, "the reason", 10)
+    until(lambda: reasons(cluster, job) == {"PartitionDown"}, "the reason")
 
 
 # ---- the controller ---------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_sbatch_may_fail_and_yet_submit_while_the_controller_hangs(cluster: Clus
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "Socket timed out on send/recv operation" in failed.stderr
     assert (listing.returncode, listing.stdout) == (1, "")
-    until(lambda: "ghost" in cluster.squeue("%j"), "the job that was not submitted", 20)
+    until(lambda: "ghost" in cluster.squeue("%j"), "the job that was not submitted")
 
 
 def test_a_missing_working_directory_or_output_is_no_error_at_submission(cluster: Cluster, tmp_path: Path) -> None:

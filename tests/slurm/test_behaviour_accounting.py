@@ -27,7 +27,7 @@ def sacct(cluster: Cluster, job: str, fields: str, *options: str) -> list[str]:
     def lines() -> list[str]:
         return cluster.run(argv, cluster.users[0], check=True).stdout.splitlines()
 
-    until(lambda: bool(lines()) and "RUNNING" not in "".join(lines()), f"the record of job {job}", 20, 0.2)
+    until(lambda: bool(lines()) and "RUNNING" not in "".join(lines()), f"the record of job {job}", every_s=0.2)
     return lines()
 
 

@@ -97,7 +97,7 @@ def story() -> Iterator[Story]:
         cluster.fail_node("n3")
         cluster.lose_slurmd("n4")
         for name in WAYS:
-            until((story.home / f"{name}.log.ready").exists, f"{name} to hear signals", 20)
+            until((story.home / f"{name}.log.ready").exists, f"{name} to hear signals")
             update = ["scontrol", "update", f"jobid={jobs[name]}", "EndTime=now+35"]
             cluster.run(update, cluster.users[0], check=True)
         yield story
@@ -105,7 +105,7 @@ def story() -> Iterator[Story]:
 
 def test_a_failed_nodes_job_is_requeued_or_ends_as_node_fail(story: Story) -> None:
     cluster = story.cluster
-    until(lambda: cluster.node_states()["n3"] == "down*", "the node to be down", 40)
+    until(lambda: cluster.node_states()["n3"] == "down*", "the node to be down")
     assert cluster.wait_for(story.jobs["not-requeued"], "NODE_FAIL") == "NODE_FAIL"
     assert cluster.wait_for(story.jobs["requeued"], "PENDING") == "PENDING"
     assert "Not responding" in cluster.run(["sinfo", "-R", "-h", "-n", "n3", "-o", "%E"]).stdout
@@ -115,22 +115,22 @@ def test_a_node_that_is_cut_off_leaves_a_twin_of_its_requeued_job(story: Story) 
     """SLURM starts the job again elsewhere while the first copy still runs: two attempts at one time."""
     cluster, job = story.cluster, story.jobs["twin"]
     pids = story.home / "twin.pid"
-    cluster.wait_for(job, "PENDING", 40)
+    cluster.wait_for(job, "PENDING")
     cluster.run(["scontrol", "update", f"jobid={job}", "ExcNodeList=n1,n2,n3,n4", "StartTime=now"], check=True)
-    until(lambda: len(pids.read_text().split()) == 2, "the second copy", 30)
+    until(lambda: len(pids.read_text().split()) == 2, "the second copy")
     first, second = (Process.of(int(pid)) for pid in pids.read_text().split())
     assert first, "the first copy is alive"
     assert second, "and so is the second"
     assert cluster.job_state(job) == "RUNNING"
 
     cluster.start_slurmd("n4")
-    until(lambda: not first.alive, "the first copy to be killed when its slurmd is back", 40)
+    until(lambda: not first.alive, "the first copy to be killed when its slurmd is back")
     assert second.alive
 
 
 def test_a_node_that_comes_back_is_idle_without_help(story: Story) -> None:
     story.cluster.start_slurmd("n3")
-    until(lambda: story.cluster.node_states()["n3"] in ("idle", "mixed"), "n3 to be back", 20)
+    until(lambda: story.cluster.node_states()["n3"] in ("idle", "mixed"), "n3 to be back")
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -138,19 +138,19 @@ def test_who_is_told_before_and_at_the_time_limit(story: Story, name: str) -> No
     if story.cluster.proctrack != "cgroup":
         pytest.skip("with proctrack/linuxproc every descendant gets every signal")
     way = WAYS[name]
-    assert story.cluster.wait_for(story.jobs[name], way.state, 110) == way.state
+    assert story.cluster.wait_for(story.jobs[name], way.state) == way.state
     log = story.home / f"{name}.log"
     assert frozenset(log.read_text().splitlines() if log.exists() else ()) == way.told
 
 
 def test_the_limit_is_said_in_the_output(story: Story) -> None:
     name = "step"
-    story.cluster.wait_for(story.jobs[name], "TIMEOUT", 110)
+    story.cluster.wait_for(story.jobs[name], "TIMEOUT")
     output = story.home / f"slurm-{story.jobs[name]}.out"
-    until(lambda: "DUE TO TIME LIMIT ***" in output.read_text(), "the line", 10)
+    until(lambda: "DUE TO TIME LIMIT ***" in output.read_text(), "the line")
 
 
 def test_a_batch_shell_without_trap_dies_of_the_warning(story: Story) -> None:
     job = story.jobs["foreground-batch-no-trap"]
-    story.cluster.wait_for(job, "FAILED", 110)
+    story.cluster.wait_for(job, "FAILED")
     assert "ExitCode=0:10" in story.cluster.run(["scontrol", "show", "job", job]).stdout.split()

@@ -77,11 +77,11 @@ def intend(cluster: Cluster) -> Iterator[Callable[..., Submission]]:
 Intend = Callable[..., Submission]
 
 
-def wait(slurm: SCHEDULER, job: JobId, *states: JobState, timeout: float = 30) -> Job:
+def wait(slurm: SCHEDULER, job: JobId, *states: JobState) -> Job:
     def there() -> bool:
         return slurm.job(job).state in states
 
-    until(there, f"{job} to be {states}", timeout, 0.1)
+    until(there, f"{job} to be {states}", every_s=0.1)
     return slurm.job(job)
 
 
@@ -148,7 +148,7 @@ def test_components_of_a_heterogeneous_job_are_one_job(cluster: Cluster, slurm: 
     assert {row.raw_id for row in slurm.jobs()} == {job.array, job.array + 1}
     assert slurm.job(job).id == job
     slurm.cancel([job])
-    until(lambda: slurm.presence(job).liveness is Liveness.GONE, "the components to end", 20)
+    until(lambda: slurm.presence(job).liveness is Liveness.GONE, "the components to end")
 
 
 def test_nodes_and_configuration(cluster: Cluster, slurm: SCHEDULER) -> None:
@@ -188,10 +188,10 @@ def test_history_knows_each_run_its_end_and_its_true_exit_code(accounted: Cluste
     def ended() -> bool:
         return sum(job.state.is_final for job in slurm.history(codes)) == len(codes)
 
-    until(ended, "the records to arrive", 20, 0.2)
+    until(ended, "the records to arrive", every_s=0.2)
     for job in slurm.history(codes):
         assert job.exit_code == ExitCode(codes[job.id]) and job.end_time is not None and job.user == alice
-    until(lambda: len(slurm.history([task])) == 2, "both runs of the requeued task", 20, 0.2)
+    until(lambda: len(slurm.history([task])) == 2, "both runs of the requeued task", every_s=0.2)
     first, second = slurm.history([task])
     assert first.state is JobState.REQUEUED and second.state is JobState.PENDING
     assert first.name.startswith("na|me") and first.id == second.id == task
@@ -270,7 +270,7 @@ def test_cancel_spares_what_has_begun_when_asked_and_minds_nothing_that_has_ende
     slurm.cancel([array], pending_only=True)
     assert [job.id for job in slurm.jobs()] == [task]
     slurm.cancel([array, JobId(987654)])
-    until(lambda: not slurm.jobs(), "the task to end", 20)
+    until(lambda: not slurm.jobs(), "the task to end")
     slurm.cancel([array])
 
 
@@ -278,7 +278,7 @@ def test_a_signal_reaches_the_batch_shell(cluster: Cluster, slurm: SCHEDULER, in
     out = cluster.shared / "signalled"
     text = f"#!/bin/bash\ntrap 'echo usr1 >> {out}; exit 3' USR1\necho up > {out}.up\nsleep 300 & wait\n"
     job = slurm.submit(intend(text)).id
-    until(lambda: Path(f"{out}.up").exists(), "the script to start", 20)
+    until(lambda: Path(f"{out}.up").exists(), "the script to start")
     slurm.signal(job, "USR1", batch=True)
     assert wait(slurm, job, JobState.FAILED).exit_code == ExitCode(3)
     with pytest.raises(SchedulerError, match="no such signal"):
@@ -365,7 +365,7 @@ def test_a_surrounding_job_does_not_leak_into_a_nested_one(cluster: Cluster, ali
              "SLURM_EXPORT_ENV": "NONE", "SLURM_TIME_FORMAT": "relative", "MINE": "kept"}  # fmt: skip
     text = f"#!/bin/bash\nenv > {out}.part\nmv {out}.part {out}\n"
     submitted = client(cluster, alice, 60.0, **outer).submit(intend(text))
-    until(out.exists, "the nested job", 20)
+    until(out.exists, "the nested job")
     env = dict(line.split("=", 1) for line in out.read_text().splitlines() if "=" in line)
     assert env["SLURM_JOB_ID"] == str(submitted.id) and env["MINE"] == "kept"
     leaked = {"SLURM_NTASKS", "SLURM_EXPORT_ENV", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "TZ"} & env.keys()
@@ -463,17 +463,15 @@ def test_a_hung_controller_is_unknown_and_answers_within_the_deadline(
     job = slurm.submit(intend()).id
     cluster.stop_controller()
     quick = client(cluster, alice, deadline_s=2)
-    for scheduler, limit in ((quick, 3.5), (slurm, 15)):
-        began = time.monotonic()
+    for scheduler, why in ((quick, "did not end within"), (slurm, "the controller could not be reached")):
         presence = scheduler.presence(job)
-        assert presence.liveness is Liveness.UNKNOWN and presence.reason
-        assert time.monotonic() - began < limit
+        assert presence.liveness is Liveness.UNKNOWN and why in presence.reason
     with pytest.raises(SchedulerUnavailable):
         quick.jobs()
     with pytest.raises(SchedulerUnavailable):  # the controller takes the order all the same, so not of this job
         quick.cancel([JobId(987654)])
     cluster.continue_controller()
-    until(lambda: slurm.presence(job).liveness is Liveness.ALIVE, "the controller to answer", 10)
+    until(lambda: slurm.presence(job).liveness is Liveness.ALIVE, "the controller to answer")
 
 
 def test_a_dead_controller_is_unknown_and_a_restarted_one_still_has_the_job(
@@ -493,11 +491,10 @@ def test_a_dead_controller_is_unknown_and_a_restarted_one_still_has_the_job(
 
 def test_a_slurm_conf_that_is_missing_does_not_outlast_the_deadline(cluster: Cluster, alice: str) -> None:
     slurm = client(cluster, alice, deadline_s=2, SLURM_CONF="/nonexistent/slurm.conf")
-    began = time.monotonic()
-    with pytest.raises(SchedulerUnavailable):
+    with pytest.raises(SchedulerUnavailable, match="did not end within"):  # squeue itself gives up after 59 s
         slurm.jobs()
-    assert slurm.presence(JobId(1)).liveness is Liveness.UNKNOWN
-    assert time.monotonic() - began < 20
+    presence = slurm.presence(JobId(1))
+    assert presence.liveness is Liveness.UNKNOWN and "did not end within" in presence.reason
 
 
 def test_a_machine_without_slurm_says_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""The test cluster keeps its own promises: quick, side by side, with real users, and gone without a trace."""
+"""The test cluster keeps its own promises: side by side, with real users, and gone without a trace."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.slurm import host
 from tests.slurm.cluster import Cluster
-from tests.slurm.processes import Process, belonging, cgroups, text_of, until
+from tests.slurm.processes import PATIENCE_S, Process, belonging, cgroups, text_of, until
 
 # A job that does all it can to get away: no environment, its own session, another directory, deaf to SIGTERM.
 RUNAWAY = """\
@@ -56,23 +55,21 @@ def inner_pytest(directory: Path, proctrack: str, end: str) -> subprocess.Popen[
 
 
 def processes_of(directory: Path) -> list[Process]:
-    text_of(directory / "root", timeout_s=40)
+    text_of(directory / "root")
     found = [Process.of(int((directory / name).read_text())) for name in ("batch", "runaway", "keeper")]
     return [process for process in found if process is not None]
 
 
 def assert_no_trace(directory: Path, processes: list[Process]) -> None:
     root = Path((directory / "root").read_text().strip())
-    until(lambda: not any(process.alive for process in processes), f"{processes} to be gone", 10)
-    until(lambda: not root.exists(), f"{root} to be removed", 10)
+    until(lambda: not any(process.alive for process in processes), f"{processes} to be gone")
+    until(lambda: not root.exists(), f"{root} to be removed")
     assert belonging(root) == set()
     assert cgroups(root.name) == []
 
 
-def test_two_clusters_boot_side_by_side_in_less_than_15_seconds() -> None:
-    began = time.monotonic()
+def test_two_clusters_boot_side_by_side() -> None:
     with Cluster(nodes=2) as one, Cluster(nodes=2) as other:
-        assert time.monotonic() - began < 15
         jobs = [c.sbatch("#!/bin/bash\ntrue\n") for c in (one, other)]
         for cluster, job in zip((one, other), jobs, strict=True):
             assert cluster.wait_for(job, "COMPLETED") == "COMPLETED"
@@ -88,7 +85,7 @@ def test_nothing_is_left_when_a_test_fails(tmp_path: Path, proctrack: str) -> No
         pytest.skip("this machine has no freezer cgroup of version 1")
     inner = inner_pytest(tmp_path, proctrack, end="assert False")
     processes = processes_of(tmp_path)
-    assert inner.wait(30) == 1
+    assert inner.wait(PATIENCE_S) == 1
     assert_no_trace(tmp_path, processes)
 
 
@@ -110,7 +107,7 @@ def test_stop_cleans_up_even_when_the_keeper_was_killed() -> None:
         cluster.wait_for(job, "RUNNING")
         daemon = cluster.daemon("slurmctld")
         os.kill(cluster.keeper_pid, signal.SIGKILL)
-        until(lambda: not daemon.alive, "the daemons to follow the keeper", 30)
+        until(lambda: not daemon.alive, "the daemons to follow the keeper")
     assert not cluster.root.exists()
     assert belonging(cluster.root) == set()
     assert cgroups(cluster.root.name) == []

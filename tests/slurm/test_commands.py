@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class Desk:
         )
 
     def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder, timeout=120)
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder)
 
     def submit(self, *words: str) -> str:
         said = self.resil("submit", "--parsable", *words)
@@ -162,9 +161,9 @@ def test_a_controller_that_hangs_in_the_middle_of_a_submit_gets_exactly_one_job(
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: bool(programs(typed.pid, "sbatch")), "the first sbatch", 60)
+    until(lambda: bool(programs(typed.pid, "sbatch")), "the first sbatch")
     (first, *_) = programs(typed.pid, "sbatch")
-    first.wait_gone(60)  # it gives up after MessageTimeout
+    first.wait_gone()  # it gives up after MessageTimeout
     cluster.continue_controller()
     said, complained = typed.communicate(timeout=120)
     cluster.wait_served()
@@ -179,7 +178,7 @@ def test_a_controller_that_hangs_in_the_middle_of_a_submit_gets_exactly_one_job(
 def test_status_with_the_controller_dead_shows_what_it_knew_and_never_says_dead(desk: Desk, cluster: Cluster) -> None:
     desk.settings("sleep 60")
     desk.submit("--array", "3")
-    until(lambda: desk.status()["headline"] == "running", "the run runs", 20)
+    until(lambda: desk.status()["headline"] == "running", "the run runs")
     cluster.terminate_controller()
 
     said = desk.resil("status", "--fresh")
@@ -194,7 +193,7 @@ def test_a_run_on_slurm_from_submit_to_its_end(desk: Desk) -> None:
 
     job = desk.submit("--array", "4")
 
-    until(lambda: desk.queue() == [], "all four are over", 60)
+    until(lambda: desk.queue() == [], "all four are over")
     run = desk.status()
     assert run["headline"] == "finished"
     assert [attempt["end"] for attempt in run["attempts"]] == ["finished"]
@@ -233,7 +232,7 @@ def test_a_script_of_ones_own_is_submitted_unchanged(desk: Desk, cluster: Cluste
 
     job = desk.submit("own.sbatch", "--run", "other", "--", "--nice=7")
 
-    until(lambda: (desk.folder / "seen").exists() and (desk.folder / "seen").read_text() != "", "it has begun", 20)
+    until(lambda: (desk.folder / "seen").exists() and (desk.folder / "seen").read_text() != "", "it has begun")
     assert (desk.folder / "seen").read_text() == "other\n"
     shown = cluster.run(["scontrol", "show", "job", job], user=desk.user, check=True).stdout
     assert "JobName=mine" in shown and "Nice=7" in shown and re.search(r"Comment=resil:other:\w+", shown)
@@ -259,7 +258,7 @@ def test_cancel_ends_the_runs_jobs_and_nobody_elses(desk: Desk, cluster: Cluster
     said = desk.resil("cancel")
 
     assert said.returncode == 0, said.stderr
-    until(lambda: desk.queue() == [other], "only the other job is left", 20)
+    until(lambda: desk.queue() == [other], "only the other job is left")
 
 
 def test_a_job_of_somebody_else_cannot_be_cancelled_and_that_is_said(
@@ -283,14 +282,14 @@ def test_a_colleague_of_the_group_stops_a_sleeping_owners_run(
     stops = 'for i in $(seq 600); do [ -e "$RESIL_RUN_DIR/switches/kill" ] && exit 75; sleep 0.1; done'
     desk.settings(stops, more=f'group = "{in_one_group}"')
     desk.submit("--array", "4")
-    until(lambda: desk.status()["headline"] == "running", "the run runs", 20)
+    until(lambda: desk.status()["headline"] == "running", "the run runs")
     colleague = Desk(cluster, bob, cluster.shared / "bob-project")
 
     thrown = colleague.resil("kill", str(desk.state / "gpt"), "--why", "the loss is NaN", "--scope", "all")
 
     assert thrown.returncode == 0, thrown.stderr
     assert "will not obey" not in thrown.stdout
-    until(lambda: desk.queue() == [], "nothing is queued any more", 40)
+    until(lambda: desk.queue() == [], "nothing is queued any more")
     run = desk.status()
     assert len(run["attempts"]) == 1 and run["attempts"][0]["exit_code"] == 75
     assert run["switches"][0]["who"] == bob and run["switches"][0]["honoured"]
@@ -318,14 +317,12 @@ def test_doctor_knows_this_cluster(desk: Desk, cluster: Cluster) -> None:
 
 def test_doctor_with_the_controller_hung_says_unknown_and_ends(desk: Desk, cluster: Cluster) -> None:
     cluster.stop_controller()
-    began = time.monotonic()
 
-    said = desk.resil("doctor", "--json")
+    said = desk.resil("doctor", "--json")  # which the test would wait for until its own time-out, did it not end
 
     cluster.continue_controller()
     found = {line["topic"]: line for line in json.loads(said.stdout)["diagnoses"]}
     assert found["scheduler"]["verdict"] == "UNKNOWN"
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.soak

@@ -20,7 +20,7 @@ from resilience.model.cron import Outcome
 from tests.slurm import accounting
 from tests.slurm.cluster import Cluster
 from tests.slurm.cron_site import Site
-from tests.slurm.processes import until
+from tests.slurm.processes import PATIENCE_S, until
 
 HEALTHY, DOOMED = "n[1-3]", "n[4-5]"
 SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
@@ -60,11 +60,11 @@ class Stories:
         self.sites[name] = site
         return site
 
-    def whole(self, name: str, timeout_s: float = 60) -> Site:
+    def whole(self, name: str) -> Site:
         """Wait until one job of the chain runs and two wait."""
         site = self.sites[name]
         try:
-            until(site.is_whole, f"the chain of {name} to be whole", timeout_s, 0.2)
+            until(site.is_whole, f"the chain of {name} to be whole", every_s=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{site.rows()}\n{site.log()}") from None
         return site
@@ -113,7 +113,7 @@ def stories() -> Iterator[Stories]:
                               stdout=said, stderr=said)
                 for site in (*stories.sites.values(), stories.sites["twice"])
             ]  # fmt: skip
-            codes = [process.wait(120) for process in installs]
+            codes = [process.wait(PATIENCE_S) for process in installs]
             assert set(codes) == {0}, (cluster.root / "installs").read_text()
         stories.break_them()
         yield stories
@@ -128,16 +128,16 @@ def test_two_who_install_at_once_get_one_chain(stories: Stories) -> None:
 
 def test_a_cancelled_scheduler_ends_what_it_runs_and_the_next_one_goes_on(stories: Stories) -> None:
     site = stories.whole("cancelled")
-    until(lambda: "long" in {mark.name.rpartition("/")[2] for mark in marks(site.cron)}, "a long run", 30, 0.1)
+    until(lambda: "long" in {mark.name.rpartition("/")[2] for mark in marks(site.cron)}, "a long run", every_s=0.1)
     long = next(mark for mark in marks(site.cron) if mark.name.endswith("long"))
     (old,) = site.running()
     stories.cluster.run(["scancel", old.id], site.user, check=True)
-    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "the next job", 30, 0.1)
+    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "the next job", every_s=0.1)
 
     def ends() -> list[Outcome]:
         return [run.outcome for run in site.runs("crontab+long") if run.slot == long.slot]
 
-    until(lambda: bool(ends()), "its end to be recorded", 60, 0.1)
+    until(lambda: bool(ends()), "its end to be recorded", every_s=0.1)
     assert ends()[-1].is_failure
     site.ticks_on()
     stories.whole("cancelled")
@@ -176,37 +176,37 @@ def test_two_schedulers_at_one_table_run_each_slot_once(stories: Stories) -> Non
             site.ticks_on()
     finally:
         other.terminate()
-        other.wait(60)
+        other.wait(PATIENCE_S)
     site.each_slot_ran_once()
 
 
 def test_where_sbatch_refuses_the_chain_tells_and_is_whole_again_later(stories: Stories) -> None:
     """Such a site lets no job submit jobs."""
     site = stories.sites["wrapped"]
-    until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal to be told", 60, 0.1)
+    until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", every_s=0.1)
     assert "jobs may not submit jobs here" in site.chain()[-1].summary
     assert "Access/permission denied" in site.chain()[-1].summary
     assert "--backend foreground" in site.log(), "another way is offered"
     site.ticks_on("the scheduler to tick without successors")
     (site.folder / "bin" / "closed").unlink()
     stories.whole("wrapped")
-    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", 60, 0.1)
+    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", every_s=0.1)
 
 
 @pytest.mark.skipif(bool(ACCOUNTING), reason=f"no SLURM accounting: {'; '.join(ACCOUNTING)}; {accounting.HOW_TO_GET}")
 def test_a_submit_limit_that_is_reached_is_told_and_does_not_end_the_chain(stories: Stories) -> None:
     site = stories.sites["limited"]
-    until(lambda: bool(site.chain()) and "Limit" in site.chain()[-1].summary, "the limit to be told", 60, 0.1)
-    until(lambda: len(site.waiting()) == 1, "one successor all the same", 30, 0.1)
+    until(lambda: bool(site.chain()) and "Limit" in site.chain()[-1].summary, "the limit to be told", every_s=0.1)
+    until(lambda: len(site.waiting()) == 1, "one successor all the same", every_s=0.1)
     stories.limit("MaxSubmitJobs=-1")
     stories.whole("limited")
-    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", 60, 0.1)
+    until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", every_s=0.1)
 
 
 def test_a_killed_node_takes_one_job_and_not_the_chain(stories: Stories) -> None:
     site = stories.sites["killed"]
     old = site.rows()[0]
-    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "SLURM to give the node up", 60, 0.2)
+    until(lambda: bool(site.running()) and site.running()[0].id != old.id, "SLURM to give the node up", every_s=0.2)
     site.ticks_on()
     assert {row.id: row.state for row in site.rows()}[old.id] == "NODE_FAIL"
     stories.whole("killed")
@@ -216,7 +216,7 @@ def test_a_killed_node_takes_one_job_and_not_the_chain(stories: Stories) -> None
 def test_an_empty_cron_folder_submits_nothing_but_the_chain(stories: Stories) -> None:
     """Not a literal `*.slurm`, and no error each time."""
     site = stories.sites["empty"]
-    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 2, "two pulses", 60, 0.2)
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 2, "two pulses", every_s=0.2)
     assert site.resil("cron", "list").returncode == 0
     assert not site.chain()
     assert "error" not in site.log()
@@ -224,7 +224,7 @@ def test_an_empty_cron_folder_submits_nothing_but_the_chain(stories: Stories) ->
 
 def test_a_day_of_a_daemon_has_all_its_slots_once_through_its_hand_overs(stories: Stories) -> None:
     site = stories.sites["daemon day"]
-    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 1, "a hand-over", 90, 0.2)
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 1, "a hand-over", every_s=0.2)
     site.ticks_on()
     stories.whole("daemon day")
     site.each_slot_ran_once()
@@ -236,7 +236,7 @@ def test_a_day_of_a_daemon_has_all_its_slots_once_through_its_hand_overs(stories
 
 def test_a_day_of_pulses_stays_on_its_slots(stories: Stories) -> None:
     site = stories.sites["pulse day"]
-    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 8, "eight pulses", 90, 0.2)
+    until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 8, "eight pulses", every_s=0.2)
     site.each_slot_ran_once()
     assert {run.slot % 3 for run in site.runs()} == {0}
     begun = [row for row in site.rows() if row.state in ("COMPLETED", "RUNNING")]
@@ -251,13 +251,13 @@ def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories
     gate = site.folder / "bin" / "gate"
     gate.touch()
     cluster.run(["scancel", site.waiting()[-1].id], site.user, check=True)
-    until((site.folder / "bin" / "at-gate").exists, "sbatch at the gate", 60)
+    until((site.folder / "bin" / "at-gate").exists, "sbatch at the gate")
     cluster.stop_controller()
     try:
         gate.unlink()
         before = max(run.slot for run in site.runs())
         time.sleep(8)  # longer than MessageTimeout: sbatch gives up
-        until(lambda: max(run.slot for run in site.runs()) > before, "ticks that come meanwhile", 30, 0.1)
+        until(lambda: max(run.slot for run in site.runs()) > before, "ticks that come meanwhile", every_s=0.1)
     finally:
         cluster.continue_controller()
     cluster.wait_served()
@@ -283,7 +283,7 @@ def test_stop_cancels_what_waits_and_no_job_comes_again(stories: Stories) -> Non
         site = stories.sites[name]
         assert site.resil("cron", "stop").returncode == 0
         assert not site.waiting()
-        until(lambda site=site: not site.running(), "the running one to leave", 30, 0.1)  # type: ignore[misc]
+        until(lambda site=site: not site.running(), "the running one to leave", every_s=0.1)  # type: ignore[misc]
         count = len(site.rows())
         time.sleep(4)
         assert len(site.rows()) == count
@@ -293,4 +293,4 @@ def test_stop_cancels_what_waits_and_no_job_comes_again(stories: Stories) -> Non
     site.ticks_on("the scheduler to go on after install")
     assert site.resil("cron", "uninstall").returncode == 0
     with contextlib.suppress(FileNotFoundError):
-        until(lambda: not site.running(), "the running one to leave", 30, 0.1)
+        until(lambda: not site.running(), "the running one to leave", every_s=0.1)

@@ -28,10 +28,10 @@ class Place:
         site.install()
         return site
 
-    def whole(self, name: str, timeout_s: float = 60) -> Site:
+    def whole(self, name: str) -> Site:
         site = self.sites[name]
         try:
-            until(site.is_whole, f"the chain of {name} to be whole", timeout_s, 0.2)
+            until(site.is_whole, f"the chain of {name} to be whole", every_s=0.2)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{site.rows()}\n{site.log()}") from None
         return site
@@ -56,11 +56,11 @@ def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_ag
     place.cluster.run(["tee", script], site.user, input=text.replace("\npython=", "\npython=/nonexistent"), check=True)
     # Everything that waits has the old script: SLURM keeps a copy of its own of each.
     place.cluster.run(["scancel", *(row.id for row in site.rows())], site.user, check=True)
-    until(lambda: not site.running(), "the old jobs to be gone", 30, 0.1)
+    until(lambda: not site.running(), "the old jobs to be gone", every_s=0.1)
     revived = site.revive()
     assert revived.returncode in (0, 10), revived.stdout
-    until(lambda: "bash keeps its chain" in site.log(), "the broken job", 60, 0.1)
-    until(lambda: "is queued and will go on" in site.log() or "the chain goes on with" in site.log(), "bash to act", 30)
+    until(lambda: "bash keeps its chain" in site.log(), "the broken job", every_s=0.1)
+    until(lambda: "is queued and will go on" in site.log() or "the chain goes on with" in site.log(), "bash to act")
     assert any(run.outcome is Outcome.FAILED for run in site.chain()), "told, for those who watch"
     place.cluster.run(["tee", script], site.user, input=text, check=True)
     site.install()
@@ -78,7 +78,7 @@ def test_after_a_change_of_mode_the_chain_is_of_the_other_kind(place: Place) -> 
         kinds = [row.comment.partition("-")[2][0] for row in site.rows() if row.state == "PENDING"]
         return kinds == ["p", "p"] and bool([row for row in site.rows() if "-p" in row.comment and row.node])
 
-    until(changed, "pulses alone", 60, 0.2)
+    until(changed, "pulses alone", every_s=0.2)
     site.ticks_on()
     site.each_slot_ran_once()
 
@@ -88,7 +88,7 @@ def test_a_partition_that_is_closed_is_told_and_used_again_when_it_opens(place: 
     try:
         cluster.run(["scontrol", "update", "partitionname=short", "state=inactive"], check=True)
         cluster.run(["scancel", *(row.id for row in site.waiting())], site.user, check=True)
-        until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", 60, 0.1)
+        until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", every_s=0.1)
         assert "artition" in site.chain()[-1].summary
         site.ticks_on("ticks without successors")
     finally:
@@ -102,9 +102,9 @@ def test_a_partition_that_is_down_holds_the_successors_and_loses_none(place: Pla
         cluster.run(["scontrol", "update", "partitionname=short", "state=down"], check=True)
         (old,) = site.running()
         cluster.run(["scancel", old.id], site.user, check=True)
-        until(lambda: not site.running(), "it to end", 30, 0.1)
-        until(lambda: len(site.waiting()) == 2, "two that wait", 30, 0.1)
-        until(lambda: "partition is down" in site.resil("cron", "status").stdout, "status to say why", 30, 0.5)
+        until(lambda: not site.running(), "it to end", every_s=0.1)
+        until(lambda: len(site.waiting()) == 2, "two that wait", every_s=0.1)
+        until(lambda: "partition is down" in site.resil("cron", "status").stdout, "status to say why", every_s=0.5)
     finally:
         cluster.run(["scontrol", "update", "partitionname=short", "state=up"], check=True)
     place.whole("closed").ticks_on()
@@ -127,7 +127,7 @@ def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Plac
     site = place.whole("gone")
     ids = [row.id for row in site.rows()]
     shutil.rmtree(site.folder / ".resil")
-    until(lambda: place.cluster.job_state(ids[0]) != "RUNNING", "the job to leave", 60, 0.2)
+    until(lambda: place.cluster.job_state(ids[0]) != "RUNNING", "the job to leave", every_s=0.2)
     assert not (site.folder / ".resil" / ".cron" / "driver.json").exists()
     place.whole("forgotten").ticks_on()
 
@@ -141,7 +141,7 @@ def test_a_chain_that_the_controller_has_forgotten_is_seen_to_be_dead_and_revive
             path.unlink()
     cluster.start_controller()
     # It finds jobs on its nodes that it knows nothing of, and kills them, without a warning.
-    until(lambda: not site.rows() and site.resil("cron", "status").returncode == 1, "the chain to be dead", 60, 0.5)
+    until(lambda: not site.rows() and site.resil("cron", "status").returncode == 1, "the chain to be dead", every_s=0.5)
     assert "broken" in site.resil("cron", "status").stdout
     revived = site.revive()
     assert revived.returncode == 10, revived.stdout

@@ -34,7 +34,7 @@ def site() -> Iterator[Site]:
         text = (made.folder / "resil.toml").read_text()
         made.write("resil.toml", text.replace("jitter_s = 0\n", "jitter_s = 0\nrevive = true\n", 1) + TRAINING)
         made.install()
-        until(made.is_whole, "the chain to be whole", 90, 0.2)
+        until(made.is_whole, "the chain to be whole", every_s=0.2)
         yield made
 
 
@@ -58,8 +58,8 @@ def test_a_training_starts_a_dead_chain_again(site: Site) -> None:
         lines = [line for path in journal.glob("*.batch.jsonl") for line in read_lines(path)]
         return any(line.get("event") == "cron_revived" for line in lines)
 
-    until(is_revived, "the training to start it again", 90, 0.2)
-    until(site.is_whole, "the chain to be whole again", 90, 0.2)
+    until(is_revived, "the training to start it again", every_s=0.2)
+    until(site.is_whole, "the chain to be whole again", every_s=0.2)
     site.ticks_on()
     assert site.resil("watch", "cron").returncode == 0
     site.resil("cancel", "gpt")

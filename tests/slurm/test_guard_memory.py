@@ -46,7 +46,7 @@ def test_a_leaking_job_saves_and_exits_75_before_slurm_kills_it(cluster: Cluster
     training.write_text(TRAINING)
     script = f"#!/bin/bash\n{launcher}{cluster.python} {training} {report}\n"
     job = cluster.sbatch(script, "--mem=200M", "--ntasks=1", f"--output={cluster.shared}/leak-{name}.out")
-    cluster.wait_for(job, "FAILED", timeout=90)
+    cluster.wait_for(job, "FAILED")
     assert "ExitCode=75:0" in cluster.run(["scontrol", "show", "job", job]).stdout.split()
     told = json.loads(report.read_text())
     assert told["saves"] == 1

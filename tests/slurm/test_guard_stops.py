@@ -192,7 +192,7 @@ class Story:
         return self.folder / ".resil" / self.name
 
     def resil(self, *words: str, user: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=user or self.user, cwd=cwd or self.folder, timeout=120)
+        return self.cluster.run(["resil", *words], user=user or self.user, cwd=cwd or self.folder)
 
     def lines(self, name: str, rank: int = 0) -> list[str]:
         path = self.directory / f"{name}.{rank}"
@@ -224,7 +224,7 @@ class Story:
                 count >= int(found[attempts - 1].split()[2]) + steps for count, found in zip(done, starts, strict=True)
             )
 
-        until(trains, f"attempt {attempts} of {self.name} to train\n{self.log}", 90)
+        until(trains, f"attempt {attempts} of {self.name} to train\n{self.log}")
 
     def shorten(self, seconds: int) -> None:
         self.cluster.run(
@@ -243,16 +243,16 @@ class Story:
         stops = [record for record in records if record.get("event") == "decision" and record.get("stop")]
         return [set(stop["triggers"]) for stop in sorted(stops, key=lambda stop: stop["time"])]
 
-    def until_finished(self, timeout_s: float = 150) -> None:
+    def until_finished(self) -> None:
         try:
-            until((self.directory / "finished").exists, f"{self.name} to finish", timeout_s)
+            until((self.directory / "finished").exists, f"{self.name} to finish")
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.steps()[-3:]} {self.lines('stops')}\n{self.log}") from None
 
     def check(self, stops: int, because: str) -> None:
         """Every rank did every step exactly once, and all stopped at the same ones, for this reason."""
         self.until_finished()  # as rank 0 says it; the others may be writing their last lines still
-        until(lambda: len({len(self.steps(rank)) for rank in range(self.world)}) == 1, "all ranks' last lines", 30)
+        until(lambda: len({len(self.steps(rank)) for rank in range(self.world)}) == 1, "all ranks' last lines")
         logs = [self.steps(rank) for rank in range(self.world)]
         assert logs == [list(range(1, len(logs[0]) + 1))] * self.world, self.log
         at = [self.lines("stops", rank) for rank in range(self.world)]
@@ -260,7 +260,7 @@ class Story:
         assert self.triggers()[-1] == {because}, self.log
         assert len(logs[0]) == int(at[0][-1].split()[0]) + 10, "the last attempt went on where the stop had saved"
         if any((self.directory / "attempts").iterdir()):  # a template's
-            until(lambda: len(self.ends()) > stops, f"the last end\n{self.log}", 60)
+            until(lambda: len(self.ends()) > stops, f"the last end\n{self.log}")
             assert self.ends() == [("stopped", 75)] * stops + [("finished", 0)], self.log
 
     def ends(self) -> list[tuple[str, int]]:
@@ -369,7 +369,7 @@ def test_the_time_limit_itself_where_nothing_came_before_it(stage: Stage) -> Non
     The next task of an array would begin meanwhile: only the templates wait for the attempt before.
     """
     story = stage.stories["limit"]
-    stage.cluster.wait_for(story.job, {"TIMEOUT", "FAILED"}, 90)
+    stage.cluster.wait_for(story.job, {"TIMEOUT", "FAILED"})
     story.submit("own.sbatch")
     story.check(stops=1, because="signal")
 
@@ -395,10 +395,10 @@ def test_ranks_on_two_nodes_stop_together_when_one_is_told_and_when_the_batch_sh
     story = stage.stories["two-nodes"]
     assert len({line for rank in range(4) for line in story.lines("nodes", rank)}) == 2
     assert story.resil("save", "--label", "best").returncode == 0
-    until(lambda: all(story.lines("saves", rank) for rank in range(4)), "a save on every rank", 60)
+    until(lambda: all(story.lines("saves", rank) for rank in range(4)), "a save on every rank")
     assert len({tuple(story.lines("saves", rank)) for rank in range(4)}) == 1
     assert story.lines("saves")[0].endswith(" best")
-    until(lambda: not (story.directory / "switches" / "save").exists(), "the switch to be removed", 20)
+    until(lambda: not (story.directory / "switches" / "save").exists(), "the switch to be removed")
     os.kill(story.pid(3), signal.SIGUSR1)
     story.until_trains(attempts=2)
     story.cluster.run(["scancel", "--signal=USR1", "--batch", story.raw_job()], story.user, check=True)
@@ -422,7 +422,7 @@ def test_a_colleague_stops_a_run_that_he_may_not_cancel(stage: Stage) -> None:
     assert "ccess/permission denied" in refused.stderr
     thrown = story.resil("kill", str(story.directory), "--why", "loss is NaN", user=colleague, cwd=stage.cluster.shared)
     assert thrown.returncode == 0 and "will not obey" not in thrown.stdout, thrown.stdout + thrown.stderr
-    stage.cluster.wait_for(story.job, {"FAILED"}, 60)
+    stage.cluster.wait_for(story.job, {"FAILED"})
     assert len(story.lines("pids")) == 1, "the queued task saw the switch and trained nothing"
     assert f"kill switch is thrown by {colleague}" in story.log and "loss is NaN" in story.log
     cleared = story.resil("clear", str(story.directory), user=colleague, cwd=stage.cluster.shared)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.guard.guards import make_run
+from tests.leftovers import shared
 
 ROOT = Path(__file__).parents[3]
 START_S = 240.0
@@ -216,14 +217,23 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank in self._idle:
-            rank.end()
+        while self._idle:
+            self._take().end()
 
     def prepare(self, count: int) -> None:
         """Start processes, so that there are so many now, and after each training."""
         self._wanted = max(self._wanted, count)
         while len(self._idle) < self._wanted:
-            self._idle.append(Rank(self._log))
+            self._keep(Rank(self._log))
+
+    def _keep(self, rank: Rank) -> None:
+        self._idle.append(rank)
+        shared.add(rank.process.pid)
+
+    def _take(self) -> Rank:
+        rank = self._idle.pop(0)
+        shared.discard(rank.process.pid)
+        return rank
 
     def run(self, plan: Plan, before: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Run a training; return what each rank tells, or {"code": the exit status} of one that ended without a word.
@@ -235,18 +245,19 @@ class Pool:
         for switch in before:
             (run / "switches" / switch).touch()
         self.prepare(plan.world + len(plan.dies))
-        ranks = [self._idle.pop(0) for _ in range(plan.world)]
-        spares = [self._idle.pop(0) for _ in plan.dies]
-        for rank in (*ranks, *spares):
-            rank.wait_until_ready()
-        for number, rank in enumerate(ranks):
-            rank.tell(plan.for_rank(number, 0, run))
-        pauses = [threading.Thread(target=_pause, args=(ranks[who], *when)) for who, *when in plan.pauses]
-        for thread in pauses:
-            thread.start()
-        deadline = time.monotonic() + DEADLINE_S
+        ranks = [self._take() for _ in range(plan.world)]
+        spares = [self._take() for _ in plan.dies]
+        pauses: list[threading.Thread] = []
         results: list[dict[str, Any]] = [{} for _ in ranks]
         try:
+            for rank in (*ranks, *spares):
+                rank.wait_until_ready()
+            for number, rank in enumerate(ranks):
+                rank.tell(plan.for_rank(number, 0, run))
+            for who, *when in plan.pauses:
+                pauses.append(threading.Thread(target=_pause, args=(ranks[who], *when)))
+                pauses[-1].start()
+            deadline = time.monotonic() + DEADLINE_S
             for event in plan.dies:
                 dead, ranks[event.rank] = ranks[event.rank], spares.pop()
                 spares.append(dead)
@@ -267,7 +278,7 @@ class Pool:
             good = all("history" in result for result in results)
             for rank in (*ranks, *spares):
                 if good and rank.process.poll() is None:
-                    self._idle.append(rank)
+                    self._keep(rank)
                 else:
                     rank.end()
             self.prepare(self._wanted)  # they import torch while others train
