@@ -48,7 +48,6 @@ walltime_margin_s = 1
 [sbatch]
 {{sbatch}}
 """
-LONG_S = 90
 
 
 def begin(shell: Shell, training: str, guard: str, *words: str, template: str = "python", sbatch: str = "") -> None:
@@ -73,13 +72,13 @@ def stages(shell: Shell) -> list[str]:
 
 def ended(shell: Shell) -> dict[str, Any]:
     path = shell.state_dir / "gpt" / "attempts" / "0001.end"
-    shell.until(path.exists, within_s=LONG_S)
+    shell.until(path.exists)
     return tomllib.loads(path.read_text())
 
 
 def test_a_guarded_training_that_hangs_is_ended_with_its_queue_and_status_tells_how_far_it_is(shell: Shell) -> None:
     begin(shell, HANGS, "kill_timeout_s = 3", "--array", "3", template="srun", sbatch="ntasks = 2")
-    shell.until(lambda: shell.resil("logs").stdout.count("hangs") == 2, within_s=LONG_S)
+    shell.until(lambda: shell.resil("logs").stdout.count("hangs") == 2)
 
     thrown = shell.resil("kill", "--why", "it hangs", "--scope", "all").stdout
     assert "stops at its next step, after a save" in thrown and "queued jobs (2) are cancelled then" in thrown
@@ -91,7 +90,7 @@ def test_a_guarded_training_that_hangs_is_ended_with_its_queue_and_status_tells_
     end = ended(shell)
     assert (end["end"], end["exit_code"]) == ("terminated", 137)
     assert end["why"].endswith(": it hangs, no step within 3 s: ended with SIGKILL")
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=LONG_S)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     assert stages(shell) == ["kill_noticed", "kill_stacks", "kill_term", "kill_kill", "siblings_cancelled"]
     assert seen <= {"", "noticed", "stacks", "term", "kill"} and seen & {"noticed", "stacks", "term"}
     (attempt,) = status(shell)["attempts"]
@@ -103,17 +102,17 @@ def test_stop_after_stops_a_job_without_a_time_limit_after_a_save_and_the_next_g
     end = ended(shell)
     assert (end["end"], end["exit_code"]) == ("stopped", 75)
     assert "stop_after" in (shell.folder / "saved").read_text()
-    shell.until(lambda: len(status(shell)["attempts"]) == 2, within_s=LONG_S)
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=LONG_S)
+    shell.until(lambda: len(status(shell)["attempts"]) == 2)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     assert [attempt["end"] for attempt in status(shell)["attempts"]] == ["stopped"] * 2
 
 
 def test_stop_after_holds_in_a_script_of_ones_own_where_the_guard_stands_alone(shell: Shell) -> None:
     (shell.folder / "own.sh").write_text(f"#!/bin/bash\n{sys.executable} train.py\n")
     begin(shell, STEPS, 'stop_after = "8s"', "own.sh")
-    shell.until((shell.folder / "saved").exists, within_s=LONG_S)
+    shell.until((shell.folder / "saved").exists)
     assert (shell.folder / "saved").read_text().startswith("the attempt's end by stop_after is in ")
-    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]), within_s=LONG_S)
+    shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
 
 
 def test_stop_after_ends_what_does_not_follow(shell: Shell) -> None:

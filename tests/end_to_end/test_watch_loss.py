@@ -59,7 +59,7 @@ def test_people_hear_of_nan_once_and_of_its_end_when_an_attempt_has_passed_that_
     for attempt, row in enumerate(("", " for the second time in a row,"), start=1):
         run_on(shell)
         end = shell.state_dir / "gpt" / "attempts" / f"{attempt:04d}.end"
-        shell.until(end.exists, within_s=60)
+        shell.until(end.exists)
         for _ in range(2):
             watched = shell.resil("watch", "log")
             assert watched.returncode == 2
@@ -75,7 +75,7 @@ def test_people_hear_of_nan_once_and_of_its_end_when_an_attempt_has_passed_that_
         said.append(shell.resil("watch", "log").stdout)
         return not said[-1].startswith("LOG CRITICAL - gpt: the loss is NaN for the second time")
 
-    shell.until(is_well, within_s=60)
+    shell.until(is_well)
     step = re.search(r"LOG OK - gpt: step (\d+) ", said[-1])
     assert step is not None and int(step[1]) > 30
     assert [alert["reason"] for alert in told(shell)] == ["FIRST", "RESOLVED"]

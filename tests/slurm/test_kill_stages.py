@@ -22,7 +22,6 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.processes import environ, until
 
 BOUND_S, KILL_WAIT_S = 3, 4
-LONG_S = 90
 # Rank and node are told once; then it hangs, for ten minutes at most. With `deaf` it does not hear SIGTERM, and its
 # own environment is empty, so that nobody finds it but SLURM, as on another machine.
 TRAINING = """\
@@ -98,7 +97,7 @@ class Run:
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         try:
-            until(true, what, LONG_S)
+            until(true, what)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.stages()} {self.end()}\n{self.log}") from None
 
@@ -180,7 +179,7 @@ def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_
     (term,) = [event for event in run.events() if event["event"] == "kill_term"]
     assert term["kill_wait_s"] == KILL_WAIT_S, "as scontrol says"
 
-    stage.cluster.wait_for(run.job, {"FAILED", "CANCELLED"}, LONG_S)
+    stage.cluster.wait_for(run.job, {"FAILED", "CANCELLED"})
     states = stage.cluster.job_state(run.job).split(",")
     assert sorted(states)[0] == "CANCELLED" and "RUNNING" not in states and "PENDING" not in states
     assert len(list((run.directory / "attempts").glob("????"))) == 1, "no queued job has begun an attempt"
@@ -194,7 +193,7 @@ def test_ranks_of_srun_that_hear_sigterm_get_it_and_scope_job_leaves_the_queue_t
     assert run.end()["end"] == "terminated" and run.end()["exit_code"] == 143, run.log
     assert run.end()["why"].endswith("ended with SIGTERM")
     run.until(lambda: not run.left(), "its ranks to be gone")
-    stage.cluster.wait_for(run.job, {"FAILED"}, LONG_S)
+    stage.cluster.wait_for(run.job, {"FAILED"})
     assert "siblings_cancelled" not in run.stages(), "each saw the switch as it started"
 
 
@@ -228,7 +227,7 @@ def test_no_process_of_any_of_them_is_left_on_any_node(stage: Stage) -> None:
     def found() -> list[int]:
         return [pid for pid in stage.cluster.processes() if "RESIL_RUN" in environ(pid) or is_sleeper(pid)]
 
-    until(lambda: not found(), "all to be gone", LONG_S)
+    until(lambda: not found(), "all to be gone")
     (status,) = json.loads(stage.runs["deaf"].resil("status", "deaf", "--json").stdout)["runs"]
     assert status["kill"] is None
 
