@@ -99,8 +99,9 @@ class Launched:
 
     def guard_events(self, rank: int = 0) -> list[dict[str, Any]]:
         """The guard's journal."""
-        text = (self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        path = self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl"
+        assert path.exists(), f"rank {rank} has no journal: {self.output.read_text()[-4000:]}"
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
     def has_ended(self, rank: int = 0) -> bool:
         """Whether the guard has written its last word."""
