@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines=1"]
-ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
 """With `--cpu` it starts one process, whatever is asked for; that launches several, and the script chooses the CPU."""
 
 
