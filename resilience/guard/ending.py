@@ -101,7 +101,12 @@ def _watch_exit() -> None:
 def shown(error: BaseException) -> str:
     """An exception for people, in one line, not longer than that."""
     try:
-        text = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+        if isinstance(error, SystemExit):
+            text = f"sys.exit({error.code!r})"
+        elif ranks := getattr(error, "failures", None):  # CheckpointException of torch: by rank, each with its stack
+            text = ", ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in ranks.items())
+        else:
+            text = repr(error)
         return " ".join(text.split())[:300]
     except Exception:  # a stranger's class
         return type(error).__name__

@@ -300,10 +300,10 @@ class Parts:
         seconds = time.monotonic() - saving.began
         self._pace.in_flight_since(None)
         if error is not None:
-            self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=repr(error)[:500])
-            stays = "" if decision is None else ". What asked for it stays"
+            self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=shown(error))
+            stays = "" if decision is None else ". The request for it stays open"
             self._recorder.warn(f"the save of step {saving.step} is not durable: {shown(error)}{stays}")
-        elif decision is None or not self._leads:  # else News tells, once all ranks have
+        elif decision is None or not self._leads:  # else told once all ranks have saved
             self.save_is_durable(saving.step, seconds)
         if decision is None:
             return
@@ -451,7 +451,7 @@ class Parts:
         elif outcome == FAILED and self._place.rank not in ranks:
             on = f"on {name_ranks(list(ranks))}" if ranks else "on a rank"
             self._recorder.event("save_failed", step=step, error=f"it failed {on}")
-            self._recorder.warn(f"the save of step {step} failed {on}. What asked for it stays")
+            self._recorder.warn(f"the save of step {step} failed {on}. The request for it stays open")
             if decision.stop and self._guard._has_stopped:
                 self._ending.failed(f"the save of step {step} failed {on}")
         self._tell_triggers(decision, outcome)

@@ -352,7 +352,9 @@ class RunningGuard(Gate):
         if self._state == RUNNING:
             self._safely(lambda parts: parts.save_settled(saving, error))
         elif error is not None and saving.is_in_flight:  # nobody else tells: the guard is closed, or off
-            (self._say or say_on_stderr)(f"warning: the save of step {saving.step} is not durable: {error!r}")
+            from resilience.guard.ending import shown
+
+            (self._say or say_on_stderr)(f"warning: the save of step {saving.step} is not durable: {shown(error)}")
 
     def _drain(self) -> None:
         """Wait until what is in flight is durable; what is not in time has failed."""

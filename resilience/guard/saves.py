@@ -59,7 +59,9 @@ class Saving:
         A handle is a future (`concurrent.futures`, what `torch.distributed.checkpoint.async_save` returns), a thread, a
         process (`multiprocessing`, `subprocess`), an Orbax manager or checkpointer (whatever has
         `wait_until_finished`), or a function without arguments that returns whether it is done, and raises when it
-        failed. None stands for nothing: a rank that has no part in the save.
+        failed. None stands for nothing: a rank that has no part in the save. They are asked in their order, by a
+        thread of the guard, each when those before it have ended well: a function after a future may finish what the
+        future began, and is called no more once it has returned True.
 
         A future tells its exception, a process its exit code, a thread the exception that ended it.
         Raise GuardError for anything else, and outside of the block.

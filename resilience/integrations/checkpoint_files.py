@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _NAME = re.compile(r"(?:replaced-by-resil-[0-9a-f]{8}-)?resil-(?:.+-)?step=(\d+)\.ckpt")
+_PART = re.compile(r"resil-step=(\d+)\.part")
 _REPLACED, _REMOVED = (f"{why}-by-resil-{'[0-9a-f]' * 8}-?*" for why in ("replaced", "removed"))
 
 
@@ -32,7 +33,7 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     Raise OSError if the folder is there and cannot be listed: a training that took this for None would begin anew.
     """
     found = _found(Path(folder))
-    return str(found[-1]) if found else None
+    return str(found[-1][1]) if found else None
 
 
 def move_into_place(part: Path, path: Path) -> None:
@@ -61,6 +62,7 @@ def move_into_place(part: Path, path: Path) -> None:
 def remove_older(folder: Path, keep: int) -> None:
     """Keep the newest `keep` checkpoints and all that have a label. Never the newest one: `keep` is 1 at least.
 
+    `resil-step=<n>.part` goes as well once a checkpoint has more steps: a job was killed while it wrote it.
     Of a symbolic link the link is removed. Raise no OSError, because the checkpoint is safe: what cannot be deleted is
     logged, and the next call tries it again.
     """
@@ -72,9 +74,12 @@ def _clear(folder: Path, keep: int | None = None) -> None:
     for path in list(folder.glob(_REPLACED)):
         own = folder / path.name.split("-", 4)[4]
         _try(Path.rename, path, _renamed("removed", own) if os.path.lexists(own) else own)
-    plain = [path for path in _found(folder) if path.name.startswith("resil-step=")]
-    for path in plain[:-keep] if keep else []:
-        _try(Path.rename, path, _renamed("removed", path))
+    plain = [(step, path) for step, path in _found(folder) if path.name.startswith("resil-step=")]
+    if keep and plain:
+        newest, _ = plain[-1]
+        given_up = [(step, path) for step, path in _found(folder, _PART) if step < newest]
+        for _, path in plain[:-keep] + given_up:
+            _try(Path.rename, path, _renamed("removed", path))
     if removed := list(folder.glob(_REMOVED)):
         _sync(folder)  # or a power cut might undo the rename and not the deletes
     for path in removed:
@@ -103,11 +108,10 @@ def _renamed(why: str, path: Path) -> Path:
     return path.with_name(f"{why}-by-resil-{os.urandom(4).hex()}-{path.name}")
 
 
-def _found(folder: Path) -> list[Path]:
-    """Return the whole checkpoints, fewest steps first."""
+def _found(folder: Path, name: re.Pattern[str] = _NAME) -> list[tuple[int, Path]]:
+    """Return the whole checkpoints, or what else has such a name, with their steps, fewest first."""
     paths = list(folder.iterdir()) if os.path.lexists(folder) else []
-    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
 
 
 def _sync(path: Path, *, inside: bool = False) -> None:

@@ -12,10 +12,12 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import AsyncCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from resilience.guard import TrainingGuard
@@ -100,8 +102,8 @@ class ResilCallback(Callback):
         self._done = trainer.global_step
         decision = guard.step()
         if decision.save:
-            with guard.saving():
-                self._save(trainer, decision.label)
+            with guard.saving() as saving:
+                saving.until(self._save(trainer, decision.label))
         if decision.stop:
             self._stop(trainer)
 
@@ -126,13 +128,28 @@ class ResilCallback(Callback):
             if self.guard.decided is not None and multiprocessing.parent_process() is not None:
                 raise SystemExit(self.guard.exit_code)  # ddp_spawn: our parent knows nothing of this callback
 
-    def _save(self, trainer: Trainer, label: str) -> None:
+    def _save(self, trainer: Trainer, label: str) -> Future[None] | None:
         path = checkpoint_path(self._folder, trainer.global_step, label)
         part = path.with_suffix(".part")
+        writer = trainer.strategy.checkpoint_io
         trainer.save_checkpoint(part)  # all ranks; a barrier is its end
-        if trainer.is_global_zero:
+
+        def place() -> None:
+            if isinstance(writer, AsyncCheckpointIO) and writer._error is not None:
+                raise writer._error
             move_into_place(part, path)
             remove_older(self._folder, self._keep)
+
+        if not trainer.is_global_zero:
+            return None
+        if isinstance(writer, AsyncCheckpointIO):
+            # It keeps its futures and exceptions to itself, and does one thing after the other: we are the next.
+            writer._ensure_setup()
+            assert writer._executor is not None
+            placed: Future[None] = writer._executor.submit(place)
+            return placed
+        place()
+        return None
 
     def _stop(self, trainer: Trainer) -> None:
         trainer.should_stop = True

@@ -9,7 +9,6 @@ sys.exit(callback.exit_code)
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from resilience.errors import GuardError
 from resilience.guard import TrainingGuard
+from resilience.guard.saves import Saving
 
 _log = logging.get_logger(__name__)
 
@@ -37,7 +38,7 @@ class ResilCallback(TrainerCallback):
         """Use `guard`, or make one with these settings of it. To be called where the Trainer is made."""
         self.guard = guard if guard is not None else TrainingGuard.from_env(**settings)
         self._own = guard is None
-        self._saving: contextlib.AbstractContextManager[Any] | None = None
+        self._saving: Saving | None = None
         self._label = ""
         self._loss: float | None = None
         self._saved = -1
@@ -50,6 +51,18 @@ class ResilCallback(TrainerCallback):
     def should_stop_early(self) -> bool:
         """Whether there is no sense in training: ask before `train`, which cannot be left before its first step."""
         return self.guard.should_stop_early()
+
+    def until(self, *handles: Any) -> None:
+        """The save that the Trainer makes goes on in the background: see `guard.saving().until`.
+
+        To be called in its `_save_checkpoint`. Raise GuardError outside of a save.
+        """
+        if self._saving is None:
+            raise GuardError(
+                "callback.until() was called while the Trainer makes no checkpoint",
+                hint="override the Trainer's _save_checkpoint, and call it there",
+            )
+        self._saving.until(*handles)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -109,11 +122,15 @@ class ResilCallback(TrainerCallback):
         """The save has succeeded: one that fails raises, and never comes here."""
         self._saved = state.global_step
         label, self._label = self._label, ""
+        saving, self._saving = self._saving, None
         if label and args.should_save:
             saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-            _keep(saved, saved.with_name(f"{label.replace('/', '_')}-{state.global_step}"))
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
+            kept = saved.with_name(f"{label.replace('/', '_')}-{state.global_step}")
+            if saving is not None and saving.is_in_flight:
+                saving.until(lambda: _keep(saved, kept))
+            else:
+                _keep(saved, kept)
+        if saving is not None:
             saving.__exit__(None, None, None)
 
     def on_train_end(
@@ -125,12 +142,11 @@ class ResilCallback(TrainerCallback):
 
     def _begin_save(self) -> None:
         if self._saving is None:
-            self._saving = self.guard.saving()
-            self._saving.__enter__()
+            self._saving = self.guard.saving().__enter__()
 
 
-def _keep(saved: Path, kept: Path) -> None:
-    """A copy that takes no room, where the file system has hard links."""
+def _keep(saved: Path, kept: Path) -> bool:
+    """Make a copy that takes no room, where the file system has hard links. True: it is done."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -140,3 +156,4 @@ def _keep(saved: Path, kept: Path) -> None:
 
     if saved.is_dir() and not kept.exists():
         shutil.copytree(saved, kept, copy_function=link)
+    return True

@@ -119,6 +119,20 @@ def test_older_ones_go_and_those_with_a_label_stay(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([kept[0], kept[-1]])
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_job_had_begun_to_write_goes_once_a_later_one_is_there(tmp_path: Path, kind: str) -> None:
+    given_up = write(checkpoint_path(tmp_path, 4).with_suffix(".part"), kind, "half")
+    kept = [
+        made(tmp_path, 5),
+        write(checkpoint_path(tmp_path, 6).with_suffix(".part"), kind, "may be on its way"),
+        write(checkpoint_path(tmp_path, 4, "mine").with_suffix(".part"), kind, "whoever writes this"),
+    ]
+    move_into_place(write(tmp_path / "part", kind, "7"), checkpoint_path(tmp_path, 3, "other"))
+    assert given_up.exists(), "a move removes nothing"
+    remove_older(tmp_path, 2)
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, checkpoint_path(tmp_path, 3, "other")])
+
+
 @pytest.mark.parametrize("there", ["", "file", "folder"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path, kind: str, there: str) -> None:

@@ -1,0 +1,21 @@
+"""A slow storage for torch.distributed.checkpoint: in a module of its own, because another process imports it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemWriter
+
+
+class SlowWriter(FileSystemWriter):
+    """Writes the files, and the metadata, without which they are no checkpoint, only after a while."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(path)
+        self._seconds = seconds
+
+    def finish(self, *arguments: Any, **keywords: Any) -> None:
+        time.sleep(self._seconds)
+        super().finish(*arguments, **keywords)

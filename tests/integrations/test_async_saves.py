@@ -1,0 +1,69 @@
+"""Saves that go on in the background, in each framework's own form: a checkpoint is booked when it is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.integrations.checkpoint_files import newest_checkpoint
+from tests.guard.disks import fill, small_disk
+from tests.integrations.launched import HERE, Launched, needs
+
+SAVE_S = 1.5
+FORMS = [
+    pytest.param("pytorch-thread", marks=needs("torch")),
+    pytest.param("pytorch-process", marks=needs("torch")),
+    pytest.param("accelerate", marks=needs("torch", "accelerate")),
+    pytest.param("lightning", marks=needs("torch", "lightning")),
+    pytest.param("transformers", marks=needs("torch", "transformers", "accelerate")),
+    pytest.param("jax", marks=needs("jax", "orbax.checkpoint")),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "2m") as mounted:
+        yield mounted
+
+
+def newest_step(disk: Path, form: str) -> int:
+    """The steps of the newest checkpoint, as the next job would find it; -1: there is none."""
+    if form == "jax":
+        steps = [int(path.name) for path in (disk / "checkpoints").iterdir() if path.name.isdigit()]
+        return max(steps, default=-1)
+    newest = newest_checkpoint(disk / "checkpoints")
+    return int(newest[-13:-5]) if newest else -1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_save_in_the_background_counts_when_it_is_there(launched: Launched, disk: Path, form: str) -> None:
+    command = [sys.executable, str(HERE / "async_training.py"), form, str(disk)]
+    launched.launch(command, SAVE_S=str(SAVE_S), JAX_PLATFORMS="cpu")
+    launched.until_step(5, 1)
+    launched.throw("kill")
+    assert launched.wait() == 75, launched.output.read_text()
+    events = [event for event in launched.guard_events() if event["event"].startswith(("save", "end"))]
+    assert [event["event"] for event in events] == ["save_begin", "save_staged", "save", "end"]
+    _, staged, saved, end = events
+    assert (end["exit_code"], end["stopped"]) == (75, True)
+    assert newest_step(disk, form) == end["step"] == saved["step"]
+    if form != "jax":
+        assert saved["seconds"] > SAVE_S > staged["seconds"]
+
+    launched.clear("kill")
+    launched.launch(command, JAX_PLATFORMS="cpu")
+    launched.until(lambda: launched.count(0, "begins") == 2)
+    assert launched.last(0, "begins")["step"] == end["step"], "the next job goes on from it"
+    fill(disk)
+    launched.throw("kill")
+    assert launched.wait() == 1, launched.output.read_text()
+    failed, end = [event for event in launched.guard_events() if event["event"] in ("save_failed", "end")][-2:]
+    assert (failed["event"], end["exit_code"], end["stopped"]) == ("save_failed", 1, False)
+    assert failed["step"] == end["step"] > saved["step"]
+    assert re.search(r"No space left on device|RESOURCE_EXHAUSTED", end["why"]), end
+    assert newest_step(disk, form) == saved["step"], "what could not be written counts for nothing"
+    assert f"the save of step {failed['step']} is not durable: " in launched.output.read_text()
