@@ -181,6 +181,7 @@ class CgroupMemory:
     Attributes:
         whose: as in `whose`.
         limit_bytes: what holds now; None for no limit. Renewed by `read_limit`.
+        cache_bytes: what was reclaimable when that was last looked up.
     """
 
     def __init__(self, folder: Folder, *, with_swap: bool = False) -> None:
@@ -189,6 +190,7 @@ class CgroupMemory:
         self.with_swap = with_swap
         self.whose = whose(folder.path) + (" (memory and swap together)" if with_swap else "")
         self.limit_bytes: int | None = None
+        self.cache_bytes = 0
         if folder.version == 2:
             names, usage = ["memory.max", "memory.high"], "memory.current"
         else:

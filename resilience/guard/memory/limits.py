@@ -37,12 +37,19 @@ class Reading:
             `resilience.guard.memory.cgroup.whose`.
         used_bytes: without file cache that the kernel would give up.
         shared_bytes: how much of it is shared memory; 0 where that was not looked up.
+        is_exact: whether the file cache was looked up now; else it is taken to be as large as when it last was.
     """
 
     whose: str
     limit_bytes: int
     used_bytes: int
     shared_bytes: int = 0
+    is_exact: bool = True
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells one limit from the others."""
+        return self.whose, self.limit_bytes
 
     @property
     def percent(self) -> float:
@@ -73,7 +80,7 @@ class MemoryLimits:
     ) -> list[Reading]:
         """All limits with their use, the nearest cgroup first, the node last.
 
-        File cache is only subtracted (20 us for each cgroup) where the answer could change something: where
+        File cache is only looked up (20 us for each cgroup) where the answer could change something: where
         `matters(limit_bytes, used_bytes)` says so of the use with cache, or everywhere if `thorough`. An empty list
         means that there is nothing to be seen.
         """
@@ -107,8 +114,9 @@ class MemoryLimits:
     ) -> Reading:
         used = cgroup.raw_bytes()
         if not (thorough or matters(limit, used)):
-            return Reading(cgroup.whose, limit, used)
+            return Reading(cgroup.whose, limit, max(0, used - cgroup.cache_bytes), is_exact=False)
         stat = cgroup.stat()
+        cgroup.cache_bytes = stat.reclaimable_bytes
         return Reading(cgroup.whose, limit, max(0, used - stat.reclaimable_bytes), stat.shared_bytes)
 
     def _look_at_node(self) -> Reading | None:

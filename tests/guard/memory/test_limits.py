@@ -58,7 +58,7 @@ def test_every_limit_is_read_with_its_own_use(machine: Machine, limits: MemoryLi
         (2, f"inactive_file {60 * MIB}\nactive_file {20 * MIB}\nshmem 5\n"),
     ],
 )
-def test_file_cache_is_subtracted_only_where_it_could_matter(
+def test_file_cache_is_looked_up_only_where_it_could_matter(
     machine: Machine, limits: MemoryLimits, version: int, stat: str
 ) -> None:
     machine.slurm(version, used=190 * MIB, limits={"job_12": 200 * MIB}, stat=stat)
@@ -66,6 +66,17 @@ def test_file_cache_is_subtracted_only_where_it_could_matter(
     assert (plain.used_bytes, plain.shared_bytes) == (190 * MIB, 0)
     near = limits.look(0.0, matters=lambda limit, used: used > 0.9 * limit)[0]
     assert (near.used_bytes, near.shared_bytes) == (110 * MIB, 5)
+    assert (plain.is_exact, near.is_exact) == (False, True)
+
+
+def test_between_two_looks_at_the_file_cache_it_is_taken_to_stay(machine: Machine, limits: MemoryLimits) -> None:
+    job = machine.slurm(2, used=150 * MIB, limits={"job_12": 200 * MIB}, stat=f"active_file {80 * MIB}\n")
+    assert limits.look(0.0, thorough=True)[0].used_bytes == 70 * MIB
+    (job / "memory.current").write_text(f"{160 * MIB}\n")
+    (job / "memory.stat").write_text(f"active_file {90 * MIB}\n")
+    cheap = limits.look(1.0, matters=lambda limit, used: False)[0]
+    assert (cheap.used_bytes, cheap.is_exact) == (80 * MIB, False)
+    assert limits.look(2.0, thorough=True)[0].used_bytes == 70 * MIB
 
 
 def test_a_limit_above_what_a_container_sees_is_known_in_version_1(machine: Machine, limits: MemoryLimits) -> None:
