@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     class Trigger(Protocol):
         """What may ask the guard for something. Anything with these two methods is one.
 
-        Three attributes are looked at when they are there: `name` (default: the class's name), `ranks`, which ranks
-        ask it (`"every"`, the default; `"node"`, the first of each node; `"first"`, rank 0), and `shared`, whether it
-        touches the shared file system (default False), so that it waits in a thread of its own when that hangs.
+        Four attributes are looked at when they are there: `name` (default: the class's name), `ranks`, which ranks
+        ask it (`"every"`, the default; `"node"`, the first of each node; `"first"`, rank 0), `shared`, whether it
+        touches the shared file system (default False), so that it waits in a thread of its own when that hangs, and
+        `look_again_s`, in how many seconds it must be asked again if that is sooner than usual (default None).
         """
 
         def poll(self) -> Request | str | None:

@@ -278,6 +278,7 @@ class Parts:
 
     def save_begins(self, saving: Saving) -> None:
         """The training saves."""
+        self._watches.save_began()
         self._recorder.event("save_begin", step=saving.step)
         self._learned.save_begins(saving.step)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from resilience.guard import watch as watch_module
 from resilience.guard.decision import Request
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
-from resilience.guard.watch import Watch, asked_here, name_of, understand
+from resilience.guard.settings import GuardSettings
+from resilience.guard.watch import SOONEST_S, Watch, Watches, again_s, asked_here, name_of, understand
 from tests.guard.guards import Wisher, wait_until
 
 
@@ -83,6 +85,80 @@ def test_side_work_that_fails_is_named_once_and_tried_again() -> None:
     wait_until(lambda: len(times) > 3)
     watch.stop(2.0)
     assert sum("the disk is full" in sentence for sentence in said) == 1
+
+
+def test_a_trigger_that_wants_to_is_asked_sooner_and_the_others_are_not() -> None:
+    hurried, other, passes = Wisher(), Wisher(), list[int]()
+    hurried.look_again_s = 0.001  # type: ignore[attr-defined]
+    watch = make_watch(hurried, other, wished=[], every_s=60.0, also=lambda: passes.append(1))
+    watch.start()
+    try:
+        wait_until(lambda: hurried.polls > 5)
+        assert (other.polls, len(passes)) == (1, 1)
+        watch.wake()
+        wait_until(lambda: other.polls == 2)
+    finally:
+        watch.stop(2.0)
+
+
+def test_a_hurried_trigger_that_asked_or_failed_waits_for_its_turn() -> None:
+    class Broken(Wisher):
+        look_again_s = 0.001
+
+        def poll(self) -> None:
+            self.polls += 1
+            raise OSError
+
+    asking, broken, calm, said = Wisher("enough"), Broken(), Wisher(), list[str]()
+    asking.look_again_s = 0.001  # type: ignore[attr-defined]
+    watch = make_watch(asking, broken, calm, wished=[], said=said, every_s=0.1)
+    watch.start()
+    try:
+        wait_until(lambda: calm.polls > 3)
+        polls = broken.polls
+        assert polls <= calm.polls + 1  # once in each round
+        assert asking.polls == 1
+    finally:
+        watch.stop(2.0)
+
+
+def test_the_pause_never_gets_longer_than_usual_by_what_a_trigger_wants() -> None:
+    slow = Wisher()
+    slow.look_again_s = 3600.0  # type: ignore[attr-defined]
+    watch = make_watch(slow, wished=[], every_s=0.01)
+    watch.start()
+    try:
+        wait_until(lambda: slow.polls > 3)
+    finally:
+        watch.stop(2.0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seconds"), [(0.5, 0.5), (0.0, SOONEST_S), (-1, SOONEST_S), (None, None), ("soon", None)]
+)
+def test_how_soon_a_trigger_can_be_asked_again(wanted: object, seconds: float | None) -> None:
+    wisher = Wisher()
+    wisher.look_again_s = wanted  # type: ignore[attr-defined]
+    assert again_s(wisher) == (float("inf") if seconds is None else seconds)
+    assert again_s(Wisher()) == float("inf")
+
+
+def test_what_is_on_the_node_is_looked_at_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "LOOK_S", 3600.0)
+    built_in, own = Wisher(), Wisher()
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    watches = Watches(
+        Place(), GuardSettings(poll_s=3600.0), Recorder(Place(), nothing), [built_in], [own],
+        wish=nothing, first=nothing, at_files=nothing, at_node=nothing,
+    )  # fmt: skip
+    watches.start()
+    try:
+        wait_until(lambda: (built_in.polls, own.polls) == (1, 1))
+        watches.save_began()
+        wait_until(lambda: built_in.polls == 2)
+        assert own.polls == 1
+    finally:
+        watches.stop(2.0)
 
 
 @pytest.mark.parametrize(
