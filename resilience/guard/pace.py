@@ -96,6 +96,11 @@ class Pace:
         with self._lock:
             self._save_began = now
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether the training waits for a save."""
+        return self._save_began is not None
+
     def was_saving(self, seconds: float) -> None:
         """The save on this rank is over, well or not: so much of the present gap was one."""
         with self._lock:
@@ -116,6 +121,11 @@ class Pace:
         """A save that began then (monotonic seconds) goes on in the background; None: it has ended."""
         with self._lock:
             self._in_flight_since = began
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a save goes on in the background."""
+        return self._in_flight_since is not None
 
     def in_flight_s(self, now: float, otherwise_s: float) -> float:
         """How much longer the save in flight may take, as long as the slowest one took; `otherwise_s` while no save was

@@ -39,7 +39,8 @@ class GuardSettings:
         host_memory: whether the memory of the node, of the job's cgroups and of /dev/shm is watched.
         host_memory_percent: stop when so much of the smallest limit is used.
         host_memory_free_bytes: or when less is left than this; 0 for no such limit.
-        host_memory_forecast: whether to stop at the next save when the memory will not last until the job's end.
+        host_memory_forecast: whether to stop at the next save when the memory will not last until the job's end, and
+            at once when a fast rise hardly leaves time for one.
         shm_percent: stop when /dev/shm is so full.
         gpu_memory: whether the memory of this process's GPU is watched; auto is on where its figures mean something.
         gpu_memory_free_bytes: stop when less is left than this.

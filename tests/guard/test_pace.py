@@ -294,3 +294,21 @@ def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_it_is_known_whether_a_save_is_under_way() -> None:
+    pace = Pace()
+    found = [pace.is_saving]
+    pace.save_began(7.0)
+    found.append(pace.is_saving)
+    pace.was_saving(2.0)
+    assert [*found, pace.is_saving] == [False, True, False]
+
+
+def test_it_is_known_whether_a_save_goes_on_in_the_background() -> None:
+    pace = Pace()
+    found = [pace.is_in_flight]
+    pace.in_flight_since(7.0)
+    found.append(pace.is_in_flight)
+    pace.in_flight_since(None)
+    assert [*found, pace.is_in_flight] == [False, True, False]

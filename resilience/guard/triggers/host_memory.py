@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from resilience.guard.decision import Request
 from resilience.guard.memory.forecast import History
 from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
+from resilience.guard.memory.rise import KEPT, Look, RecentUse, rush
+from resilience.guard.memory.save_memory import SAVE_LOOKS, SaveMemory
 from resilience.quantities import format_bytes, format_duration
 
 TYPE_CHECKING = False
@@ -33,7 +35,13 @@ SAVES = 2.0
 GAPS = 1.25
 """The next save is taken to come within so many of the longest recent time between saves."""
 NEAR_PERCENT = 80.0
-"""Below this no forecast asks for a save: a data set that is being loaded rises as straight as a leak, and ends."""
+"""Below this no forecast asks for a save: a data set that is being loaded rises as straight as a leak, and ends. A rise
+of seconds does, once a save was measured: by then the training is well under way."""
+SAFETY = 1.25
+"""The slowest recent step and save, times this, must fit into what a rise of seconds leaves: both are the slowest of
+many, and a step is measured too long rather than too short."""
+LOOKS = 10.0
+"""So many looks fit into the time until the limit: a few have seen the rise while there is time for a save."""
 SHARED_PART = 0.2
 """From this part of the use on, shared memory is named."""
 
@@ -59,12 +67,16 @@ def stop_level(limit_bytes: int, percent: float, free_bytes: int) -> float:
     return min(limit_bytes * percent / 100.0, float(limit_bytes - free_bytes) if free_bytes else float(limit_bytes))
 
 
-def judge(readings: Iterable[Reading], *, percent: float, free_bytes: int, host: str) -> str | None:
+def judge(
+    readings: Iterable[Reading], *, percent: float, free_bytes: int, host: str, save_bytes: int = 0
+) -> str | None:
     """Given all limits with their use, return the sentence for why to stop, or None.
 
     Each limit is judged by its own use, and the fullest is named: the kernel kills at the one that is reached first.
+    What a save needs (`save_bytes`) is to stay free as well.
     """
-    full = [one for one in readings if one.used_bytes >= stop_level(one.limit_bytes, percent, free_bytes)]
+    least = max(free_bytes, save_bytes)
+    full = [one for one in readings if one.used_bytes >= stop_level(one.limit_bytes, percent, least)]
     if not full:
         return None
     worst = max(full, key=lambda one: one.percent)
@@ -74,7 +86,8 @@ def judge(readings: Iterable[Reading], *, percent: float, free_bytes: int, host:
     if worst.percent >= percent:
         return f"the memory of {host} is at {worst.percent:.1f} % of {allowance(worst)}{shared}"
     left = f"has {format_bytes(worst.free_bytes)} left of {allowance(worst)}{shared}"
-    return f"the memory of {host} {left}: less than the {format_bytes(free_bytes)} that are to stay free"
+    what_for = "that are to stay free" if free_bytes >= save_bytes else "that a save needs"
+    return f"the memory of {host} {left}: less than the {format_bytes(least)} {what_for}"
 
 
 def allowance(reading: Reading) -> str:
@@ -132,10 +145,15 @@ def about(seconds: float) -> str:
 
 
 class HostMemory:
-    """Asks for a save and a stop before the smallest limit of the memory is reached; one rank of each node does."""
+    """Asks for a save and a stop before the smallest limit of the memory is reached; one rank of each node does.
+
+    Attributes:
+        look_again_s: in how many seconds it must be asked again; None for the usual pause.
+    """
 
     name = "host_memory"
     ranks = "node"
+    look_again_s: float | None = None
 
     def __init__(
         self,
@@ -156,6 +174,8 @@ class HostMemory:
         self._wall_clock = wall_clock
         self._limits = MemoryLimits(root)
         self._histories: dict[tuple[str, int], History] = {}
+        self._recent: dict[tuple[str, int], RecentUse] = {}
+        self._save = SaveMemory()
         self._forecast_at = float("-inf")
         self._told_s: float | None = None
         self._gaps_s: list[float] = []
@@ -170,12 +190,23 @@ class HostMemory:
         wants_forecast = self._settings.host_memory_forecast and self._pace.slowest_step_s is not None
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
         looks_ahead = wants_forecast and (saved_now or now >= self._forecast_at)
-        readings = self._limits.look(now, matters=self._matters, thorough=due or looks_ahead)
+        is_up_to_date = saved_now and not self._save.is_in_flight  # else steps were done since the save began
+        closely = self.look_again_s is not None or self._pace.is_saving or self._save.is_measuring
+        self.look_again_s = None
+        readings = self._limits.look(now, matters=self._matters, thorough=due or looks_ahead or closely)
         if not readings:
             self._recorder.warn(f"could not look at the memory of {self._place.host}: it is not watched", key=self.name)
             return None
+        if self._watch_save(readings[0], now):
+            return None  # no step ends before the save does, and after it a stop may need no other
         percent, free_bytes = self._settings.host_memory_percent, self._settings.host_memory_free_bytes
-        why = judge(readings, percent=percent, free_bytes=free_bytes, host=self._place.host)
+        host, save_bytes = self._place.host, self._save.bytes
+        rush_why = self._watch_rise(readings, now)
+        why = judge(readings, percent=percent, free_bytes=free_bytes, host=host, save_bytes=save_bytes) or rush_why
+        if why is not None and is_up_to_date:
+            return Request(self.name, f"{why}; the last save was made just now", save=False)
+        if rush_why is not None and self._save.is_in_flight:  # no time to wait for it, and to make another
+            return Request(self.name, f"{rush_why}; the save in flight is the last one", save=False)
         if why is not None:
             return Request(self.name, why)
         if due:
@@ -200,14 +231,57 @@ class HostMemory:
         self._limits.close()
 
     def _matters(self, limit_bytes: int, used_bytes: int) -> bool:
-        settings = self._settings
-        return used_bytes >= stop_level(limit_bytes, settings.host_memory_percent, settings.host_memory_free_bytes)
+        return used_bytes >= self._stop_level(limit_bytes)
+
+    def _stop_level(self, limit_bytes: int) -> float:
+        least = max(self._settings.host_memory_free_bytes, self._save.bytes)
+        return stop_level(limit_bytes, self._settings.host_memory_percent, least)
+
+    def _watch_save(self, nearest: Reading, now: float) -> bool:
+        """Measure what a save needs, and return whether the training waits for one.
+
+        The nearest limit tells it: below those above, and on the node, others are at work as well.
+        """
+        is_saving, was_measuring = self._pace.is_saving, self._save.is_measuring
+        self._save.look(now, nearest.used_bytes, is_saving=is_saving, is_in_flight=self._pace.is_in_flight)
+        if was_measuring and not self._save.is_measuring:
+            for recent in self._recent.values():
+                recent.forget_inexact()  # what the save held is given back
+        if self._save.since is not None and nearest.whose != FAMILY:
+            self.look_again_s = (now - self._save.since) / SAVE_LOOKS
+        return is_saving
+
+    def _watch_rise(self, readings: list[Reading], now: float) -> str | None:
+        """Say why to stop if the rise of the last seconds hardly leaves time for a save; else when to look again."""
+        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
+        if not self._settings.host_memory_forecast or step_s is None:
+            self._recent = {}
+            return None
+        need_s = SAFETY * (step_s + (save_s or 0.0) + self._pace.in_flight_s(now, 0.0))
+        fills_in_s = float("inf")
+        for reading in readings:
+            if reading.whose == FAMILY:
+                continue  # to look at it is expensive
+            recent = self._recent.setdefault(reading.key, RecentUse())
+            is_exact = reading.is_exact and not self._save.is_measuring
+            recent.add(Look(now, reading.used_bytes, is_exact), KEPT * need_s)
+            room_bytes = reading.free_bytes - self._save.bytes
+            fills_in_s = min(fills_in_s, recent.fills_in_s(room_bytes))
+            if reading.is_exact and (save_s is not None or reading.percent >= NEAR_PERCENT):
+                left_s = rush(recent.looks, room_bytes=room_bytes, need_s=need_s, known_bytes=recent.known_bytes)
+                if left_s is not None:
+                    return (
+                        f"the memory of {self._place.host} grows so fast that {allowance(reading)} will be used up in "
+                        f"{left_s:.1f} s, hardly enough for a save"
+                    )
+        if fills_in_s < 2 * need_s:
+            self.look_again_s = fills_in_s / LOOKS
+        return None
 
     def _remember(self, readings: list[Reading], now: float) -> None:
         for reading in readings:
-            key = (reading.whose, reading.limit_bytes)
-            self._histories.setdefault(key, History(READ_EVERY_S)).add(now, float(reading.used_bytes))
-        known = {(reading.whose, reading.limit_bytes) for reading in readings}
+            self._histories.setdefault(reading.key, History(READ_EVERY_S)).add(now, float(reading.used_bytes))
+        known = {reading.key for reading in readings}
         self._histories = {key: history for key, history in self._histories.items() if key in known}
 
     def _look_ahead(self, readings: list[Reading], now: float, saved_now: bool) -> Request | None:
@@ -236,15 +310,14 @@ class HostMemory:
 
     def _forecast(self, readings: list[Reading], now: float) -> Forecast | None:
         """The limit that will be reached first."""
-        settings, found = self._settings, []
+        found = []
         for reading in readings:
-            history = self._histories.get((reading.whose, reading.limit_bytes))
+            history = self._histories.get(reading.key)
             trend = history.trend() if history is not None else None
             if trend is None:
                 continue
-            limit_in_s = trend.reaches_in_s(float(reading.limit_bytes), now)
-            level = stop_level(reading.limit_bytes, settings.host_memory_percent, settings.host_memory_free_bytes)
-            stop_in_s = trend.reaches_in_s(level, now)
+            limit_in_s = trend.reaches_in_s(float(reading.limit_bytes - self._save.bytes), now)
+            stop_in_s = trend.reaches_in_s(self._stop_level(reading.limit_bytes), now)
             if limit_in_s is not None and stop_in_s is not None:
                 found.append(Forecast(reading, trend.per_s, limit_in_s, stop_in_s))
         return min(found, key=lambda forecast: forecast.limit_in_s, default=None)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resilience.errors import GuardError
-from resilience.guard import Request, TrainingGuard
+from resilience.guard import Request, TrainingGuard, watch
 from resilience.guard.end_time import NO_LIMIT, EndTime
 from resilience.guard.memory.limits import FAMILY, NODE, Reading
 from resilience.guard.pace import Pace
@@ -386,6 +386,24 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
     assert (decision.save, decision.stop, trigger.has_saved) == (False, True, 5)
 
 
+def test_a_guard_has_the_memory_looked_at_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as the trigger wants, where it would otherwise be its turn in an hour."""
+    monkeypatch.setattr(watch, "LOOK_S", 3600.0)
+    looks: list[bool] = []
+    poll = HostMemory.poll
+
+    def note(trigger: HostMemory) -> Request | None:
+        looks.append(trigger._pace.is_saving)
+        return poll(trigger)
+
+    monkeypatch.setattr(HostMemory, "poll", note)
+    with TrainingGuard.from_env({}, **{**QUIET, "host_memory": True, "poll_s": 3600.0}) as guard:
+        wait_until(lambda: looks)
+        guard.step()
+        with guard.saving():
+            wait_until(lambda: looks.count(True) > 3)
+
+
 # ---- real cgroups ---------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +446,32 @@ def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) ->
     """The other side: the same leak is a real one."""
     run_training("leak", real, tmp_path, RESIL_GUARD="off")
     assert real.kills() >= 1
+
+
+@pytest.fixture
+def small() -> Iterator[RealCgroup]:
+    cgroup = make_real_cgroup(400 * MIB)
+    yield cgroup
+    remove_real_cgroup(cgroup)
+
+
+@pytest.mark.parametrize(("mib_per_s", "first_saves"), [(40, 3), (120, 3), (40, 0)])
+def test_a_fast_leak_in_a_small_cgroup_is_stopped_before_the_kernel_kills_it(
+    small: RealCgroup, tmp_path: Path, mib_per_s: int, first_saves: int
+) -> None:
+    """120 MiB/s fill it in three seconds. Also where no save was made before: then it must be 80 % full."""
+    told, errors = run_training("fast", small, tmp_path, MIB_PER_S=str(mib_per_s), FIRST_SAVES=str(first_saves))
+    assert told, errors
+    assert (told["exit_code"], told["saves"]) == (75, first_saves + 1), told
+    assert small.kills() == 0
+
+
+def test_files_that_come_fast_stop_nobody(small: RealCgroup, tmp_path: Path) -> None:
+    """300 MiB of file cache in a second or two, as fast as the leaks above: looked at closely, none of it is used."""
+    told, errors = run_training("files", small, tmp_path)
+    assert told, errors
+    assert int((small.job / "memory.max_usage_in_bytes").read_text()) > 360 * MIB, "the test shows nothing"
+    assert (told["why"], told["saves"], told["exit_code"]) == ("", 2, 0)
 
 
 def test_files_read_again_and_again_fill_the_cgroup_and_stop_nobody(real: RealCgroup, tmp_path: Path) -> None:
