@@ -1,8 +1,9 @@
-"""What a job has learned, for the next one: how long steps and saves take, and what the loss was.
+"""What a job has learned, for the next one: how long steps and saves take, how the memory grows, what the loss was.
 
-`learned/<rank>.json` of the run directory, rewritten about once a minute by rank 0, after each durable save by every
-rank that was given losses, and at the end. It is checked before it is believed: version, number of ranks, and, for the
-loss, the step that the training resumes at. What does not fit is dropped, and the journal says why.
+`learned/<rank>.json` of the run directory, rewritten about once a minute by rank 0, and after each durable save and at
+the end by the first rank of each node and every rank that was given losses. It is checked before it is believed:
+version, number of ranks, and, for the loss, the step that the training resumes at. What does not fit is dropped, and
+the journal says why.
 """
 
 from __future__ import annotations
@@ -14,14 +15,26 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Protocol
 
     from resilience.guard.pace import Pace
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
     from resilience.guard.triggers.loss import Loss
+
+    class Learner(Protocol):
+        """Knows something that serves the next job."""
+
+        def learned(self, now: float) -> Mapping[str, Any]:
+            """What that is at `now` (monotonic seconds), in JSON types."""
+            ...
+
+        def restore(self, learned: Mapping[str, Any], now: float) -> None:
+            """Go by what another job has learned. Raise ValueError, TypeError or KeyError if it is none of ours."""
+            ...
+
 
 VERSION = 1
 EVERY_S = 60.0
@@ -51,12 +64,22 @@ def kill_after_s(set_s: float, step_s: float | None, save_s: float | None) -> fl
 class Learned:
     """What was learned before, and what this job has learned so far."""
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace, loss: Loss) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        pace: Pace,
+        loss: Loss,
+        learners: Mapping[str, Learner],
+    ) -> None:
+        """`learners` by their names in the file, besides `pace` and `loss`."""
         self._place = place
         self._settings = settings
         self._recorder = recorder
         self._pace = pace
         self._loss = loss
+        self._learners = {"pace": pace, **learners}
         self._arrived = threading.Event()
         self._snapshots: list[dict[str, Any]] = []
         self._begun: dict[str, Any] | None = None
@@ -101,14 +124,16 @@ class Learned:
         if begun is not None and begun["step"] == step:
             kept = [one for one in self._snapshots if one["step"] < step]
             self._snapshots = [*kept, begun][-SNAPSHOTS:]
-            self._is_fresh = True
+        self._is_fresh = True
 
-    def text(self, *, leads: bool, last: bool = False) -> str:
+    def text(self, *, last: bool = False) -> str:
         """The file, if it is to be written now; else an empty text."""
         now = time.monotonic()
-        is_due = (leads and (now >= self._due or last)) or self._is_fresh
-        if not is_due or not (leads or self._snapshots):
+        is_due = last or self._is_fresh or (self._place.is_first and now >= self._due)
+        if not is_due or not (self._place.is_first_of_node or self._snapshots):
             return ""
+        if not self._arrived.is_set():
+            return ""  # it would take the place of more than is known here
         self._due, self._is_fresh = now + EVERY_S, False
         step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
         bound_s = kill_after_s(self._settings.kill_timeout_s, step_s, save_s)
@@ -117,7 +142,7 @@ class Learned:
             fields["kill_after_s"] = math.ceil(bound_s)
         fields["slowest_step_s"] = None if step_s is None else round(step_s, 3)
         fields["slowest_save_s"] = None if save_s is None else round(save_s, 3)
-        fields["pace"] = self._pace.learned(now)
+        fields |= {name: learner.learned(now) for name, learner in self._learners.items()}
         fields["losses"] = self._snapshots
         return json.dumps(fields, separators=(",", ":")) + "\n"
 
@@ -144,10 +169,17 @@ class Learned:
             {"step": int(one["step"]), "losses": finite(one["losses"])[-MOST_LOSSES:]}
             for one in sorted(fields["losses"], key=lambda one: int(one["step"]))[-SNAPSHOTS:]
         ]
-        if fields["world"] != self._place.world:
-            self._drop("pace", f"it is of {int(fields['world'])} ranks, and these are {self._place.world}")
-            return
-        self._pace.restore(fields["pace"], time.monotonic())
+        for name, learner in self._learners.items():
+            if name not in fields:
+                continue  # it was switched off
+            try:
+                if fields["world"] != self._place.world:
+                    raise ValueError(f"it is of {int(fields['world'])} ranks, and these are {self._place.world}")
+                learner.restore(fields[name], time.monotonic())
+            except Exception as error:  # whatever stands there
+                self._drop(
+                    name, str(error) if type(error) is ValueError else f"it cannot be understood: {error!r}"[:300]
+                )
 
     def _drop(self, what: str, why: str) -> None:
         self._recorder.event("learned_dropped", what=what, why=why)

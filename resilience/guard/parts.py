@@ -31,7 +31,7 @@ from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.triggers import built_in_triggers, switches_of_people
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
-from resilience.guard.watch import Watches
+from resilience.guard.watch import Watches, name_of
 from resilience.quantities import format_duration
 
 TYPE_CHECKING = False
@@ -100,9 +100,10 @@ class Parts:
         self.agreement = self._agree(agreement)
         self._signals = Signals(place, settings, self._recorder, guard)
         self._loss = Loss(place, settings, self._recorder)
-        self._learned = Learned(place, settings, self._recorder, self._pace, self._loss)
         self._exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now, self._unsaved)
         built_in = built_in_triggers(place, settings, self._recorder, self._pace)
+        learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
+        self._learned = Learned(place, settings, self._recorder, self._pace, self._loss, learners)
         self.stepping_thread: threading.Thread | None = None
         self._stepping = 0
         self._watches = Watches(
@@ -469,7 +470,7 @@ class Parts:
         self._exit.expect(self.agreement.awaited(), time.monotonic(), bound_s)
 
     def _keep_learned(self, *, last: bool = False) -> None:
-        text = self._learned.text(leads=self._place.is_first, last=last)
+        text = self._learned.text(last=last)
         if text:
             self._mirror.learn(text)
 

@@ -13,6 +13,7 @@ import pytest
 
 from resilience.guard import TrainingGuard
 from resilience.guard.learned import MOST_LOSSES, kill_after_s
+from resilience.guard.mirror.mirror import Mirror
 from resilience.guard.pace import Pace
 from tests.guard.guarded import a_launch
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
@@ -178,6 +179,29 @@ def test_old_saves_make_room_for_new_ones() -> None:
     pace.saved(1.0)
     pace.restore({"gaps": [], "saves": [float(number) for number in range(100, 130)], "stalls": []}, 0.0)
     assert pace.learned(0.0)["saves"] == [*map(float, range(111, 130)), 1.0]
+
+
+def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(run: Path) -> None:
+    job(run, range(300), smooth, host_memory=True)
+    known = {"trend": [1000.0, 600.0], "gaps_s": [5.0], "save_bytes": [7]}
+    assert learned(run)["host_memory"].keys() == known.keys()
+    (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "host_memory": known}))
+    with make_guard(run, say=lambda text: None, host_memory=True) as guard:
+        assert guard._parts is not None
+        guard._parts._learned._arrived.wait(20)
+    assert learned(run)["host_memory"] == known
+    job(run, range(3), smooth)
+    assert "host_memory" not in learned(run), "it is switched off, and a later job may be another one"
+
+
+def test_a_job_that_ends_before_the_file_was_read_leaves_it_as_it_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(run, range(300), smooth)
+    before = learned(run)
+    monkeypatch.setattr(Mirror, "learned", lambda mirror: None)
+    job(run, range(300, 302), smooth)
+    assert learned(run) == before
 
 
 def test_a_huge_window_is_cut_to_what_travels(run: Path) -> None:

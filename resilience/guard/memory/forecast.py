@@ -44,6 +44,10 @@ class Trend:
     at: float
     span_s: float
 
+    def is_like(self, per_s: float) -> bool:
+        """Whether `per_s` is about the same rise."""
+        return self.per_s / ALIKE <= per_s <= self.per_s * ALIKE
+
     def reaches_in_s(self, limit: float, now: float) -> float | None:
         """In how many seconds `limit` is reached; 0 if it is; None if that is further off than can be told."""
         wait_s = (limit - self.level) / self.per_s
@@ -83,6 +87,11 @@ class History:
                 self._long = self._long[::2]
                 self._long_every_s *= 2
 
+    @property
+    def slope(self) -> float | None:
+        """How much more it is each second, whether that can be trusted or not; None while the readings are too few."""
+        return _slope(self._long)[0] if _are_enough(self._long) else None
+
     def trend(self) -> Trend | None:
         """The rise over all the time; else the recent one, if it goes where the readings never were before.
 
@@ -97,9 +106,9 @@ class History:
 
 def fit(readings: list[tuple[float, float]]) -> Trend | None:
     """Given readings as (seconds, value) in order, return their rise; None if there is none that can be trusted."""
-    count = len(readings)
-    if count < LEAST_READINGS or readings[-1][0] - readings[0][0] < LEAST_SPAN_S:
+    if not _are_enough(readings):
         return None
+    count = len(readings)
     third = count // 3
     if _median([value for _, value in readings[:third]]) >= _median([value for _, value in readings[-third:]]):
         return None  # most of the time: spare the pairs
@@ -117,6 +126,10 @@ def fit(readings: list[tuple[float, float]]) -> Trend | None:
     if slope * (end - start) < LEAST_RISE * scatter:
         return None
     return Trend(slope, base + slope * end, end, end - start)
+
+
+def _are_enough(readings: list[tuple[float, float]]) -> bool:
+    return len(readings) >= LEAST_READINGS and readings[-1][0] - readings[0][0] >= LEAST_SPAN_S
 
 
 def _slope(readings: list[tuple[float, float]]) -> tuple[float, int]:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resilience.guard.decision import Request
-from resilience.guard.memory.forecast import History
+from resilience.guard.memory.forecast import History, Trend
 from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
 from resilience.guard.memory.rise import KEPT, Look, RecentUse, rush
 from resilience.guard.memory.save_memory import SAVE_LOOKS, SaveMemory
@@ -17,7 +18,8 @@ from resilience.quantities import format_bytes, format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
     from resilience.guard.pace import Pace
     from resilience.guard.place import Place
@@ -32,6 +34,7 @@ MARGIN_S = 10.0
 """What a forecast is taken to be wrong by, besides."""
 SAVES = 2.0
 """So many of the slowest saves must fit into the time until the limit."""
+GAPS_KEPT = 3
 GAPS = 1.25
 """The next save is taken to come within so many of the longest recent time between saves."""
 NEAR_PERCENT = 80.0
@@ -54,12 +57,14 @@ class Forecast:
         per_s: bytes more each second.
         limit_in_s: when nothing is left.
         stop_in_s: when the guard would stop, by percent or bytes left.
+        is_learned: whether it is the job before that has seen this rise.
     """
 
     reading: Reading
     per_s: float
     limit_in_s: float
     stop_in_s: float
+    is_learned: bool = False
 
 
 def stop_level(limit_bytes: int, percent: float, free_bytes: int) -> float:
@@ -132,8 +137,13 @@ def plan(
 def describe(forecast: Forecast, host: str) -> str:
     """The forecast as a sentence without a full stop."""
     rate = format_bytes(forecast.per_s * 3600)
+    grows = (
+        f"grew by {rate} per hour in the job before: if it still does,"
+        if forecast.is_learned
+        else (f"grows by {rate} per hour:")
+    )
     return (
-        f"the memory of {host} grows by {rate} per hour: {allowance(forecast.reading)} will be used up, "
+        f"the memory of {host} {grows} {allowance(forecast.reading)} will be used up, "
         f"limit reached in about {about(forecast.limit_in_s)}"
     )
 
@@ -178,6 +188,9 @@ class HostMemory:
         self._save = SaveMemory()
         self._forecast_at = float("-inf")
         self._told_s: float | None = None
+        self._restored: tuple[Trend | None, list[float], list[int]] | None = None
+        self._before: Trend | None = None  # how it rose in the job before
+        self._nearest_trend: Trend | None = None
         self._gaps_s: list[float] = []
         self._last_save = clock()
         self._has_saved = False
@@ -186,6 +199,7 @@ class HostMemory:
         """Look, and say what is wanted."""
         now, saved_now = self._clock(), self._has_saved
         self._has_saved = False
+        self._take_restored()
         # Start-up grows in its own way: what is read before the first steps tells nothing of a leak.
         wants_forecast = self._settings.host_memory_forecast and self._pace.slowest_step_s is not None
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
@@ -219,9 +233,38 @@ class HostMemory:
     def saved(self, step: int) -> None:
         """A checkpoint was written just now. Called by the thread that trains: only notes it."""
         now = self._clock()
-        self._gaps_s = [*self._gaps_s[-2:], now - self._last_save]
+        self._gaps_s = [*self._gaps_s, now - self._last_save][-GAPS_KEPT:]
         self._last_save = now
         self._has_saved = True
+
+    def learned(self, now: float) -> dict[str, Any]:
+        """What the next job should know, in JSON types.
+
+        `trend` of the nearest limit (bytes per second, for how many seconds), `gaps_s` between saves, `save_bytes` that
+        the last ones needed.
+        """
+        self._take_restored()
+        trend = self._nearest_trend or self._before
+        return {
+            "trend": None if trend is None else [round(trend.per_s, 3), round(trend.span_s, 1)],
+            "gaps_s": [round(gap, 3) for gap in self._gaps_s],
+            "save_bytes": self._save.learned(),
+        }
+
+    def restore(self, learned: Mapping[str, Any], now: float) -> None:
+        """Go by what another job has learned until this one knows better. From any thread.
+
+        Raise ValueError, TypeError or KeyError if it is none of ours.
+        """
+        trend = None
+        if learned["trend"] is not None:
+            (per_s, span_s) = map(float, learned["trend"])
+            trend = Trend(per_s, 0.0, now, span_s)
+        gaps, needs = [float(gap) for gap in learned["gaps_s"]], [int(need) for need in learned["save_bytes"]]
+        rises = () if trend is None else (trend.per_s, trend.span_s)
+        if not all(0 <= number < math.inf for number in (*rises, *gaps, *needs)) or 0 in rises:
+            raise ValueError("not a rise, a time or a size")
+        self._restored = trend, gaps, needs
 
     def done(self, outcome: str) -> None:
         """Nothing follows: it is looked at again."""
@@ -278,6 +321,13 @@ class HostMemory:
             self.look_again_s = fills_in_s / LOOKS
         return None
 
+    def _take_restored(self) -> None:
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self._before, gaps, needs = restored
+            self._gaps_s = [*gaps, *self._gaps_s][-GAPS_KEPT:]
+            self._save.restore(needs)
+
     def _remember(self, readings: list[Reading], now: float) -> None:
         for reading in readings:
             self._histories.setdefault(reading.key, History(READ_EVERY_S)).add(now, float(reading.used_bytes))
@@ -312,12 +362,32 @@ class HostMemory:
         """The limit that will be reached first."""
         found = []
         for reading in readings:
-            history = self._histories.get(reading.key)
-            trend = history.trend() if history is not None else None
+            trend = self._trend(reading, now, is_nearest=reading is readings[0])
             if trend is None:
                 continue
             limit_in_s = trend.reaches_in_s(float(reading.limit_bytes - self._save.bytes), now)
             stop_in_s = trend.reaches_in_s(self._stop_level(reading.limit_bytes), now)
             if limit_in_s is not None and stop_in_s is not None:
-                found.append(Forecast(reading, trend.per_s, limit_in_s, stop_in_s))
+                found.append(Forecast(reading, trend.per_s, limit_in_s, stop_in_s, trend is self._before))
         return min(found, key=lambda forecast: forecast.limit_in_s, default=None)
+
+    def _trend(self, reading: Reading, now: float, *, is_nearest: bool) -> Trend | None:
+        """How a limit fills up. For the nearest one also what the job before has seen counts, as long as it fits."""
+        history = self._histories.get(reading.key)
+        trend = history.trend() if history is not None else None
+        if not is_nearest:
+            return trend
+        self._nearest_trend = trend
+        before, slope = self._before, None if history is None else history.slope
+        if before is None:
+            return trend
+        if slope is None:
+            self._before = replace(before, level=float(reading.used_bytes), at=now)
+            return self._before
+        if not before.is_like(slope):
+            rates = [format_bytes(max(0.0, per_s) * 3600) for per_s in (before.per_s, slope)]
+            why = f"the memory grew by {rates[0]} per hour, and now by {rates[1]}"
+            self._recorder.event("learned_dropped", what=self.name, why=why)
+            self._before = None
+            return trend
+        return None if trend is None else replace(trend, span_s=max(trend.span_s, before.span_s))

@@ -174,10 +174,11 @@ class Leak:
         self.place = Place(host="n17", end_time=None if end_in_s is None else START + end_in_s)
         self.pace = Pace()
         self.steps = 0
+        self.recorder = Recorder(self.place, self.told.append)
         self.trigger = HostMemory(
             self.place,
             GuardSettings(**settings),
-            Recorder(self.place, self.told.append),
+            self.recorder,
             self.pace,
             root=str(machine.root),
             clock=lambda: self.now,
@@ -290,6 +291,79 @@ def test_a_time_limit_that_was_changed_reaches_the_forecast_by_the_place() -> No
     wait_until(lambda: walltime.poll() is None and place.end_time == ends[0])
     ends.pop(0)
     wait_until(lambda: walltime.poll() is None and place.end_time is None)
+
+
+def next_job(leak: Leak, machine: Machine) -> Leak:
+    """Another job on the same kind of machine, which knows what the one before has learned."""
+    after = Leak(machine, end_in_s=86400.0)
+    after.trigger.restore(json.loads(json.dumps(leak.trigger.learned(leak.now))), 0.0)
+    return after
+
+
+def test_the_next_job_knows_the_leak_from_its_first_steps(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=86400.0)
+    leak.run(2000, 0.3)
+    after = next_job(leak, machine)
+    assert after.run(20, 0.3) is None
+    (told,) = after.told
+    assert "the memory of n17 grew by 1.1 GiB per hour in the job before: if it still does, the 1000 MiB" in told
+    assert told.endswith("will be used up, limit reached in about 50 min, before the end of the job")
+    after.run(80, 0.3)
+    assert after.run(2000, 0.3) is None
+    assert "the memory of n17 grows by 1.1 GiB per hour: " in after.told[-1]
+    third = next_job(after, machine)
+    assert third.run(20, 0.3) is None and len(third.told) == 1
+
+
+def test_the_next_job_stops_at_the_last_save_that_fits_in_although_its_own_trend_comes_later(machine: Machine) -> None:
+    """Full after 90 s, a save every 40: a trend of its own takes a minute, and then it is too late for the plan."""
+    leak = Leak(machine, end_in_s=86400.0)
+    leak.run(2000, 0.3, save_every_s=40)
+    learned = leak.trigger.learned(leak.now)
+    after = Leak(machine, end_in_s=86400.0)
+    after.trigger.restore({**learned, "trend": [10.0 * MIB, 80.0]}, 0.0)
+    wanted = after.run(90, 10.0, save_every_s=40)
+    assert wanted is not None and (wanted.save, after.now) == (False, 40.0)
+    assert "grew by 35.2 GiB per hour in the job before" in wanted.why
+
+
+@pytest.mark.parametrize("now", [0.0, 0.1, 1.0])
+def test_a_leak_that_is_mended_or_another_one_is_forgotten_with_a_reason(machine: Machine, now: float) -> None:
+    leak = Leak(machine, end_in_s=86400.0)
+    leak.run(2000, 0.3)
+    after = next_job(leak, machine)
+    after.run(200, now)
+    (dropped,) = [event for event in after.recorder.take() if event["event"] == "learned_dropped"]
+    assert dropped["what"] == "host_memory"
+    assert dropped["why"].startswith("the memory grew by 1.1 GiB per hour, and now by ")
+    assert sum("in the job before" in told for told in after.told) == 1
+    trend = after.trigger.learned(after.now)["trend"]
+    assert trend is None if now == 0.0 else trend[0] == pytest.approx(now * MIB, rel=0.01)
+
+
+def test_what_a_save_needs_and_the_time_between_saves_are_known_to_the_next_job(machine: Machine) -> None:
+    leak = Leak(machine, end_in_s=86400.0)
+    leak.trigger._save.restore([50 * MIB, 70 * MIB])
+    leak.run(1000, 0.0, save_every_s=300)
+    after = next_job(leak, machine)
+    after.run(1, 0.0)
+    assert after.trigger._save.bytes == 70 * MIB + 70 * MIB // 50
+    assert after.trigger.learned(0.0)["gaps_s"] == [300.0] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"trend": 5}, {"trend": [1.0]}, {"trend": [-1.0, 5.0]}, {"trend": [0.0, 5.0]}, {"gaps_s": [float("nan")]},
+        {"gaps_s": 5}, {"save_bytes": [float("inf")]}, {"save_bytes": [-1]}, {"trend": ["x", 1]},
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_not_believed(machine: Machine, wrong: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"trend": [1.0, 60.0], "gaps_s": [3.0], "save_bytes": [5]}
+    leak = Leak(machine, end_in_s=None)
+    with pytest.raises((ValueError, TypeError, KeyError, OverflowError)):
+        leak.trigger.restore({**good, **wrong} if wrong else {}, 0.0)
+    assert leak.trigger.learned(0.0) == {"trend": None, "gaps_s": [], "save_bytes": []}
 
 
 def test_steady_memory_costs_no_word(machine: Machine) -> None:
