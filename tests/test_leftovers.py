@@ -34,12 +34,12 @@ def test_fails():
     leave(2)
     assert False, "on purpose"
 
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(8)
 def test_hangs():
     leave(3)
     time.sleep(3600)
 
-@pytest.mark.timeout(2, method="thread")
+@pytest.mark.timeout(8, method="thread")
 def test_hangs_and_takes_its_process_along():
     leave(4)
     time.sleep(3600)
