@@ -8,6 +8,7 @@ that ended the program; Python tells nobody the code of a `sys.exit()`, so it is
 
 from __future__ import annotations
 
+import builtins
 import sys
 
 from resilience.guard.decision import EXIT_DONE, EXIT_ERROR
@@ -84,7 +85,10 @@ def forget_exit() -> None:
 
 
 def _watch_exit() -> None:
-    """Note from now on with what `sys.exit` is called. Once for the process, and for good: it does nothing else."""
+    """Note from now on with what `sys.exit` is called, and the built-in `exit` and `quit`.
+
+    Once for the process, and for good: it does nothing else.
+    """
     before = sys.exit
     if getattr(before, "notes_exits", False):
         return
@@ -96,6 +100,15 @@ def _watch_exit() -> None:
     note.__doc__, note.__name__ = before.__doc__, "exit"
     note.notes_exits = True  # type: ignore[attr-defined]
     sys.exit = note
+    quitter: Any = type(getattr(builtins, "exit", None))  # there is none with python -S
+    if quitter.__module__ == "_sitebuiltins":
+        call = quitter.__call__
+
+        def note_call(self: object, code: Any = None) -> Any:
+            _exits[:] = [(code, _last_exception())]
+            call(self, code)
+
+        quitter.__call__ = note_call
 
 
 def shown(error: BaseException) -> str:

@@ -199,7 +199,8 @@ class RunningGuard(Gate):
         if ending is None or self._pid != os.getpid():
             return
         was_well = not ending.why
-        code, fault = ending.process_end(self._code(), self._parts and self._parts.stepping_thread)
+        told = self._code() if was_well else ending.code
+        code, fault = ending.process_end(told, self._parts and self._parts.stepping_thread)
         if self._state == RUNNING:
             if fault:
                 self._safely(lambda parts: parts.left_by(fault))
@@ -207,7 +208,9 @@ class RunningGuard(Gate):
         elif self._state == CLOSED:
             self._drain()
             late = fault or ending.why
-            if late and was_well and self._code() != EXIT_DONE:  # it was told to exit with 75
+            if (
+                late and (was_well or (fault and code != told)) and self._code() != EXIT_DONE
+            ):  # it was told to exit with 75, or it failed
                 self._safely(lambda parts: parts.contradict(code if fault else EXIT_ERROR, late), CLOSED)
 
     def _how(self) -> str:

@@ -3,13 +3,15 @@
 callback = ResilCallback()
 if callback.should_stop_early(): sys.exit(callback.exit_code)
 trainer = Trainer(..., callbacks=[callback])
-trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+trainer.train(resume_from_checkpoint=newest_checkpoint(arguments.output_dir))
 sys.exit(callback.exit_code)
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,29 @@ from resilience.guard import TrainingGuard
 from resilience.guard.saves import Saving
 
 _log = logging.get_logger(__name__)
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Return the newest of the Trainer's checkpoints that was written to its end, or None when there is none.
+
+    The last file of one is `trainer_state.json` (`Trainer._save_checkpoint`). transformers' own `get_last_checkpoint`
+    also takes what a full disk or a killed job has left. Raise OSError if the folder is there and cannot be listed: a
+    training that took this for None would begin anew.
+    """
+    folder = Path(output_dir)
+    paths = list(folder.iterdir()) if os.path.lexists(folder) else []
+    steps = sorted((int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)))
+    return next((str(path) for _, path in reversed(steps) if _is_whole(path)), None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+    except (OSError, ValueError) as error:
+        _log.warning("resil: %s is passed over, it was not written to its end: %s", checkpoint, error)
+        return False
+    return True
 
 
 class ResilCallback(TrainerCallback):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_o
     first = [entry["first"] for entry in launched.diary(0) if entry["event"] == "step"]
     assert len(first) == len(set(first)) == stop + 5  # each batch is another one
     assert launched.end()["step"] == stop + 5
+
+
+def test_what_was_not_written_to_its_end_is_no_checkpoint(tmp_path: Path) -> None:
+    from resilience.integrations.transformers import newest_checkpoint
+
+    assert newest_checkpoint(tmp_path / "none") is None
+    assert newest_checkpoint(tmp_path) is None
+    for step, state in ((900, "{}"), (1000, "{}"), (1100, ""), (1200, '{"epoch": 0.0'), (1300, None), (1400, "{}")):
+        folder = tmp_path / f"checkpoint-{step}{'-copy' if step == 1400 else ''}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        newest_checkpoint(tmp_path / "file")
 
 
 def test_a_labelled_save_is_kept_although_the_trainer_removes_old_checkpoints(launched: Launched) -> None:

@@ -5,6 +5,8 @@ journal says, what the record of the attempt says, and where the next job goes o
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.guard.disks import small_disk
-from tests.integrations.launched import HERE
-from tests.rendering.batch import Batch
+from tests.integrations.launched import HERE, REPOSITORY, TORCHRUN, needs
+from tests.rendering.batch import Batch, Script
 
-TRAINING, LAUNCHER = HERE / "ending_training.py", HERE / "launcher.py"
+TRAINING, LAUNCHER, FRAMEWORK = HERE / "ending_training.py", HERE / "launcher.py", HERE / "framework_training.py"
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,88 @@ def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> No
     assert last.get("stopped", False) is (expected.end == "stopped"), script.text
     assert not batch.processes()
     assert "is killed" not in script.text, "a rank was deaf to its launcher"
+
+
+# ---- the same with frameworks ---------------------------------------------------------------------------------------
+
+IN_CI = {("transformers", "save raises"), ("lightning", "save raises"), ("lightning", "step raises")}
+"""The others take half an hour of processor time: torch is imported a hundred times."""
+LIBRARIES = {"lightning": ["lightning"], "transformers": ["transformers", "accelerate"], "accelerate": ["accelerate"]}
+
+
+def framework_cases(in_ci: set[tuple[str, str]]) -> list[Any]:
+    soak = pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="minutes of processor time: set RESIL_SOAK=1")
+    return [
+        pytest.param(
+            form,
+            fault,
+            marks=[needs("torch", *libraries), *(() if (form, fault) in in_ci else (pytest.mark.soak, soak))],
+        )
+        for form, libraries in LIBRARIES.items()
+        for fault in ENDS
+    ]
+
+
+def newest_step(disk: Path) -> int:
+    """The steps of the newest checkpoint that is whole; each framework names them by the step."""
+    steps = [
+        int("".join(filter(str.isdigit, path.stem))) for path in (disk / "checkpoints").iterdir() if is_whole(path)
+    ]
+    return max(steps, default=0)
+
+
+def is_whole(path: Path) -> bool:
+    state = path / "trainer_state.json"  # transformers writes it last
+    return path.suffix == ".ckpt" or (
+        path.name.startswith("checkpoint-") and state.exists() and state.stat().st_size > 0
+    )
+
+
+def run(batch: Batch, command: str, job: int = 7, **environment: str) -> Script:
+    """Run the batch script of a job; a framework takes its time on a busy machine."""
+    script = batch.start(command, job, guard=FORCED, environment={"PYTHONPATH": str(REPOSITORY), **environment})
+    script.wait(240)
+    return script
+
+
+@pytest.mark.parametrize(("form", "fault"), framework_cases(IN_CI))
+def test_one_process_of_a_framework(batch: Batch, tmp_path: Path, form: str, fault: str) -> None:
+    expected = ENDS[fault]
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        command = f"cd {disk}; exec '{sys.executable}' {FRAMEWORK} {disk} {form}"
+        script = run(batch, f"{command} '{fault}'", FAULT_RANK="0")
+        assert f"fault {fault}" in diary(disk), script.text
+        code = 1 if (form, fault) == ("lightning", "SIGINT") else expected.code  # Lightning exits so by itself
+        assert script.process.returncode == code, script.text
+        end = batch.end(1)
+        assert (end["end"], end["exit_code"]) == (expected.end, code), script.text
+        assert expected.why in end["why"] or code != expected.code, end
+        last = [event for event in journal(batch) if event["event"] in ("end", "exit")][-1]
+        assert (last["exit_code"], last.get("stopped", False)) == (code, expected.end == "stopped"), last
+        assert not batch.processes()
+        stopped = [event["step"] for event in journal(batch) if event["event"] == "save"][-1]
+        assert newest_step(disk) == stopped, "what is journalled is there, and nothing else"
+
+        batch.switch("kill").unlink(missing_ok=True)
+        (disk / "ballast").unlink(missing_ok=True)
+        following = run(batch, command, job=8)
+        assert following.process.returncode == 0, following.text
+        begun = [int(line.split()[1]) for line in diary(disk) if line.startswith("begins")]
+        assert begun == [0, stopped]
+
+
+@pytest.mark.parametrize(("form", "fault"), framework_cases({("transformers", "save raises")}))
+def test_one_of_two_ranks_of_a_framework_under_torchrun(batch: Batch, tmp_path: Path, form: str, fault: str) -> None:
+    """In these frameworks rank 0 saves, while rank 1 waits for it in a barrier; a step may fail on either."""
+    expected = ENDS[fault]
+    rank = 1 if fault in ("step raises", "sys.exit(3)", "SIGINT") else 0
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        launch = f"{shlex.join(TORCHRUN)} --nproc-per-node=2 {FRAMEWORK} {disk} {form} '{fault}'"
+        script = run(batch, f"cd {disk}; exec {launch}", FAULT_RANK=str(rank))
+        assert f"fault {fault}" in diary(disk, rank), script.text
+        end = batch.end(1)
+        code = 75 if expected.end == "stopped" else 1
+        assert (end["end"], end["exit_code"], script.process.returncode) == (expected.end, code, code), script.text
+        last = [event for event in journal(batch) if event["event"] in ("end", "exit")][-1]
+        assert last.get("stopped", False) is (expected.end == "stopped"), script.text
+        assert not batch.processes()

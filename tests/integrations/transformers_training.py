@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
-from resilience.integrations.transformers import ResilCallback
+from resilience.integrations.transformers import ResilCallback, newest_checkpoint
 
 FOLDER = Path(sys.argv[1])
 
@@ -76,8 +75,7 @@ def main(steps: int, more: dict[str, Any]) -> int:
         note(event="not_started")
         return callback.exit_code
     trainer = Trainer(Model(), arguments, train_dataset=Data(), eval_dataset=Data(), callbacks=[callback])
-    last = get_last_checkpoint(str(FOLDER / "checkpoints")) if (FOLDER / "checkpoints").exists() else None
-    trainer.train(resume_from_checkpoint=last)
+    trainer.train(resume_from_checkpoint=newest_checkpoint(FOLDER / "checkpoints"))
     note(event="stop", step=trainer.state.global_step, exit_code=callback.exit_code)
     return callback.exit_code
 
