@@ -207,11 +207,10 @@ class RunningGuard(Gate):
             self._close(fault, code)
         elif self._state == CLOSED:
             self._drain()
-            late = fault or ending.why
-            if (
-                late and (was_well or (fault and code != told)) and self._code() != EXIT_DONE
-            ):  # it was told to exit with 75, or it failed
-                self._safely(lambda parts: parts.contradict(code if fault else EXIT_ERROR, late), CLOSED)
+            if was_well:
+                fault, code = (fault, code) if fault else (ending.why, EXIT_ERROR)
+            if fault and (was_well or code != told) and self._code() != EXIT_DONE:  # the journal has a 75, or another
+                self._safely(lambda parts: parts.contradict(code, fault), CLOSED)
 
     def _how(self) -> str:
         """How this rank leaves."""
