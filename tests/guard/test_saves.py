@@ -40,7 +40,8 @@ def said() -> list[str]:
 def events(run: Path, *names: str) -> list[dict[str, Any]]:
     """The lines of the journal, or those of these kinds."""
     path = run / "journal" / "12.0.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
     return [event for event in found if not names or event["event"] in names]
 
 

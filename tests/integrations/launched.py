@@ -101,7 +101,7 @@ class Launched:
         """The guard's journal."""
         path = self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl"
         assert path.exists(), f"rank {rank} has no journal: {self.output.read_text()[-4000:]}"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def has_ended(self, rank: int = 0) -> bool:
         """Whether the guard has written its last word."""
