@@ -23,7 +23,7 @@ from resilience.model.job_state import JobState
 from resilience.model.kill_stage import KillStage, clock_time, describe
 from resilience.model.switch import Scope
 from resilience.quantities import format_duration
-from resilience.system.attempts import batch_events
+from resilience.system.attempts import last_events
 from resilience.system.files import open_without_waiting, read_regular
 from resilience.system.run_directory import RunDirectory
 from resilience.system.submissions import read_intents
@@ -154,7 +154,7 @@ def _training(directory: RunDirectory, status: RunStatus) -> Attempt | None:
     """The attempt that has launched its training and is not over; the next one may wait for it already."""
     for attempt in reversed(status.attempts[-3:]):
         if attempt.end is None:
-            events = batch_events(directory, attempt)
+            events = last_events(directory, attempt)
             if any(e.get("event") == "attempt_start" and e.get("attempt") == attempt.number for e in events):
                 return attempt
     return None

@@ -11,8 +11,11 @@ from resilience.actions.fold_jobs import JobRow
 from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table
 from resilience.errors import EX_TEMPFAIL
+from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.kill_stage import describe
+from resilience.model.last_save import describe_save
 from resilience.model.layout import KILL_SWITCH
+from resilience.model.switch import describe_age
 from resilience.quantities import format_duration, format_slurm_time
 
 if TYPE_CHECKING:
@@ -89,6 +92,11 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
             print(f"  job {row.job}: {clean(row.advice)}")
     if status.next_in_line:
         print(f"  next: {status.next_in_line}")
+    is_running = bool(status.attempts) and status.attempts[-1].end is None
+    if status.save is not None:
+        print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
+    if status.attempts and not status.finished:
+        _show_end(status.attempts[-1], now)
     for sentence in status.lost:
         print(f"  lost: {clean(sentence)}")
     for switch in status.switches:
@@ -105,6 +113,15 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(f"  {clean(status.trouble)}; what runs is unknown, not dead")
     if everything and status.attempts:
         _show_attempts(status, now)
+
+
+def _show_end(attempt: Attempt, now: float) -> None:
+    if attempt.end in (None, AttemptEnd.LOST, AttemptEnd.FINISHED):
+        return
+    code = "" if attempt.exit_code is None else f" with code {attempt.exit_code}"
+    ago = "" if attempt.end_time is None else f",{describe_age(now - attempt.end_time) or ' just now'}"
+    why = f": {clean(attempt.why)}" if attempt.why else ""
+    print(f"  attempt {attempt.number} {attempt.end.value}{code}{ago}{why}")
 
 
 def _show_attempts(status: RunStatus, now: float) -> None:
@@ -145,6 +162,7 @@ def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
         "jobs": [asdict(row) for row in status.rows],
         "attempts": [asdict(attempt) for attempt in status.attempts],
         "switches": [asdict(switch) for switch in status.switches],
+        "save": None if status.save is None else asdict(status.save),
         "kill": None if kill is None else {**asdict(kill), "text": describe(kill, now)},
         "lost": list(status.lost),
         "trouble": status.trouble,

@@ -39,6 +39,7 @@ class Attempt:
         end_time: None while it runs, or when the end was never written.
         end: None while it runs or is not known to be over.
         exit_code: the launch's true exit code; None while unknown.
+        why: what the batch shell and the guards say about the end, or empty.
     """
 
     number: int
@@ -51,3 +52,4 @@ class Attempt:
     end_time: float | None = None
     end: AttemptEnd | None = None
     exit_code: int | None = None
+    why: str = ""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
+from resilience.model.switch import printable
 from resilience.system.files import explain_os_error, open_without_waiting, parse_lines, read_regular
 from resilience.system.run_directory import RunDirectory
 
 _NUMBER = re.compile(r"[0-9]{4,18}")
 TAIL_BYTES = 65536
-"""So much of a batch shell's journal is read: some three hundred events, and most attempts have four."""
+"""So much of a journal is read: some three hundred events. A batch shell writes four in most attempts."""
 
 
 def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
@@ -46,15 +48,19 @@ def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
         return None
 
 
-def batch_events(directory: RunDirectory, attempt: Attempt) -> tuple[dict[str, Any], ...]:
-    """The last events in the journal of an attempt's batch shell; none when it cannot be read."""
-    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.batch.jsonl"
+def last_events(
+    directory: RunDirectory, attempt: Attempt, whose: str = "batch", words: Sequence[bytes] = (b"",)
+) -> tuple[dict[str, Any], ...]:
+    """The last events in the journal of an attempt's batch shell, or of the rank `whose`, in lines that hold one of the
+    `words`; none when it cannot be read."""
+    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.{whose}.jsonl"
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return tuple(parse_lines(file.read(TAIL_BYTES).splitlines()))
+            lines = file.read(TAIL_BYTES).splitlines()
     except OSError:
         return ()
+    return tuple(parse_lines(line for line in lines if any(word in line for word in words)))
 
 
 def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
@@ -74,6 +80,7 @@ def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
         end_time=_seconds(end.get("time")),
         end=AttemptEnd(word) if word in set(AttemptEnd) else None,
         exit_code=_integer(end["exit_code"]) if "exit_code" in end else None,
+        why=printable(str(end.get("why", ""))),
     )
 
 

@@ -46,6 +46,42 @@ def test_a_running_array_is_a_headline_a_row_and_what_is_next(shell: Shell) -> N
     ]
 
 
+def write_attempt(shell: Shell, number: int, *, end: str = "") -> None:
+    folder = shell.run_dir / "attempts"
+    (folder / f"{number:04d}").write_text(
+        f'number = {number}\njob_id = {99 + number}\nlabel = "101_{number}"\nhost = "n1"\npid = 4\nstart = 1000\n'
+    )
+    if end:
+        (folder / f"{number:04d}.end").write_text(end)
+
+
+def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell) -> None:
+    shell.resil("submit")
+    shell.fake.records = [replace(job, state=JobState.RUNNING) for job in shell.fake.records]
+    now = time.time()
+    journal = shell.run_dir / "journal"
+    journal.mkdir(exist_ok=True)
+    write_attempt(shell, 1, end=f'end = "exited"\nexit_code = 1\ntime = {now - 600}\nwhy = "no space\\u001b[2J left"\n')
+    events = [("start", 900, 0), ("save", 700, 40), ("save_begin", 610, 50), ("save_failed", 605, 50)]
+    lines = [json.dumps({"event": name, "time": now - ago, "step": step}) for name, ago, step in events]
+    (journal / "100.0.jsonl").write_text("\n".join(lines) + "\n")
+    said = shell.resil("status").out.splitlines()
+    assert "  saved: step 40, 11 min ago; that of step 50 failed" in said
+    assert "  attempt 1 exited with code 1, 10 min ago: no space [2J left" in said
+
+    write_attempt(shell, 2)
+    (journal / "101.0.jsonl").write_text(json.dumps({"event": "save_begin", "time": now - 3, "step": 60}) + "\n{")
+    said = shell.resil("status").out.splitlines()
+    assert "  saved: step 40, 11 min ago; that of step 50 failed; that of step 60 has begun, 3 s ago" in said
+    assert not any("exited" in line for line in said), "another attempt runs"
+    (told,) = json.loads(shell.resil("status", "--json").out)["runs"]
+    assert (told["save"]["step"], told["save"]["pending_step"], told["attempts"][0]["why"]) == (
+        40,
+        60,
+        "no space [2J left",
+    )
+
+
 def test_ended_jobs_are_shown_only_when_asked_for_but_never_nothing(shell: Shell) -> None:
     shell.resil("submit", "--chain", "3")
     ended = [replace(job, state=JobState.FAILED, exit_code=ExitCode(1)) for job in shell.fake.records]
@@ -157,14 +193,14 @@ def test_the_json_document_has_these_keys_and_keeps_them(shell: Shell) -> None:
     (run,) = document["runs"]
     assert set(run) == {
         "run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "jobs", "attempts", "switches",
-        "kill", "lost", "trouble", "age_s", "unreadable",
+        "save", "kill", "lost", "trouble", "age_s", "unreadable",
     }  # fmt: skip
     assert set(run["jobs"][0]) == {
         "job", "state", "counts", "words", "advice", "time_left_s", "nodes", "is_alive"
     }  # fmt: skip
-    assert {"number", "job_id", "label", "restart", "host", "pid", "start_time", "end_time", "end", "exit_code"} == set(
-        run["attempts"][0]
-    )
+    assert set(run["attempts"][0]) == {
+        "number", "job_id", "label", "restart", "host", "pid", "start_time", "end_time", "end", "exit_code", "why"
+    }  # fmt: skip
     assert {"kind", "who", "when", "why", "scope", "label", "honoured", "refusal"} == set(run["switches"][0])
     assert run["jobs"][0]["counts"] == {"PENDING": 3}
     assert run["kill"] is None

@@ -1,0 +1,85 @@
+"""How far the saves of a run have come, as its guard journals them, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from resilience.model.switch import describe_age, printable
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """What the guard of rank 0 has written of its saves.
+
+    Attributes:
+        step: of the newest save that is durable; None while there is none.
+        time: when it was, in seconds since the epoch.
+        pending_step: of a save that began after it and is not durable yet; None when there is none.
+        pending_since: when that began.
+        in_flight: whether the training goes on meanwhile.
+        failed_step: of a save that failed after it; None when there is none.
+        why: what made that one fail.
+    """
+
+    step: int | None = None
+    time: float = 0.0
+    pending_step: int | None = None
+    pending_since: float = 0.0
+    in_flight: bool = False
+    failed_step: int | None = None
+    why: str = ""
+
+
+def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
+    """Given rank 0's journal in order, of one attempt or of several, return its last word; None when it has none."""
+    step: int | None = None
+    pending: int | None = None
+    failed: int | None = None
+    saved_at = began_at = 0.0
+    in_flight, why = False, ""
+    for event in events:
+        name, at, number = event.get("event"), _seconds(event.get("time")), _step(event.get("step"))
+        if name == "start":  # another attempt: what was pending in the one before never will be durable
+            pending = None
+        elif number is None:
+            continue
+        elif name == "save_begin":
+            pending, began_at, in_flight = number, at, False
+        elif name == "save_staged" and number == pending:
+            in_flight = True
+        elif name == "save":
+            step, saved_at, failed = number, at, None
+            pending = None if number == pending else pending
+        elif name == "save_failed":
+            failed, why = number, printable(str(event.get("error", "")))
+            pending = None if number == pending else pending
+    if step is None and pending is None and failed is None:
+        return None
+    return LastSave(step, saved_at, pending, began_at if pending is not None else 0.0,
+                    in_flight and pending is not None, failed, why if failed is not None else "")  # fmt: skip
+
+
+def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
+    """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`."""
+    parts = [
+        f"step {save.step},{describe_age(now - save.time) or ' just now'}" if save.step is not None else "nothing yet"
+    ]
+    if save.failed_step is not None:
+        parts.append(f"that of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
+    if save.pending_step is not None and is_running:
+        how = "is in flight" if save.in_flight else "has begun"
+        parts.append(f"that of step {save.pending_step} {how},{describe_age(now - save.pending_since) or ' just now'}")
+    elif save.pending_step is not None:
+        parts.append(f"that of step {save.pending_step} was cut off")
+    return "; ".join(parts)
+
+
+def _step(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
+
+
+def _seconds(value: object) -> float:
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**40
+    return float(value) if is_time else 0.0  # type: ignore[arg-type]
