@@ -581,8 +581,7 @@ resil_deaf() { # it is over: no trap shall come between
 
 resil_act() {
   local names name
-  names=$resil_signals
-  resil_signals=
+  names=$resil_signals resil_signals= # in one command: traps run between commands, and what comes there would be lost
   for name in $names; do
     resil_time # no $(...) here: a trap that runs while bash parses one was seen to end bash
     resil_say "SIG$name came at $REPLY"

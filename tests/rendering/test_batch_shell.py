@@ -168,6 +168,21 @@ def test_another_signal_can_be_chosen(batch: Batch) -> None:
     assert script.wait() == 75
 
 
+@pytest.mark.parametrize("count", range(1, 5))
+def test_no_signal_is_lost_between_two_commands(batch: Batch, count: int) -> None:
+    """Bash itself sends the signal before the command number `count` of the function that acts on signals."""
+    probe = batch.root / "probe"
+    probe.write_text(
+        "probed=0; probe() { if [[ ${FUNCNAME[1]:-} == resil_act && ${resil_launched:-} == true ]]; then\n"
+        f"((++probed != {count})) || kill -s USR1 $$; fi; }}\n"
+        "set -o functrace; trap probe DEBUG\n"
+    )
+    stop = batch.switch("stop.7")
+    wait = f'until [ -e "{stop}" ]; do sleep 0.05; done'
+    script = batch.run(wait, environment={"BASH_ENV": str(probe)})
+    assert "SIGUSR1" in tomllib.loads(stop.read_text())["why"] and script.process.returncode == 0
+
+
 def test_a_hail_of_signals_never_loses_the_exit_code(batch: Batch) -> None:
     training = 'import sys, time; print("ready", flush=True); time.sleep(1.5); sys.exit(42)'
     script = batch.start(f"exec {PYTHON} -c '{training}'", signal="USR2")
