@@ -35,6 +35,7 @@ def site() -> Iterator[Site]:
         made.write("resil.toml", text.replace("jitter_s = 0\n", "jitter_s = 0\nrevive = true\n", 1) + TRAINING)
         made.install()
         until(made.is_whole, "the chain to be whole", every_s=0.2)
+        until((made.state / "heartbeat").exists, "the scheduler to begin", every_s=0.2)
         yield made
 
 

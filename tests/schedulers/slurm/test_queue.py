@@ -212,7 +212,8 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
         tracemalloc.stop()
         return peak
 
-    assert peak_bytes(20_000) < 2 * peak_bytes(200)
+    kept = 20_000 * 100  # bytes, were each row but a short string
+    assert peak_bytes(20_000) < kept / 20
 
 
 KEPT = {
