@@ -44,6 +44,8 @@ IN_C_AFTER_S = 10.0
 BY_KERNEL_AFTER_S = 30.0
 LAST_WORDS_S = 5.0
 """How long the stacks and the journal may take: their file system may be what hangs."""
+AFTER_CUT_OFF_S = 10.0
+"""How long what comes behind the guard may take when a save hangs."""
 BEFORE_END_S = 5.0
 """So long before the job's end the stacks are written, without ending anything: the save may still succeed."""
 
@@ -89,14 +91,16 @@ class ForcedExit:
             self._bound_s = max(self._bound_s, SAVES * (slowest_save_s or 0.0))
             self._set(self._bound_s, decision.exit_code, f"the stop decided at step {decision.step}")
 
-    def left(self, decision: Decision | None, exit_code: int | None = None) -> None:
+    def left(self, decision: Decision | None, exit_code: int, *, hangs: bool = False) -> None:
         """The guard was closed after a decision to stop: what is left to do is to end, within the same bound anew.
 
-        Anew, because some trainings save once more behind their loop.
+        Anew, because some trainings save once more behind their loop. When a save in the background `hangs`, nothing
+        more is expected: Python waits at its end for threads, and would wait for that one.
         """
-        if self._is_on and decision is not None and decision.stop:
-            code = decision.exit_code if exit_code is None else exit_code
-            self._set(self._bound_s, code, f"the exit after the stop at step {decision.step}")
+        if self._is_on and hangs:
+            self._set(min(self._bound_s, AFTER_CUT_OFF_S), exit_code, "the exit after a save that was cut off")
+        elif self._is_on and decision is not None and decision.stop:
+            self._set(self._bound_s, exit_code, f"the exit after the stop at step {decision.step}")
 
     def expect(self, decision: Decision | None, now: float, bound_s: float | None = None) -> None:
         """Asked every second while the training runs: a stop is decided, and the training has not come to it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import threading
 import time
 
@@ -163,7 +164,8 @@ class Parts:
         self.agreement.leave(wait_s, self._is_hurried)
         self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self._signals.restore()
-        self._exit.left(decision, code)
+        saves = self._guard._saves
+        self._exit.left(decision, code, hangs=saves is not None and saves.has_cut_off)
 
     def contradict(self, code: int, fault: str) -> None:
         """The guard was closed in good order, and yet the process ends in another way."""
@@ -333,7 +335,8 @@ class Parts:
             wait_s = max(self._guard.settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
         if self._place.end_time is not None:
             wait_s = min(wait_s, self._place.end_time - BEFORE_END_S - time.time())
-        return max(0.0, min(wait_s, self._exit.left_s() - BEFORE_END_S))
+        left_s = self._exit.left_s()
+        return max(0.0, wait_s if left_s == math.inf else min(wait_s, left_s - min(BEFORE_END_S, left_s / 4)))
 
     def show_drain(self, saving: Saving, waited_s: float) -> bool:
         """A save in flight is waited for: say so now and then. Return whether it is waited for any longer."""

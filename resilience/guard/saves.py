@@ -98,7 +98,11 @@ class Saving:
 
 
 class Saves:
-    """The saves in flight, of which there is one at most; a thread looks after them from the first one on."""
+    """The saves in flight, of which there is one at most; a thread looks after them from the first one on.
+
+    Attributes:
+        has_cut_off: whether one was given up that had not ended: what hangs there is still in this process.
+    """
 
     def __init__(self, settled: Callable[[Saving, BaseException | None], None]) -> None:
         """`settled` is called, from any thread, with each save that has ended and what made it fail, or None."""
@@ -110,6 +114,7 @@ class Saves:
         self._in_flight: list[Saving] = []
         self._is_hurried = False
         self._thread: threading.Thread | None = None
+        self.has_cut_off = False
 
     @property
     def newest(self) -> Saving | None:
@@ -144,6 +149,7 @@ class Saves:
             waited_s = time.monotonic() - began
             if waited_s >= wait_s or not waiting(saving, waited_s):
                 took_s = time.monotonic() - saving.began
+                self.has_cut_off = True
                 self._end(saving, SaveNotDurable(f"it was cut off after {took_s:.1f} s"))
                 continue
             if self._thread is None:

@@ -70,6 +70,11 @@ def end_of(
         by_kernel=by_kernel,
         settings=settings and f", {settings}",
     )
+    return run_program(run, program, environ)
+
+
+def run_program(run: Path, program: str, environ: Mapping[str, str] | None = None) -> tuple[int, str, float]:
+    """Run a training in a job; return the exit code, stderr and how long it took."""
     job = {"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3", "RESIL_JOB_ID": "12", "RESIL_RUN": "demo"}
     plain = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     began = time.monotonic()
@@ -107,6 +112,25 @@ def test_a_save_in_the_background_that_hangs_is_ended_with_all_stacks_and_is_no_
     code, said, took_s = end_of(run, save="pass", in_flight="lambda: False", after="time.sleep(100)")
     assert code == 1 and took_s < 20
     assert "the save of step" in said and "cut off" in said
+
+
+def test_a_training_at_its_own_end_is_not_held_up_by_a_save_that_hangs(run: Path) -> None:
+    """Python waits at its exit for the threads of an executor, and would wait for this one for ever."""
+    program = (
+        "import time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from resilience.guard import TrainingGuard\n"
+        "with TrainingGuard.from_env(exit_timeout_s=1, host_memory=False, gpu_memory='off', walltime=False) as guard:\n"
+        "    guard.step()\n"
+        "    with guard.saving() as saving:\n"
+        "        saving.until(ThreadPoolExecutor(1).submit(time.sleep, 1000))\n"
+        "    guard.finished()\n"
+    )
+    code, said, took_s = run_program(run, program)
+    assert code == 1 and took_s < 20
+    assert "the save of step 1 is not durable" in said and "cut off" in said
+    assert "the exit after a save that was cut off has not happened in 1 s" in said and "_python_exit" in stacks(run)
+    assert events(run)[-3:] == ["end", "exit", "stacks"] and not (run / "finished").exists()
 
 
 def test_a_save_that_holds_the_gil_is_ended_in_c_with_the_stacks(run: Path) -> None:
@@ -292,7 +316,7 @@ def test_a_guard_in_a_test_arms_nothing() -> None:
     place = Place(attempt=3)
     armed = ForcedExit(place, GuardSettings(), Recorder(place))
     armed.arm(Decision(stop=True), 100.0)
-    armed.left(Decision(stop=True))
+    armed.left(Decision(stop=True), 75)
     assert armed._armed_by == 0
 
 
@@ -319,7 +343,7 @@ def test_the_bound_is_three_times_the_slowest_save_at_least(
     armed = ForcedExit(place, GuardSettings(force_exit="on"), Recorder(place))
     monkeypatch.setattr(armed, "_set", lambda *given: told.append(given))
     armed.arm(Decision(stop=True, step=7, exit_code=1), slowest_s)
-    armed.left(None)
+    armed.left(None, 0)
     assert told == [(bound_s, 1, "the stop decided at step 7")]
     armed.left(Decision(stop=True, step=7), 0)
     assert told[1] == (bound_s, 0, "the exit after the stop at step 7")
