@@ -48,6 +48,8 @@ CLOCK_HOLD_S = 30.0
 """How long a clock that was set is not believed: until the scheduler was asked, or the clock is set back."""
 GUESS_WARNING_S = 600.0
 """So long before the last moment people hear that the length of a save is a guess."""
+LEARNED_S = 15.0
+"""But not sooner after the start: what an earlier job has measured arrives in seconds."""
 STALE_S = 600.0
 """No training starts so long after its job's end; OverTimeLimit, where there is one, is a few minutes."""
 NO_SAVE_S = 1.0
@@ -150,6 +152,7 @@ class Walltime:
             place.end_time = self._end.end
         self._told_end = self._end.end
         self._asking_since: float | None = None
+        self._looking_since: float | None = None
         self._clock = JobClock(wall, steady or steady_clock)
         self._asked_for: float | None = None
         self._obeyed_for: float | None = None
@@ -171,7 +174,10 @@ class Walltime:
             return None
         left_s, step_s, save_s = end - time_now, self._pace.slowest_step_s, self._pace.slowest_save_s
         verdict = self._decide(now, left_s, step_s, save_s)
-        self._warn(left_s, step_s, save_s, verdict)
+        if self._looking_since is None:
+            self._looking_since = now
+        if save_s is not None or now - self._looking_since >= LEARNED_S:
+            self._warn(left_s, step_s, save_s, verdict)
         if verdict.action == ASK:
             self._end.ask(now)
         if verdict.action != STOP or (self._obeyed_for is not None and end <= self._obeyed_for):

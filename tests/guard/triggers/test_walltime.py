@@ -470,6 +470,14 @@ def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_m
     assert said.endswith("one is taken to last 1 min (first_save_s in [guard])")
 
 
+def test_what_an_earlier_job_has_measured_may_arrive_a_little_late() -> None:
+    job = Job(Asked(NOON + 600, every_s=0.0), save_s=None)
+    assert job.run(10) is None
+    job.pace.save_s = 20.0
+    job.run(100)
+    assert not job.said
+
+
 # ---- in a guard -------------------------------------------------------------------------------------------------
 
 
