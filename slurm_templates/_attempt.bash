@@ -989,6 +989,7 @@ resil_hear_guard() {
     0:0 | 75:0 | 75:75 | 75:stop) ;;
     0:stop | 0:75 | 1:75 | 137:75 | 143:75) resil_code=75 ;;
     0:* | 75:*) resil_code=$REPLY ;;
+    143:[1-9]*) [ -n "${resil_term:-}${resil_forced:-}" ] || resil_code=$REPLY ;; # srun ends the others because of one
   esac
   [ "$resil_code" = "$code" ] ||
     resil_say "the launch exited with $code; by the word of its guard that is a $resil_code: $resil_guard_why"

@@ -97,6 +97,11 @@ def job_code(run_dir: Path, launch: int) -> int:
         (THREE_OF_4, 1, 1),
         (THREE_OF_4, 75, 1),
         (THREE_OF_4, 0, 1),
+        # srun has ended the others because of the one that failed; 137 may be somebody else's SIGKILL.
+        (FAILED, 143, 1),
+        (end(code=3), 143, 3),
+        (FAILED, 137, 137),
+        (DONE, 143, 143),
         # A code that no launcher makes of 75 is the training's own.
         (ALL, 3, 3),
         (ALL, 134, 134),
