@@ -17,6 +17,7 @@ from tests.slurm.processes import PATIENCE_S, until
 
 # What would make a client ask another cluster, or print in another way.
 SCRUBBED = (
+    "PYTEST_",  # a job is no test: the guard ends no test by force
     "SLURM",
     "SBATCH_",
     "SQUEUE_",

@@ -1,0 +1,383 @@
+"""A training on two nodes whose checkpoints are written in the background, on a real SLURM, and what comes between.
+
+torch.distributed.checkpoint writes for some seconds while the ranks train on. Then somebody throws the kill switch, the
+time is over, another job takes the node, the disk fills up, the save hangs, or a rank dies in it. Journal, attempt
+record, `resil status` and the folder of checkpoints have to say the same, and the next attempt goes on from there.
+
+All stories begin at once, on a cluster of their own. The same faults meet trainings that have no guard: those with one
+may end a few seconds later than they do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.integrations.checkpoint_files import newest_checkpoint
+from resilience.system.files import read_lines
+from tests.guard.disks import small_disk
+from tests.slurm.cluster import Cluster
+from tests.slurm.processes import until
+
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
+)
+SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 5
+# argv: guard or plain; a fault in the second save of the first attempt, or none; the folder of the checkpoints.
+TRAINING = """\
+import os, signal, sys, time
+from contextlib import nullcontext
+from pathlib import Path
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from resilience.guard import TrainingGuard
+from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
+
+how, fault, checkpoints = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+root, rank, is_first = Path(os.environ["RESIL_RUN_DIR"]), int(os.environ["RANK"]), os.environ["RESIL_ATTEMPT"] == "1"
+
+
+def tell(name, text):
+    with open(root / f"{name}.{rank}", "a") as file:
+        file.write(f"{text}\\n")
+
+
+class Writer(FileSystemWriter):
+    def __init__(self, path, step):
+        super().__init__(path)
+        self.step = step
+
+    def write_data(self, plan, planner):
+        time.sleep(SAVE_S)
+        if is_first and self.step == 2 * SAVE_EVERY and fault != "none":
+            tell("fault", time.time())
+            if fault == "full":
+                with open(checkpoints / f"ballast.{rank}", "wb", buffering=0) as file:
+                    try:
+                        while True:
+                            file.write(bytes(4096))
+                    except OSError:
+                        pass
+            elif fault == "hang" and rank == 1:
+                time.sleep(600)
+            elif fault == "die" and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().write_data(plan, planner)
+
+
+torch.set_num_threads(1)
+meeting = "store.{SLURM_JOB_ID}.{RESIL_ATTEMPT}".format_map(os.environ)
+dist.init_process_group("gloo", init_method=f"file://{root}/{meeting}", rank=rank, world_size=2)
+for_saves = dist.new_group(backend="gloo")  # the collectives of a save come between those of the steps
+weights, step = torch.ones(1000), 0
+
+
+def save(step, label=""):
+    path = checkpoint_path(checkpoints, step, label)
+    part = path.with_suffix(".part")
+    state = {"weights": weights, "step": torch.tensor(step)}
+    written = dcp.async_save(state, storage_writer=Writer(part, step), process_group=for_saves)
+
+    def in_place():
+        if rank == 0:
+            move_into_place(part, path)
+            remove_older(checkpoints, keep=2)
+        return True
+
+    return written, in_place
+
+
+def train(guard):
+    global step
+    if guard and guard.should_stop_early():
+        return
+    if not is_first:
+        (checkpoints / f"ballast.{rank}").unlink(missing_ok=True)  # somebody has cleaned up
+    dist.barrier()
+    if newest := newest_checkpoint(checkpoints):
+        loaded = {"weights": weights, "step": torch.tensor(0)}
+        dcp.load(loaded, checkpoint_id=newest)
+        step = int(loaded["step"])
+        if guard:
+            guard.resumed(step)
+    tell("begins", step)
+    last = step + 10 if not is_first else 2 * SAVE_EVERY if fault == "full" else 10**6
+    before = None
+    while step < last:
+        time.sleep(0.05)
+        dist.all_reduce(torch.ones(1))
+        step += 1
+        tell("steps", step)
+        if guard:
+            decision = guard.step()
+            if decision.save or step % SAVE_EVERY == 0:
+                with guard.saving() as saving:
+                    saving.until(*save(step, decision.label))
+            if decision.stop:
+                return
+        elif step % SAVE_EVERY == 0:
+            if before:
+                before[0].result()
+                before[1]()
+            before = save(step)
+    if guard:
+        guard.finished()
+    else:
+        before[0].result()
+
+
+with TrainingGuard.from_env() if how == "guard" else nullcontext() as guard:
+    train(guard)
+dist.destroy_process_group()
+sys.exit(guard.exit_code if guard else 0)
+"""
+SETTINGS = """\
+[run]
+name = "{name}"
+command = "{python} {shared}/train.py {how} {fault} {checkpoints}"
+template = "srun"
+[submit]
+signal_lead_s = 2
+[attempt]
+beat_s = 1
+[guard]
+poll_s = 0.3
+beat_s = 1
+first_save_s = 3
+walltime_margin_s = 3
+exit_timeout_s = 8
+[environment]
+OMP_NUM_THREADS = 1
+GLOO_SOCKET_IFNAME = "lo"
+[sbatch]
+time = "10"
+nodes = 2
+ntasks-per-node = 1
+{sbatch}
+"""
+PREEMPTION = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=n4 PriorityTier=10 PreemptMode=OFF MaxTime=10 State=UP
+"""
+
+
+@dataclass
+class Story:
+    """One run in a project folder of its own."""
+
+    cluster: Cluster
+    name: str
+    checkpoints: Path
+    job: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.shared / self.name
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / ".resil" / self.name
+
+    def resil(self, *words: str) -> str:
+        said = self.cluster.run(["resil", *words], user=self.cluster.users[0], cwd=self.folder, timeout=120)
+        assert said.returncode == 0, said.stdout + said.stderr
+        return said.stdout
+
+    def lines(self, name: str, rank: int = 0) -> list[str]:
+        path = self.directory / f"{name}.{rank}"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def trained(self) -> int:
+        """The last step of rank 0."""
+        return int(self.lines("steps")[-1]) if self.lines("steps") else 0
+
+    def events(self, rank: str, attempt: int = 1) -> list[dict[str, Any]]:
+        paths = (self.directory / "journal").glob(f"*.{rank}.jsonl")
+        return [record for path in paths for record in read_lines(path) if record.get("attempt") == attempt]
+
+    def end(self, attempt: int = 1) -> dict[str, Any]:
+        path = self.directory / "attempts" / f"{attempt:04d}.end"
+        return tomllib.loads(path.read_text()) if path.exists() else {}
+
+    @property
+    def log(self) -> str:
+        logs = sorted((self.directory / "logs").iterdir())
+        return "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
+
+    def until_end(self, attempt: int = 1) -> dict[str, Any]:
+        try:
+            until(lambda: bool(self.end(attempt)), f"the end of attempt {attempt} of {self.name}", every_s=0.1)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.log}") from None
+        return self.end(attempt)
+
+    def fault_s(self) -> float:
+        """From the fault to the end of the attempt, by clocks that agree to a second."""
+        first = min(float(line) for rank in (0, 1) for line in self.lines("fault", rank))
+        return float(self.until_end()["time"]) - first
+
+    def last_saves(self) -> dict[str, int]:
+        """The event of each save in rank 0's journal of the first attempt that came last, and its step."""
+        return {event["event"]: event["step"] for event in self.events("0") if event["event"].startswith("save")}
+
+    def on_disk(self) -> int:
+        """The step of the newest checkpoint."""
+        newest = newest_checkpoint(self.checkpoints)
+        assert newest is not None and (Path(newest) / ".metadata").exists(), sorted(self.checkpoints.iterdir())
+        return int(re.findall(r"[0-9]+", Path(newest).name)[-1])
+
+    def check(self, end: str, code: int) -> dict[str, Any]:
+        """Journal, attempt record, status and disk agree about attempt 1; return what status says of the run."""
+        record = self.until_end()
+        assert (record["end"], record["exit_code"]) == (end, code), self.log
+        saved = self.on_disk()
+        assert self.last_saves()["save"] == saved, self.log
+        (over,) = [event for event in self.events("batch") if event["event"] == "attempt_end"]
+        assert (over["end"], over["exit_code"]) == (end, code)
+        said: dict[str, Any]
+        (said,) = json.loads(self.resil("status", "--json"))["runs"]
+        first = said["attempts"][0]
+        assert (first["end"], first["exit_code"], first["why"]) == (end, code, record["why"])
+        assert said["save"]["step"] == saved, said
+        assert f"saved: step {saved}," in self.resil("status")
+        return said
+
+    def check_next(self) -> None:
+        """The second attempt went on from the newest checkpoint, on both ranks, and finished."""
+        saved = self.last_saves()["save"]
+        assert self.until_end(2)["end"] == "finished", self.log
+        assert [self.lines("begins", rank)[1:] for rank in (0, 1)] == [[str(saved)]] * 2
+        assert (self.directory / "finished").exists()
+
+    def check_stopped_with_a_save(self) -> None:
+        """It ended soon after that save was durable, which is of the last step."""
+        self.check("stopped", 75)
+        assert self.last_saves() == dict.fromkeys(("save_begin", "save_staged", "save"), self.on_disk()), self.log
+        (over,) = [event for event in self.events("0") if event["event"] == "end"]
+        assert (over["exit_code"], over["stopped"], over["ranks"], over["well"]) == (75, True, 2, 2)
+        first = [int(line) for line in self.lines("steps")][: self.on_disk()]
+        assert first == list(range(1, self.on_disk() + 1))
+        durable = max(event["time"] for event in self.events("0") if event["event"] == "save")
+        assert self.end()["time"] - durable <= LATER_S
+
+
+@dataclass
+class Stage:
+    cluster: Cluster
+    stories: dict[str, Story]
+
+    def begin(self, name: str, fault: str = "none", how: str = "guard", checkpoints: Path | None = None,
+              array: int = 2, sbatch: str = 'exclude = "n3,n4"') -> None:  # fmt: skip
+        cluster, story = self.cluster, Story(self.cluster, name, checkpoints or self.cluster.shared / name / "saves")
+        cluster.run(["mkdir", str(story.folder)], user=cluster.users[0], check=True)
+        cluster.run(["mkdir", "-p", str(story.checkpoints)], user=cluster.users[0], check=True)
+        text = SETTINGS.format(name=name, python=cluster.python, shared=cluster.shared, how=how, fault=fault,
+                               checkpoints=story.checkpoints, sbatch=sbatch)  # fmt: skip
+        cluster.run(["tee", str(story.folder / "resil.toml")], user=cluster.users[0], input=text, check=True)
+        story.job = story.resil("submit", "--parsable", "--array", str(array)).strip()
+        self.stories[name] = story
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Everything begins here. The disks are mounted before the nodes boot, which have mounts of their own."""
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resil-saves-", dir="/tmp")))
+        root.chmod(0o755)
+        disks = [stack.enter_context(small_disk(root / name, "2m")) for name in ("guard", "plain")]
+        for disk in disks:
+            disk.chmod(0o1777)
+        cluster = stack.enter_context(Cluster(nodes=4, kill_wait=20, extra=PREEMPTION))
+        figures = f"SAVE_S, SAVE_EVERY = {SAVE_S}, {SAVE_EVERY}\n"
+        (cluster.shared / "train.py").write_text(figures + TRAINING)
+        stage = Stage(cluster, {})
+        stage.begin("walltime")
+        stage.begin("preempted", array=1, sbatch='nodelist = "n3,n4"')
+        stage.begin("killed")
+        stage.begin("full", "full", checkpoints=disks[0])
+        stage.begin("hangs", "hang")
+        stage.begin("dies", "die")
+        stage.begin("full-plain", "full", "plain", disks[1], array=1)
+        stage.begin("dies-plain", "die", "plain", array=1)
+        yield stage
+
+
+def until_saves(story: Story) -> None:
+    """Wait until a save is in flight, and one is on the disk."""
+    what = f"a save of {story.name} in flight"
+    until(lambda: story.trained() > SAVE_EVERY and newest_checkpoint(story.checkpoints) is not None, what)
+    until(lambda: story.trained() % SAVE_EVERY in range(1, 10), what)
+
+
+def test_the_time_is_over_while_a_save_is_in_flight(stage: Stage) -> None:
+    story = stage.stories["walltime"]
+    until_saves(story)
+    job = story.events("batch")[0]["job_id"]
+    user = stage.cluster.users[0]
+    stage.cluster.run(["scontrol", "update", f"jobid={job}", "EndTime=now+30"], user, check=True)
+    story.check_stopped_with_a_save()
+    story.check_next()
+
+
+def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> None:
+    story = stage.stories["preempted"]
+    until_saves(story)
+    urgent = ("-p", "urgent", "-t1", "--exclusive", "--wrap=sleep 3", "--output=/dev/null")
+    stage.cluster.run(["sbatch", *urgent], stage.cluster.users[1], check=True)
+    story.check_stopped_with_a_save()
+    story.check_next()
+
+
+def test_the_kill_switch_while_a_save_is_in_flight(stage: Stage) -> None:
+    story = stage.stories["killed"]
+    until_saves(story)
+    story.resil("kill", "--why", "enough")
+    story.check_stopped_with_a_save()
+    assert "enough" in story.end()["why"]
+    stage.cluster.wait_for(story.job, {"FAILED"})
+    assert story.lines("begins") == ["0"], "the queued one has begun nothing"
+    story.resil("clear")
+    story.resil("submit")
+    story.check_next()
+
+
+def test_a_disk_that_fills_up_in_the_save(stage: Stage) -> None:
+    """It is the last one of a training that has come to its own end: that has not finished the run."""
+    story, plain = stage.stories["full"], stage.stories["full-plain"]
+    assert story.fault_s() <= plain.fault_s() + LATER_S
+    said = story.check("exited", 1)
+    assert story.on_disk() == SAVE_EVERY
+    (over,) = [event for event in story.events("0") if event["event"] == "end"]
+    for why in (story.end()["why"], said["save"]["why"], over["why"]):
+        assert "No space left on device" in why
+    assert said["save"]["failed_step"] == 2 * SAVE_EVERY
+    story.check_next()
+
+
+def test_a_rank_that_dies_in_the_save(stage: Stage) -> None:
+    story, plain = stage.stories["dies"], stage.stories["dies-plain"]
+    assert story.fault_s() <= plain.fault_s() + LATER_S
+    story.check("exited", story.until_end()["exit_code"])
+    assert story.end()["exit_code"] in (1, 137, 143), "whichever end srun hears of first"
+    assert story.on_disk() == SAVE_EVERY
+    story.check_next()
+
+
+def test_a_save_that_hangs(stage: Stage) -> None:
+    """It is cut off when the time for the way out is over, and that is no stop on purpose."""
+    story = stage.stories["hangs"]
+    until(lambda: bool(story.lines("fault", 1)), "the save to hang")
+    story.resil("kill")
+    story.check("exited", 1)
+    assert story.on_disk() == SAVE_EVERY
