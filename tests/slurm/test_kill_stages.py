@@ -1,7 +1,7 @@
 """A kill switch ends trainings that hang, on a real SLURM: on all nodes, with what was done in `resil status`.
 
 All jobs begin at once, on a cluster of their own, and the switches are thrown one after another; each test waits for
-its own. The ranks have no guard: nobody but the batch shell can end them.
+its own. Nobody but the batch shell can end the ranks: most have no guard, and those of one story hang between two steps.
 """
 
 from __future__ import annotations
@@ -34,6 +34,20 @@ with open(f"{root}/ranks.{rank}", "a") as file:
     file.write(f"{os.getpid()} {node} {os.environ.get('RESIL_STOP_AT', '')}\\n")
 if sys.argv[1:] == ["deaf"]:
     os.execve("/bin/sleep", ["sleep", "600.25"], {})
+
+
+def collective_that_hangs():
+    time.sleep(600)
+
+
+if sys.argv[1:] == ["guarded"]:
+    from resilience.guard import TrainingGuard
+
+    with TrainingGuard.from_env(poll_s=0.3, beat_s=1) as guard:
+        for _ in range(50):
+            time.sleep(0.02)
+            guard.step()
+        collective_that_hangs()
 time.sleep(600)
 """
 SETTINGS = """\
@@ -141,6 +155,7 @@ def stage() -> Iterator[Stage]:
         stage.begin("hangs", ranks=2, array=3, sbatch="ntasks = 2")
         stage.begin("alone", "deaf", template="python")
         stage.begin("stop-after", ranks=2, guard='stop_after = "25s"', sbatch="ntasks = 2")
+        stage.begin("guarded", "guarded", ranks=2, sbatch="nodes = 2\nntasks-per-node = 1")
         for run in stage.runs.values():
             run.until(lambda run=run: len(run.started()) == run.ranks, f"{run.name} to train")  # type: ignore[misc]
         yield stage
@@ -195,6 +210,20 @@ def test_ranks_of_srun_that_hear_sigterm_get_it_and_scope_job_leaves_the_queue_t
     run.until(lambda: not run.left(), "its ranks to be gone")
     stage.cluster.wait_for(run.job, {"FAILED"})
     assert "siblings_cancelled" not in run.stages(), "each saw the switch as it started"
+
+
+def test_where_the_guards_are_their_stacks_are_written_first(stage: Stage) -> None:
+    run = stage.runs["guarded"]
+    run.until(lambda: any((run.directory / "beats").iterdir()), "a heartbeat")
+    thrown = run.resil("kill", "--why", "it hangs")
+    assert thrown.returncode == 0 and "no guard" not in thrown.stdout, thrown.stdout
+    run.until(lambda: bool(run.end()), "its end")
+    assert run.stages()[:3] == ["kill_noticed", "kill_stacks", "kill_term"]
+    assert run.end()["end"] == "terminated" and "it hangs" in run.end()["why"], run.log
+    for rank in (0, 1):
+        (path,) = (run.directory / "journal").glob(f"*.{rank}.stacks")
+        assert "in collective_that_hangs\n" in path.read_text()
+    run.until(lambda: not run.left(), "its ranks to be gone")
 
 
 def test_a_training_that_the_batch_shell_has_started_itself_is_ended_as_well(stage: Stage) -> None:
