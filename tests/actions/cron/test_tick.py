@@ -345,10 +345,10 @@ def test_what_became_unsafe_after_the_table_was_read_is_not_run(
 def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resilience.actions.cron.project.LOOK_S", 0.5)
     scene = CronScene(tmp_path)
     try:
-        with hung_folder(tmp_path / "state"):
+        with hung_folder(tmp_path / "state"), monkeypatch.context() as patched:
+            patched.setattr("resilience.actions.cron.project.LOOK_S", 0.5)
             for _ in range(3):
                 with pytest.raises(ProbeError, match=r"nothing is run: .* does not answer") as told:
                     scene.tick()
