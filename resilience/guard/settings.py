@@ -62,7 +62,8 @@ class GuardSettings:
         loss_spike_in_a_row: how many of them it takes.
         loss_window: how many losses the median is taken of.
         round_s: how long rank 0 waits for all promises before it tries again.
-        agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised.
+        agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised, and
+            after how long without an answer rank 0 is taken for gone by one that has not.
         join_timeout_s: how long ranks wait for rank 0's word before the first step.
         skew_steps: ranks whose counts differ by more cannot agree; 0 for no such limit.
         decide_by: step (all ranks save and stop after the same step) or time (at the same moment, each after its own
@@ -70,7 +71,8 @@ class GuardSettings:
         on_leader_lost: what a rank does once rank 0 is gone for good: save_alone (it looks at the switches by itself,
             and saves and stops alone when it is told to stop), stop (it does so at once), or wait (for another rank 0).
         interface: host name or address that rank 0 listens on. Default: the job's own.
-        exit_timeout_s: how long after a decision to stop the process is ended by force, with all stacks; 0 for never.
+        exit_timeout_s: how long after a decision to stop the process is ended by force, with all stacks, but not
+            before three times its slowest save; 0 for never. After a stop ranks wait for each other so long, too.
         force_exit: auto (in jobs of a resil template), on, or off.
     """
 
