@@ -154,7 +154,7 @@ def _training(directory: RunDirectory, status: RunStatus) -> Attempt | None:
     """The attempt that has launched its training and is not over; the next one may wait for it already."""
     for attempt in reversed(status.attempts[-3:]):
         if attempt.end is None:
-            events = last_events(directory, attempt)
+            events = last_events(directory, attempt.job_id)
             if any(e.get("event") == "attempt_start" and e.get("attempt") == attempt.number for e in events):
                 return attempt
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from resilience.actions.fold_jobs import JobRow, fold
 from resilience.actions.last_step import last_step
@@ -16,9 +15,9 @@ from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.model.job import Job
 from resilience.model.job_state import JobState
 from resilience.model.kill_stage import KillStage, kill_stage
-from resilience.model.last_save import LastSave, last_save
+from resilience.model.last_save import LastSave
 from resilience.model.switch import Switch
-from resilience.system.attempts import last_beat, last_events, read_attempts
+from resilience.system.attempts import last_beat, last_events, newest_save, read_attempts
 from resilience.system.run_directory import RunDirectory
 from resilience.system.run_jobs import jobs_of_run, scheduler_of, submitters
 from resilience.system.submissions import read_intents
@@ -26,9 +25,6 @@ from resilience.system.switches import read_switch
 
 LOST_ATTEMPTS_TOLD = 2
 """Of the newest attempts: what was lost long ago is no news."""
-
-ATTEMPTS_WITHOUT_SAVE = 5
-"""In so many attempts the newest save is looked for."""
 
 ATTEMPTS_AT_ONCE = 3
 """Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
@@ -158,7 +154,7 @@ def _status(
         switches=_switches(project, directory),
         lost=_lost(jobs, attempts),
         headline=_headline(rows, finished, answer),
-        save=newest_save(directory, attempts),
+        save=newest_save(directory, [attempt.job_id for attempt in attempts]),
         kill=kill_under_way(directory, attempts),
         trouble=answer.trouble,
         age_s=answer.age_s,
@@ -224,22 +220,11 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def newest_save(directory: RunDirectory, attempts: Sequence[Attempt]) -> LastSave | None:
-    """What the guards of the newest attempts tell about saves, back to the newest one that is durable."""
-    events: list[dict[str, Any]] = []
-    for attempt in reversed(attempts[-ATTEMPTS_WITHOUT_SAVE:]):
-        events[:0] = last_events(directory, attempt, "0", (b'"save', b'"start"'))
-        save = last_save(events)
-        if save is not None and save.step is not None:
-            break
-    return last_save(events)
-
-
 def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:
     """The stage of the newest attempt that is being ended; one that only waits for it may be newer."""
     for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]):
         if attempt.end is None:
-            stage = kill_stage(last_events(directory, attempt), attempt.number)
+            stage = kill_stage(last_events(directory, attempt.job_id), attempt.number)
             if stage is not None:
                 return stage
     return None

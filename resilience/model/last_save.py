@@ -21,6 +21,8 @@ class LastSave:
         in_flight: whether the training goes on meanwhile.
         failed_step: of a save that failed after it; None when there is none.
         why: what made that one fail.
+        attempt, failed_attempt: whose saves these were, 0 for none.
+        failed_time: when that one failed.
     """
 
     step: int | None = None
@@ -30,6 +32,9 @@ class LastSave:
     in_flight: bool = False
     failed_step: int | None = None
     why: str = ""
+    attempt: int = 0
+    failed_attempt: int = 0
+    failed_time: float = 0.0
 
 
 def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
@@ -37,10 +42,12 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
     step: int | None = None
     pending: int | None = None
     failed: int | None = None
-    saved_at = began_at = 0.0
+    saved_at = began_at = failed_at = 0.0
+    saved_in = failed_in = 0
     in_flight, why = False, ""
     for event in events:
-        name, at, number = event.get("event"), _seconds(event.get("time")), _step(event.get("step"))
+        name, at, number = event.get("event"), _seconds(event.get("time")), _whole(event.get("step"))
+        attempt = _whole(event.get("attempt")) or 0
         if name == "start":  # another attempt: what was pending in the one before never will be durable
             pending = None
         elif number is None:
@@ -50,15 +57,18 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
         elif name == "save_staged" and number == pending:
             in_flight = True
         elif name == "save":
-            step, saved_at, failed = number, at, None
+            step, saved_at, saved_in, failed = number, at, attempt, None
             pending = None if number == pending else pending
         elif name == "save_failed":
-            failed, why = number, printable(str(event.get("error", "")))
+            failed, failed_at, failed_in, why = number, at, attempt, printable(str(event.get("error", "")))
             pending = None if number == pending else pending
     if step is None and pending is None and failed is None:
         return None
-    return LastSave(step, saved_at, pending, began_at if pending is not None else 0.0,
-                    in_flight and pending is not None, failed, why if failed is not None else "")  # fmt: skip
+    return LastSave(
+        step, saved_at, pending, began_at if pending is not None else 0.0, in_flight and pending is not None,
+        failed, why if failed is not None else "", saved_in,
+        failed_in if failed is not None else 0, failed_at if failed is not None else 0.0,
+    )  # fmt: skip
 
 
 def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
@@ -76,7 +86,7 @@ def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
     return "; ".join(parts)
 
 
-def _step(value: object) -> int | None:
+def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
 
 

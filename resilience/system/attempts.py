@@ -12,6 +12,7 @@ from typing import Any
 from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
+from resilience.model.last_save import LastSave, last_save
 from resilience.model.switch import printable
 from resilience.system.files import explain_os_error, open_without_waiting, parse_lines, read_regular
 from resilience.system.run_directory import RunDirectory
@@ -19,6 +20,8 @@ from resilience.system.run_directory import RunDirectory
 _NUMBER = re.compile(r"[0-9]{4,18}")
 TAIL_BYTES = 65536
 """So much of a journal is read: some three hundred events. A batch shell writes four in most attempts."""
+ATTEMPTS_WITHOUT_SAVE = 5
+"""In so many attempts the newest save is looked for."""
 
 
 def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
@@ -49,18 +52,33 @@ def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
 
 
 def last_events(
-    directory: RunDirectory, attempt: Attempt, whose: str = "batch", words: Sequence[bytes] = (b"",)
+    directory: RunDirectory, job_id: int | str, whose: str = "batch", words: Sequence[bytes] = (b"",)
 ) -> tuple[dict[str, Any], ...]:
-    """The last events in the journal of an attempt's batch shell, or of the rank `whose`, in lines that hold one of the
+    """The last events in the journal of a job's batch shell, or of the rank `whose`, in lines that hold one of the
     `words`; none when it cannot be read."""
-    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.{whose}.jsonl"
+    path = directory.path / layout.JOURNAL / f"{job_id}.{whose}.jsonl"
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).splitlines()
+            raw = file.read(TAIL_BYTES)
     except OSError:
         return ()
+    lines = raw.splitlines() if any(word in raw for word in words) else []
     return tuple(parse_lines(line for line in lines if any(word in line for word in words)))
+
+
+def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSave | None:
+    """What the guards of the newest attempts tell about saves, back to the newest one that is durable.
+
+    `job_ids` are of the attempts, oldest first; those of a job that was requeued have one journal.
+    """
+    events: list[dict[str, Any]] = []
+    for job_id in dict.fromkeys(reversed(job_ids[-ATTEMPTS_WITHOUT_SAVE:])):
+        events[:0] = last_events(directory, job_id, "0", (b'"save', b'"start"'))
+        save = last_save(events)
+        if save is not None and save.step is not None:
+            break
+    return last_save(events)
 
 
 def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:

@@ -47,6 +47,16 @@ def test_the_sentence(events: list[dict[str, Any]], is_running: bool, said: str 
     assert (None if save is None else describe_save(save, NOW, is_running=is_running)) == said
 
 
+def test_it_tells_whose_saves_they_were_and_when_the_newest_failed() -> None:
+    events = [event("save", 9, 40, attempt=1), event("save_failed", 5, 80, attempt=2, error="full")]
+    save = last_save(events)
+    assert save is not None
+    assert (save.attempt, save.failed_attempt, save.failed_time) == (1, 2, NOW - 5)
+    save = last_save([*events, event("save", 1, 90, attempt="x")])
+    assert save is not None
+    assert (save.attempt, save.failed_attempt, save.failed_time) == (0, 0, 0.0)
+
+
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists)
 NAMES = st.sampled_from(["start", "save_begin", "save_staged", "save", "save_failed", "end"])
 
