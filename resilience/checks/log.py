@@ -1,6 +1,6 @@
 """`resil watch log`: does the training go on? Progress is a step that becomes greater, or the guard's heartbeat.
 
-What the guard wrote of a loss that is NaN or has spiked is told too.
+What the guard wrote of a loss that is NaN or has spiked, and of a save that failed, is told too.
 """
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
@@ -42,7 +42,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 class LogCheck:
     """The watchdog of logs and heartbeats."""
 
-    summary = "does the training go on: steps in the log, the guard's heartbeat and what it saw of the loss"
+    summary = "does the training go on: steps in the log, the guard's heartbeat, its loss and its saves"
     Settings = LogSettings
     Reading = LogReading
     memory = Memory(count=1)
@@ -178,8 +178,8 @@ def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Loo
     readings = look_at_runs(directories, known, looker)
     there = {directory.run for directory in directories}
     for run, before in known.items():
-        # One that its loss has stopped long ago is not well: what people were told of it stays.
-        was_told = before.over and not (before.losses and run not in there)
+        # One that its loss has stopped, or whose save failed, long ago is not well: what people were told of it stays.
+        was_told = before.over and not ((before.losses or before.save) and run not in there)
         if before.run and run not in readings and not was_told:
             over = "it is no longer there, or was over long ago"
             readings[run] = LogReading(run=run, over=over, clock=looker.moment)

@@ -1,17 +1,20 @@
-"""The runs of a state directory as subjects: their heartbeat, their loss, and the logs of their current attempt."""
+"""The runs of a state directory as subjects: their heartbeat, their loss, their saves, the logs of their attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 from resilience.checks._log.beats import merge_beats
 from resilience.checks._log.losses import Loss, losses_of, standing
 from resilience.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
+from resilience.checks._log.saves import save_of, still_failed
 from resilience.checks._log.tail import EVIDENCE_LINES, Looker, last_lines
 from resilience.checks._log.words import Beat, LogReading, packed, unpacked
 from resilience.errors import StateDirectoryError
+from resilience.model.last_save import LastSave
+from resilience.system.attempts import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
 from resilience.system.run_directory import RunDirectory
 
 _BEAT_FIELDS = tuple(field.name for field in fields(Beat))
@@ -42,10 +45,10 @@ def look_at_runs(
         try:
             reading, ended = _look_at_run(directory, known, looker, named=named)
         except StateDirectoryError as error:
-            losses = known.losses if known is not None else ()
             readings[directory.run] = LogReading(
-                run=directory.run, nothing=error.message, notes=("not-read",), clock=looker.moment, losses=losses
-            )
+                run=directory.run, nothing=error.message, notes=("not-read",), clock=looker.moment,
+                losses=known.losses if known is not None else (), save=known.save if known is not None else (),
+            )  # fmt: skip
             continue
         if named or not reading.over or looker.now - ended <= looker.settings.ignore_older_s:
             readings[directory.run] = reading
@@ -77,7 +80,10 @@ def _look_at_run(
     reading = replace(reading, beat=_record(beat), **about)
     if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= looker.settings.ignore_older_s):
         losses = _losses(directory, run.job_id, reading, before)
-        reading = replace(reading, losses=tuple(tuple(loss) for loss in losses))
+        save = _failed_save(directory, run.job_id, reading, before)
+        reading = replace(
+            reading, losses=tuple(tuple(loss) for loss in losses), save=astuple(save) if save is not None else ()
+        )
     if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, looker.settings.floor_s):
         reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
     return reading, run.ended
@@ -92,6 +98,18 @@ def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: L
         # The journal is written seconds after the heartbeat: a step counts that was done at the look before.
         trainings[-1].reached = max(trainings[-1].reached, min(beat.step, last.step))
     return standing(trainings, known)
+
+
+def _failed_save(
+    directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None
+) -> LastSave | None:
+    known = save_of(before)
+    is_open = before is None or before.attempt != reading.attempt or known is not None
+    # As long as no save fails, the lines are not worth the time to parse.
+    if not is_open and not last_events(directory, job_id, "0", (b'"save_failed"',)):
+        return None
+    job_ids = [str(attempt.job_id) for attempt in read_attempts(directory, newest=ATTEMPTS_WITHOUT_SAVE)]
+    return still_failed(newest_save(directory, job_ids or [job_id]), known)
 
 
 def _of_new_attempt(before: LogReading, began: float) -> LogReading:

@@ -8,6 +8,7 @@ from shlex import quote
 
 from resilience.checks._log.losses import odd_losses
 from resilience.checks._log.patterns import EPOCH
+from resilience.checks._log.saves import failed_save
 from resilience.checks._log.threshold import phase_of
 from resilience.checks._log.view import View, is_rotating, view_of
 from resilience.checks._log.words import LogReading, LogSettings, LogState, in_blocks
@@ -25,7 +26,8 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
         return [_nothing(subject, reading)]
     view = view_of(subject, reading, settings, now)
     wrong = [
-        _finding(view, verdict, fault, text, advice=advice) for verdict, fault, text, advice in odd_losses(reading, now)
+        _finding(view, verdict, fault, text, advice=advice)
+        for verdict, fault, text, advice in (*odd_losses(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
         return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]

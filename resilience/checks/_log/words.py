@@ -209,6 +209,7 @@ class LogReading:
         logs: (path, packed LogState) of each of its logs.
         beat: the fields of a Beat; empty without a heartbeat.
         losses: the fields of a Loss (losses.py) for each kind of odd loss that the run has.
+        save: the fields of a LastSave while the newest save is one that failed.
         attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
         over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
         nothing: why there is no log at all, or what a pattern stands for; its first note is the fault, or `none`.
@@ -221,6 +222,7 @@ class LogReading:
     logs: tuple[tuple[str, str], ...] = ()
     beat: dict[str, Any] | None = None
     losses: tuple[tuple[Any, ...], ...] = ()
+    save: tuple[Any, ...] = ()
     attempt: int = 0
     label: str = ""
     began: float = 0.0
