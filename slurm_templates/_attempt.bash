@@ -923,7 +923,7 @@ resil_check_job() {
 # stop, has saved, and then ended without a word. Fails when there is no such word. resil_guard_why is a sentence.
 resil_guard_said() {
   local journal=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID file line own="\"attempt\":$RESIL_ATTEMPT," begin=0 rank=0
-  local code='' ranks=1 well=0 stop='' stopped='' text='"((why|error)":|reasons":\[)"(([^"\]|\\.)*)"'
+  local code='' ranks=1 well=0 stop='' stop_step=0 stopped='' text='"((why|error)":|reasons":\[)"(([^"\]|\\.)*)"'
   REPLY='' resil_guard_why='' resil_unfollowed=''
   [ -f "$journal.0.jsonl" ] && [ ! -L "$journal.0.jsonl" ] || return
   while IFS= read -r line; do
@@ -934,10 +934,13 @@ resil_guard_said() {
         [[ $line =~ \"time\":([0-9]+) ]] && begin=${BASH_REMATCH[1]}
         ;;
       '{"event":"decision",'*"$own"*'"stop":true,'*)
-        stop=told
+        stop=told stop_step=0
+        [[ $line =~ \"step\":([0-9]+) ]] && stop_step=${BASH_REMATCH[1]}
         [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
         ;;
-      '{"event":"save",'*"$own"*) [ -z "$stop" ] || stop=saved ;;
+      '{"event":"save",'*"$own"*) # one that was in flight before is not the one of the stop
+        [ -n "$stop" ] && [[ $line =~ \"step\":([0-9]+) ]] && ((BASH_REMATCH[1] >= stop_step)) && stop=saved
+        ;;
       '{"event":"end",'*"$own"* | '{"event":"exit",'*"$own"*)
         [[ $rank = 0 || ($line =~ \"time\":([0-9]+) && ${BASH_REMATCH[1]} -ge $begin) ]] || continue
         [[ $line =~ \"exit_code\":([0-9]+)[,}] ]] || continue

@@ -42,6 +42,11 @@ class Ending:
         """What went wrong first, as a sentence; empty when all is well."""
         return self._failed_save or (self._faults[0] if self._faults else "")
 
+    @property
+    def is_for_good(self) -> bool:
+        """Whether something went wrong that no later save makes good."""
+        return bool(self._faults)
+
     def failed(self, fault: str, code: int = EXIT_ERROR) -> None:
         """Something went wrong for good, and the process ends with this code."""
         if not self._faults:

@@ -29,7 +29,7 @@ from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import start_mirror
 from resilience.guard.pace import Pace
 from resilience.guard.recorder import Recorder, say_on_stderr
-from resilience.guard.triggers import built_in_triggers, switches_of_people
+from resilience.guard.triggers import built_in_triggers, triggers_without_rank_0
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches, name_of
@@ -263,8 +263,7 @@ class Parts:
                 "takes is not known, and nobody would notice if it failed",
                 key="saving",
             )
-        self.agreement.finish(outcome, 0.0)
-        if not self._leads:
+        if not self._hears_of(self.agreement.finish(outcome, 0.0)):
             self._tell_triggers(decision, outcome)
 
     def has_no_save(self) -> None:
@@ -307,16 +306,22 @@ class Parts:
             self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=shown(error))
             stays = "" if decision is None else ". The request for it stays open"
             self._recorder.warn(f"the save of step {saving.step} is not durable: {shown(error)}{stays}")
-        elif decision is None or not self._leads:  # else told once all ranks have saved
-            self.save_is_durable(saving.step, seconds)
-        if decision is None:
+        number = saving.number
+        if decision is not None and number:
+            self.agreement.saved(number, outcome, seconds)
+        elif decision is not None:
+            number = self.agreement.finish(outcome, seconds)
+        if decision is not None and self._hears_of(number):  # once all ranks have saved
             return
-        if saving.number:
-            self.agreement.saved(saving.number, outcome, seconds)
-        else:
-            self.agreement.finish(outcome, seconds)
-        if not self._leads:
+        if error is None:
+            self.save_is_durable(saving.step, seconds)
+        if decision is not None:
             self._tell_triggers(decision, outcome)
+
+    def _hears_of(self, number: int) -> bool:
+        """Whether the agreement will tell this rank how that decision went for all: it was made here. A rank that is on
+        its own by now may still have obeyed one of rank 0."""
+        return self._place.is_first or number < 0
 
     def save_is_durable(self, step: int, seconds: float) -> None:
         """A save counts from now on; it took so long from its beginning."""
@@ -327,9 +332,9 @@ class Parts:
 
     def drain_s(self) -> float:
         """How long a save in flight may still take: three times what the slowest took, or as long as an exit may take;
-        not beyond the job's end; and after a fault no longer than it usually takes."""
-        slowest_s = self._pace.slowest_save_s
-        if self._ending.why:
+        not beyond the job's end; and no longer than it usually takes after a fault, or when one before it hung."""
+        slowest_s, saves = self._pace.slowest_save_s, self._guard._saves
+        if self._ending.is_for_good or (saves is not None and saves.has_cut_off):
             wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
         else:
             wait_s = max(self._guard.settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
@@ -446,7 +451,9 @@ class Parts:
         self._leads = True
         self._mirror.lead()
         self._signals.is_orphan = True
-        self._watches.look_at_files(switches_of_people(self._place, self._guard.settings, self._recorder))
+        self._watches.look_at_files(
+            triggers_without_rank_0(self._place, self._guard.settings, self._recorder, self._pace)
+        )
 
     def _outcome(self, decision: Decision, outcome: str, seconds: float, ranks: Sequence[int]) -> None:
         """All ranks have obeyed a decision, and what they saved is durable, or not on `ranks`."""

@@ -21,7 +21,8 @@ from resilience.guard.agreement import contact, meeting
 meeting.ABSENT_S = float(sys.argv[1])
 contact.GONE_S = float(os.environ.get("GONE_S", "5"))
 guard = TrainingGuard.from_env(
-    host_memory=False, gpu_memory="off", walltime=False, signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
+    host_memory=False, gpu_memory="off", walltime="RESIL_END_TIME" in os.environ,
+    signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
     skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
 )
 nan_at = int(os.environ.get("NAN_AT", "0"))
@@ -33,8 +34,11 @@ with guard:
     while True:
         decision = guard.step(float("nan") if guard.count + 1 == nan_at else loss)
         if decision.save:
-            with guard.saving():
+            with guard.saving() as saving:
                 open(sys.argv[2] + ".saved", "a").write(f"{guard.count} ")
+                if save_s := float(os.environ.get("SAVE_S." + os.environ["RANK"], "0")):
+                    durable_at = time.monotonic() + save_s
+                    saving.until(lambda: time.monotonic() > durable_at)
         if decision.stop or guard.count == last:
             break
         open(sys.argv[2], "w").write(str(guard.count))

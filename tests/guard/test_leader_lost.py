@@ -5,6 +5,7 @@ and write down how they ended. Real processes.
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,46 @@ def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) ->
         for _ in range(5):
             launch.wait_for_steps()
         assert launch.saves(1) == before
+
+
+def test_a_save_of_rank_0s_that_is_in_flight_when_rank_0_dies_is_told_once_it_is_durable(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    more: dict[str, Any] = {"SAVE_S.1": "8"}
+    with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", **more) as launch:
+        launch.wait_for_steps()
+        (run / layout.SWITCHES / "save").touch()
+        wait_until(lambda: bool(launch.saves(1)), 40)
+        launch.kill(0)
+        alone(launch, 1)
+        launch.signal(1, signal.SIGUSR1)
+        assert launch.processes[1].wait(60) == 75
+        saved = [one["step"] for one in launch.journal(1) if one["event"] == "save"]
+        assert saved == launch.saves(1) and len(saved) == 2
+
+
+def test_rank_0_does_not_wait_long_at_its_own_end_for_a_save_of_a_rank_that_died(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    more: dict[str, Any] = {"SAVE_S.1": "300", "LAST.0": "600"}
+    with a_launch(tmp_path / "launch", run, 2, **more) as launch:
+        launch.wait_for_steps()
+        (run / layout.SWITCHES / "save").touch()
+        wait_until(lambda: bool(launch.saves(1)), 40)
+        launch.kill(1)
+        wait_until(lambda: launch.steps(0) >= 599, 60)
+        began = time.monotonic()
+        launch.processes[0].wait(60)
+        assert time.monotonic() - began < 20, "of which it waits for 6 s"
+
+
+def test_the_time_limit_is_kept_without_rank_0(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    ends: dict[str, Any] = {"RESIL_END_TIME": f"{time.time() + 20:.0f}", "RESIL_GUARD__WALLTIME_MARGIN_S": "2"}
+    with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", RESIL_GUARD__FIRST_SAVE_S="1", **ends) as launch:
+        meet(launch, run)
+        launch.kill(0)
+        assert launch.processes[1].wait(60) == 75
+        (stop,) = [one for one in launch.journal(1) if one["event"] == "decision"]
+        assert stop["triggers"] == ["walltime"] and len(launch.saves(1)) == 2
 
 
 def test_stop_is_for_those_who_want_no_rank_to_go_on_without_rank_0(tmp_path: Path) -> None:

@@ -299,6 +299,22 @@ def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: P
     assert guard.exit_code == 1
 
 
+def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: list[str]) -> None:
+    slow = threading.Thread(target=time.sleep, args=(4.0,))
+    with make_guard(run, exit_timeout_s=60.0, say=said.append) as guard:
+        for handle in (done(), failed(OSError("disk full"))):
+            guard.step()
+            with guard.saving() as saving:
+                saving.until(handle)
+            wait_until(lambda: guard._saves is not None and guard._saves.newest is None)
+        guard.step()
+        with guard.saving() as saving:
+            slow.start()
+            saving.until(slow)
+    assert [event["step"] for event in events(run, "save")] == [1, 3], said
+    assert guard.exit_code == 0
+
+
 def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()

@@ -1,7 +1,7 @@
 """A kill switch ends trainings that hang, on a real SLURM: on all nodes, with what was done in `resil status`.
 
 All jobs begin at once, on a cluster of their own, and the switches are thrown one after another; each test waits for
-its own. Nobody but the batch shell can end the ranks: most have no guard, and those of one story hang between two steps.
+its own. Nobody but the batch shell can end the ranks: most have no guard, and those of one story hang after a step.
 """
 
 from __future__ import annotations

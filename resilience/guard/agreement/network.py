@@ -318,7 +318,8 @@ class NetworkAgreement(Agreement):
             owes = any(said["say"] == "done" for said in control.outbox)
             return not owes or time.monotonic() - self._leaving_since >= UNHEARD_S
         assert control.coordinator is not None
-        if not control.has_said_all() or not control.coordinator.is_over():
+        is_soon = time.monotonic() - self._leaving_since < LOST_S
+        if not control.has_said_all() or not control.coordinator.is_over(lost_too=is_soon):
             return False
         # Stopped before the first step: whoever comes late hears it from nobody else.
         return not (self._is_stopped() and not self._has_stepped) or len(control.starts_told) >= self.world - 1

@@ -166,8 +166,9 @@ class OpenRound:
         self.saved(rank, FAILED, 0.0)
 
     def end(self) -> Heard:
-        """The news how it went, once every rank has told: the worst outcome is that of all."""
-        decision = self.decision
+        """The news how it went, once every rank has told: the worst outcome is that of all. It is rank 0 that hears it:
+        the decision is of the step after which that has obeyed."""
+        decision = merge(self.requests, self.verdict_for(0)["steps"] + 1)
         on = f" on {name_ranks(sorted(self.failed_on))}" if self.failed_on else ""
         return Heard(
             "outcome",

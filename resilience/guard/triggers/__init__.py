@@ -11,15 +11,24 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 
-def switches_of_people(place: Place, settings: GuardSettings, recorder: Recorder) -> list[Trigger]:
-    """What a rank looks at that is on its own: what people and the batch shell stop the run by."""
-    if not place.run_dir:
-        return []
-    from resilience.guard.switch_folder import SwitchFolder
-    from resilience.guard.triggers.switches import KillSwitch, StopFile
+def triggers_without_rank_0(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:
+    """What a rank looks at that is on its own, of what rank 0 looked at for all: whatever ends the training."""
+    found: list[Trigger] = []
+    if place.run_dir:
+        from resilience.guard.switch_folder import SwitchFolder
+        from resilience.guard.triggers.superseded import Superseded
+        from resilience.guard.triggers.switches import KillSwitch, StopFile
 
-    switches = SwitchFolder(place, settings, recorder)
-    return [StopFile(switches), *([KillSwitch(switches)] if settings.kill_switch else [])]
+        switches = SwitchFolder(place, settings, recorder)
+        found += [StopFile(switches), *([KillSwitch(switches)] if settings.kill_switch else [])]
+        if settings.superseded and place.attempt:
+            found.append(Superseded(place, recorder))
+    if settings.walltime or settings.stop_after:
+        from resilience.guard.triggers.walltime import Walltime
+
+        # Thousands of ranks may be on their own at once: none asks the scheduler whether the end was moved.
+        found.append(Walltime(place, settings, recorder, pace, asks=False))
+    return found
 
 
 def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:

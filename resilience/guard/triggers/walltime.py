@@ -134,6 +134,7 @@ class Walltime:
         *,
         environ: Mapping[str, str] | None = None,
         end_time: EndTime | None = None,
+        asks: bool = True,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
     ) -> None:
@@ -146,7 +147,8 @@ class Walltime:
         self._told_lead_s = 0
         cap = find_stop_time(place, environ, settings.stop_after, wall())
         no_end = None if settings.walltime else EndTime(None, None, 0.0, cap)
-        self._end = end_time or no_end or find_end_time(place, environ, settings.walltime_ask_s, cap)
+        every_s = settings.walltime_ask_s if asks else 0.0
+        self._end = end_time or no_end or find_end_time(place, environ, every_s, cap)
         self._forget_stale_end(wall())
         if self._end.cap != NO_LIMIT:
             place.end_time = self._end.end

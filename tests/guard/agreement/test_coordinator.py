@@ -291,10 +291,14 @@ def test_a_rank_that_leaves_because_of_a_fault_is_told_at_once_and_remembered() 
 def test_decided_by_time_each_rank_obeys_where_it_has_promised_to_wait() -> None:
     coordinator = joined(3, by_time=True)
     coordinator.receive(1, wish(STOP), 0.0)
-    for rank, steps in enumerate((6_000, 120, 5_990)):
+    for rank, steps in enumerate((120, 6_000, 5_990)):
         said = coordinator.receive(rank, promise(steps, step_s=1.0), 0.0)
-    assert [(rank, message["verdict"]["steps"]) for rank, message in said] == [(0, 6_000), (1, 120), (2, 5_990)]
+    assert [(rank, message["verdict"]["steps"]) for rank, message in said] == [(0, 120), (1, 6_000), (2, 5_990)]
     assert kinds(coordinator) == ["committed"], "nobody waits for anybody"
+    for rank in range(3):
+        coordinator.receive(rank, done("saved"), 0.0)
+    decision = coordinator.heard[-1].decision
+    assert decision is not None and decision.step == 121, "rank 0 hears of its own save"
 
 
 def test_a_rank_for_which_the_others_will_wait_long_is_named_in_figures_before_they_do() -> None:
