@@ -142,19 +142,20 @@ def _status(
         trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
         answer = answer._replace(trouble=trouble)
     attempts = mark_lost(attempts, jobs, answer, now)
+    save = newest_save(directory, [attempt.job_id for attempt in attempts])
     return RunStatus(
         run=directory.run,
         path=str(directory.path),
         scheduler=scheduler,
         rows=rows,
         next_in_line=_next_in_line(jobs),
-        step=last_step(directory),
+        step=_newest_step(last_step(directory), save, attempts),
         attempts=attempts,
         finished=finished,
         switches=_switches(project, directory),
         lost=_lost(jobs, attempts),
         headline=_headline(rows, finished, answer),
-        save=newest_save(directory, [attempt.job_id for attempt in attempts]),
+        save=save,
         kill=kill_under_way(directory, attempts),
         trouble=answer.trouble,
         age_s=answer.age_s,
@@ -218,6 +219,13 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
             host = f" on {attempt.host}" if attempt.host else ""
             sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) never said how it ended")
     return tuple(sentences)
+
+
+def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
+    """The last step, `seen` in a heartbeat of some seconds ago, or in a log: a save of this attempt may be newer."""
+    if save is None or not attempts or save.attempt != attempts[-1].number:
+        return seen
+    return max((step for step in (seen, save.step) if step is not None), default=None)
 
 
 def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:

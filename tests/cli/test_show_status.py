@@ -70,9 +70,9 @@ def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell)
     assert "  attempt 1 exited with code 1, 10 min ago: no space [2J left" in said
 
     write_attempt(shell, 2)
-    (journal / "101.0.jsonl").write_text(json.dumps({"event": "save_begin", "time": now - 3, "step": 60}) + "\n{")
+    (journal / "101.0.jsonl").write_text(json.dumps({"event": "save_begin", "time": now - 200, "step": 60}) + "\n{")
     said = shell.resil("status").out.splitlines()
-    assert "  saved: step 40, 11 min ago; that of step 50 failed; that of step 60 has begun, 3 s ago" in said
+    assert "  saved: step 40, 11 min ago; that of step 50 failed; that of step 60 has begun, 3 min ago" in said
     assert not any("exited" in line for line in said), "another attempt runs"
     (told,) = json.loads(shell.resil("status", "--json").out)["runs"]
     assert (told["save"]["step"], told["save"]["pending_step"], told["attempts"][0]["why"]) == (
@@ -80,6 +80,11 @@ def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell)
         60,
         "no space [2J left",
     )
+    (shell.run_dir / "beats" / "101.n1").write_text("step = 45\n")
+    durable = json.dumps({"event": "save", "time": now - 200, "step": 60, "attempt": 2})
+    (journal / "101.0.jsonl").write_text(durable + "\n")
+    said = shell.resil("status").out.splitlines()
+    assert said[0] == "gpt  running, step 60, attempt 2" and "  saved: step 60, 3 min ago" in said
 
 
 def test_ended_jobs_are_shown_only_when_asked_for_but_never_nothing(shell: Shell) -> None:
