@@ -62,7 +62,7 @@ _TABLE: tuple[_Row, ...] = (
      "ask the administrators to start munged here; jobs keep running"),
     (r"Could not establish a configuration source|resolve_ctls_from_dns_srv|Unable to process configuration file"
      r"|cannot stat file .*slurm\.conf|s_p_parse_file",
-     _N, "no usable slurm.conf was found", "is this a SLURM login node? check $SLURM_CONF; here, without one: --scheduler local"),
+     _N, "no usable slurm.conf was found", "is this a login node? check $SLURM_CONF; without SLURM: --scheduler local"),
     (r"[Aa]ccounting storage is disabled|not running with accounting|accounting_storage/none", Meaning.NO_ACCOUNTING,
      "accounting is off on this cluster, so sacct remembers nothing", "`scontrol show job` remembers for MinJobAge"),
     (r"slurm_persist_conn_open|Problem talking to the database|slurmdbd", _U, "the accounting database does not answer",
