@@ -321,5 +321,5 @@ class NetworkAgreement(Agreement):
         is_soon = time.monotonic() - self._leaving_since < LOST_S
         if not control.has_said_all() or not control.coordinator.is_over(lost_too=is_soon):
             return False
-        # Stopped before the first step: whoever comes late hears it from nobody else.
-        return not (self._is_stopped() and not self._has_stepped) or len(control.starts_told) >= self.world - 1
+        # Stopped before the first step, or nothing was left to do: whoever comes late hears it from nobody else.
+        return self._has_stepped or len(control.starts_told) >= self.world - 1
