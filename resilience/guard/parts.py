@@ -137,7 +137,9 @@ class Parts:
         self._signals.is_closing = True
         wait_s = FAULT_S if how == FAILED else LEAVE_S
         if how == STOPPED and self._guard._has_stopped:
-            wait_s = self._guard.settings.exit_timeout_s or DAY_S
+            # Not until the process is ended by force: that would be with 75, and nobody would know for whom it waited.
+            left_s = self._exit.left_s()
+            wait_s = min(self._guard.settings.exit_timeout_s or DAY_S, max(left_s - BEFORE_END_S, left_s / 2))
         farewell = self.agreement.part(how, self._ending.why, wait_s, self._is_hurried)
         if how != FAILED and farewell.faults:
             self._ending.failed(farewell.faults[0])

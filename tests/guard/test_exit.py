@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,23 @@ def test_a_save_that_hangs_is_ended_with_all_stacks_and_is_no_stop_in_good_order
         assert "in save\n" in told and "in train\n" in told and "Thread 0x" in told
     assert "pid" in stacks(run).splitlines()[0]
     assert events(run)[-2:] == ["exit", "stacks"] and "save_begin" in events(run)
+
+
+def test_rank_0_names_the_rank_whose_save_hangs_before_it_is_itself_ended_by_force(run: Path) -> None:
+    """Ended by force while it waits for the others it would exit with 75, as if the save of all were durable."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TMPDIR": str(run), "RESIL_GUARD__SKEW_STEPS": "0"}
+    ranks: list[dict[str, Any]] = [{"bound": 3.0}, {"bound": 5.0, "save": "time.sleep(100)"}]
+    with ThreadPoolExecutor() as threads:
+        ends = [
+            threads.submit(end_of, run, environ={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **more)
+            for rank, more in enumerate(ranks)
+        ]
+        (_, said, _), (code, _, _) = (end.result() for end in ends)
+    assert "rank 1 has not said good-bye: this job has not stopped in good order" in said
+    told = [json.loads(line) for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
+    end = next(event for event in told if event["event"] in ("end", "exit"))
+    assert (end["event"], end["exit_code"], end.get("stopped"), end.get("well")) == ("end", 1, False, 1), said
+    assert code == 1
 
 
 def test_a_save_in_the_background_that_hangs_is_ended_with_all_stacks_and_is_no_stop_in_good_order(run: Path) -> None:
