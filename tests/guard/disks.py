@@ -11,11 +11,11 @@ import pytest
 
 
 @contextmanager
-def small_disk(folder: Path, size: str = "64k") -> Iterator[Path]:
+def small_disk(folder: Path, size: str = "64k", mode: str = "700") -> Iterator[Path]:
     """A file system of its own; the test is skipped where it cannot be mounted."""
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", folder], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", folder], capture_output=True, text=True
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")

@@ -3,7 +3,7 @@
 ending_training.py FOLDER FORM [FAULT]     FORM: with, without, short; FAULT: see `FAULTS`, on rank $FAULT_RANK
 
 Each rank keeps its checkpoint, the number of its last step, in FOLDER. It saves at step 2 by itself; from step 5 on the
-fault may come. Without a fault it trains to step 12 and finishes.
+fault may come. Without a fault it trains to step 12 and finishes. Ranks begin together.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from resilience.guard import TrainingGuard
 
 FOLDER, FORM, FAULT = Path(sys.argv[1]), sys.argv[2], "".join(sys.argv[3:])
 RANK = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+WORLD = int(os.environ.get("WORLD_SIZE") or 1)
 IS_FAULTY = int(os.environ.get("FAULT_RANK", "0")) == RANK
 FAULTS = ("step raises", "sys.exit(3)", "SIGINT")
 AT_THE_STOP = ("kill", "SIGTERM in the save", "save raises", "save hangs", "disk full")
@@ -81,8 +83,17 @@ def train_step() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def batches() -> range:
-    return range(step, 100_000 if FAULT else 12)
+def batches() -> Iterator[int]:
+    """Every rank has heard by now whether to start."""
+    note("trains")
+    while min(map(begun, range(WORLD))) < begun(RANK):
+        time.sleep(0.02)
+    yield from range(step, 100_000 if FAULT else 12)
+
+
+def begun(rank: int) -> int:
+    diary = FOLDER / f"diary.{rank}"
+    return diary.read_text().count("trains\n") if diary.exists() else 0
 
 
 def loop() -> None:

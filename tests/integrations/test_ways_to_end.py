@@ -122,6 +122,7 @@ def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> No
     assert (end["end"], end["exit_code"], script.process.returncode) == (expected.end, code, code), script.text
     last = [event for event in journal(batch) if event["event"] in ("end", "exit")][-1]
     assert last.get("stopped", False) is (expected.end == "stopped"), script.text
+    assert last["exit_code"] == code, "rank 0 speaks for all"
     assert not batch.processes()
     assert "is killed" not in script.text, "a rank was deaf to its launcher"
 
