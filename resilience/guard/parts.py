@@ -176,9 +176,10 @@ class Parts:
         self._mirror.write_last()
 
     def _is_hurried(self) -> bool:
-        """Whether there is no sense in waiting for others any longer: somebody ends this process, or its launcher is
-        gone."""
-        return self._signals.has_lost_launcher or self._signals.hurries(self._closing_since)
+        """Whether there is no sense in waiting for others any longer: somebody ends this process; or its launcher is
+        gone, nobody will end it, and the others have had their time."""
+        waited_s = time.monotonic() - self._closing_since
+        return self._signals.hurries(self._closing_since) or (waited_s > LEAVE_S and self._signals.has_lost_launcher)
 
     def before_fork(self) -> None:
         """A child would hang at its exit in what faulthandler has armed here."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from resilience.guard.triggers.signals import AGAIN_S
 from tests.end_to_end.conftest import Shell, shell  # noqa: F401  (a fixture)
 from tests.integrations.launched import HERE, TORCHRUN, Launched, needs
+from tests.slurm.processes import Process, kill_all, until
 
 pytestmark = needs("torch")
 TRAINING = str(HERE / "torch_training.py")
@@ -87,6 +90,52 @@ def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(
     launched.wait()
     assert launched.last(1, "left")["time"] >= launched.last(0, "saved")["time"] > launched.last(1, "stop")["time"] + 2
     assert launched.end()["stopped"]
+
+
+def orphans(launched: Launched) -> list[Process]:
+    """The two workers of a torchrun that was killed: it could end nobody."""
+    launched.until_step(21, 2)
+    workers = [Process.of(launched.last(rank, "start")["pid"]) for rank in range(2)]
+    assert launched.process is not None
+    launched.process.kill()
+    launched.wait()
+    return [worker for worker in workers if worker is not None]
+
+
+def test_workers_of_a_killed_torchrun_hear_a_kill_switch_and_end_by_themselves(launched: Launched) -> None:
+    launched.launch(command(2, launched.folder))
+    workers = orphans(launched)
+    try:
+        assert [worker.alive for worker in workers] == [True, True]
+        launched.throw("kill")
+        for worker in workers:
+            worker.wait_gone()
+        assert launched.last(0, "saved")["step"] == stopped_at(launched, 2)
+        assert {launched.last(rank, "left")["exit_code"] for rank in range(2)} == {75}
+        end = launched.end()
+        assert (end["exit_code"], end["stopped"], end["well"]) == (75, True, 2)
+    finally:
+        kill_all(lambda: {worker.pid for worker in workers if worker.alive})
+
+
+def test_workers_of_a_killed_torchrun_are_ended_by_a_second_term_also_in_a_save(launched: Launched) -> None:
+    """Nobody will ask a third time, with SIGKILL."""
+    launched.launch(command(2, launched.folder), SAVE_S="1000")
+    workers = orphans(launched)
+    try:
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        until(lambda: launched.count(0, "save_begin") == 1, "rank 0 to save")
+        time.sleep(AGAIN_S)  # what comes sooner is the same TERM, passed on
+        began = time.monotonic()
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        for worker in workers:
+            worker.wait_gone()
+        assert time.monotonic() - began < 20
+        assert launched.count(0, "saved") == 0
+    finally:
+        kill_all(lambda: {worker.pid for worker in workers if worker.alive})
 
 
 def test_the_batch_shell_believes_the_training_and_not_torchruns_1(
