@@ -113,6 +113,18 @@ def test_two_processes_of_lightnings_own_stop_at_one_step(launched: Launched, st
     assert (launched.end()["exit_code"], launched.end()["stopped"]) == (75, True)
 
 
+def test_two_processes_of_lightnings_own_leave_together_when_a_kill_switch_is_there_before_them(
+    launched: Launched,
+) -> None:
+    """Lightning kills its own process within 5 s once one that it has started has ended with anything but 0."""
+    launched.throw("kill")
+    launched.launch(command(launched, devices=2, strategy='"ddp"'))
+    assert launched.wait() == 75, launched.output.read_text()
+    assert launched.count(0, "step") == launched.count(1, "step") == 0
+    end = launched.end()
+    assert (end["exit_code"], end["stopped"], end["ranks"], end["well"]) == (75, True, 2, 2)
+
+
 def test_an_exception_is_no_stop_on_purpose(launched: Launched) -> None:
     launched.launch(command(launched, overfit_batches=3), FAIL_AT="7")
     assert launched.wait() == 1
