@@ -27,6 +27,7 @@ guard = TrainingGuard.from_env(
 )
 nan_at = int(os.environ.get("NAN_AT", "0"))
 loss = float(os.environ["LOSS"]) if "LOSS" in os.environ else None
+step_s = float(os.environ.get("STEP_S." + os.environ["RANK"], "0.01"))
 last = int(os.environ.get("LAST." + os.environ["RANK"], "0"))
 with guard:
     if loss is not None:
@@ -42,7 +43,7 @@ with guard:
         if decision.stop or guard.count == last:
             break
         open(sys.argv[2], "w").write(str(guard.count))
-        time.sleep(0.01)
+        time.sleep(step_s)
 sys.exit(guard.exit_code)
 """
 
