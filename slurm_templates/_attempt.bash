@@ -880,7 +880,7 @@ resil_launch() { # program argument...
     resil_act
     [ -n "$resil_code" ] || resil_stages
     if [ -z "$resil_code" ] && ! kill -0 "$resil_waiter" 2>/dev/null; then
-      resil_hear 0.1
+      while resil_hear 0.1; do :; done # more than one piece of news may have come on a slow machine
       resil_code=${resil_code:-137} # only SIGKILL can end it before its time
     fi
   done

@@ -168,6 +168,17 @@ def test_another_signal_can_be_chosen(batch: Batch) -> None:
     assert script.wait() == 75
 
 
+def test_the_code_of_a_training_that_ends_before_it_was_heard_to_begin_is_not_lost(batch: Batch) -> None:
+    probe = batch.root / "probe"
+    probe.write_text(
+        "probe() { case $BASH_COMMAND in\n"
+        "printf\\ 'pid*) sleep 0.8 ;;\n"
+        """'kill -0 "$resil_waiter"'*) sleep 1.5 ;;\n"""
+        "esac; }\nset -o functrace; trap probe DEBUG\n"
+    )
+    assert batch.run("exit 4", environment={"BASH_ENV": str(probe)}).wait() == 4
+
+
 @pytest.mark.parametrize("count", range(1, 5))
 def test_no_signal_is_lost_between_two_commands(batch: Batch, count: int) -> None:
     """Bash itself sends the signal before the command number `count` of the function that acts on signals."""
