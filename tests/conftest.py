@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,6 +23,10 @@ from tests.leftovers import Look, marked, shared
 # the long campaigns draw new ones.
 settings.register_profile("resil", deadline=None, derandomize="RESIL_SOAK" not in os.environ)
 settings.load_profile("resil")
+
+# A shell's background job ignores SIGINT, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a reason contains, and how to get those tests; the first that fits. A reason without a row says it itself.
 HOW_TO_GET = {
