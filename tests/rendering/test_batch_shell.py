@@ -170,12 +170,13 @@ def test_another_signal_can_be_chosen(batch: Batch) -> None:
 
 def test_the_code_of_a_training_that_ends_before_it_was_heard_to_begin_is_not_lost(batch: Batch) -> None:
     probe = batch.root / "probe"
-    probe.write_text(
-        "probe() { case $BASH_COMMAND in\n"
-        "printf\\ 'pid*) sleep 0.8 ;;\n"
-        """'kill -0 "$resil_waiter"'*) sleep 1.5 ;;\n"""
-        "esac; }\nset -o functrace; trap probe DEBUG\n"
-    )
+    probe.write_text("""\
+        waits() { case $BASH_COMMAND in
+          "printf 'pid"*) sleep 0.8 ;;
+          'kill -0 "$resil_waiter"'*) sleep 1.5 ;;
+        esac; }
+        set -o functrace; trap waits DEBUG
+    """)
     assert batch.run("exit 4", environment={"BASH_ENV": str(probe)}).wait() == 4
 
 
