@@ -44,7 +44,11 @@ IDLE_CPU_SHARE = 0.001
 
 
 class Pace:
-    """The slowest recent step, and the slowest recent save, in seconds. Safe from every thread."""
+    """The slowest recent step, and the slowest recent save, in seconds. Safe from every thread.
+
+    Attributes:
+        is_restored: whether something of it was learned by another process.
+    """
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
@@ -63,6 +67,7 @@ class Pace:
         self._left_out_then = 0.0  # what was left out when the present gap began
         self._left_out_at_sample = 0.0
         self._save_began: float | None = None
+        self.is_restored = False
 
     def look(self, now: float, position: tuple[int, int], cpu_s: float | None = None) -> None:
         """Take a sample: at `now` (monotonic seconds) the training is at `position` (steps, polls).
@@ -145,6 +150,12 @@ class Pace:
             return max(unfinished, self._gaps[0][0]) if self._gaps else unfinished
 
     @property
+    def slowest_known_step_s(self) -> float:
+        """The slowest one remembered, also before the first step here; 0 when there is none."""
+        with self._lock:
+            return self._gaps[0][0] if self._gaps else 0.0
+
+    @property
     def slowest_save_s(self) -> float | None:
         """The slowest recent save, until it was durable; None as long as none was measured."""
         with self._lock:
@@ -172,6 +183,7 @@ class Pace:
         if not all(0 <= number < math.inf for row in (*gaps, *times) for number in row):
             raise ValueError("not a time")
         with self._lock:
+            self.is_restored = True
             known = sorted([*self._gaps, *((gap, now + left_s) for gap, left_s in gaps)], reverse=True)
             self._gaps.clear()
             for gap, until in known:  # a shorter one matters only if it is remembered for longer
@@ -179,6 +191,14 @@ class Pace:
                     self._gaps.append((gap, until))
             for kept, before in ((self._saves, times[0]), (self._stalls, times[1])):
                 kept.extendleft(reversed(before[max(0, len(before) + len(kept) - SAVES) :]))
+
+    def doubt(self) -> None:
+        """What was restored leaves no room in this job: of the saves only the newest counts, and no step of before."""
+        with self._lock:
+            self._gaps.clear()
+            for kept in (self._saves, self._stalls):
+                while len(kept) > 1:
+                    kept.popleft()
 
     def _moved(self, now: float, position: tuple[int, int]) -> None:
         if self._is_starting:

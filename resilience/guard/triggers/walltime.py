@@ -155,6 +155,7 @@ class Walltime:
         self._told_end = self._end.end
         self._asking_since: float | None = None
         self._looking_since: float | None = None
+        self._has_fitted = False
         self._clock = JobClock(wall, steady or steady_clock)
         self._asked_for: float | None = None
         self._obeyed_for: float | None = None
@@ -174,7 +175,9 @@ class Walltime:
             self._end.ask(now)
         if end is None or end == NO_LIMIT:
             return None
-        left_s, step_s, save_s = end - time_now, self._pace.slowest_step_s, self._pace.slowest_save_s
+        left_s = end - time_now
+        self._fit(left_s)
+        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
         verdict = self._decide(now, left_s, step_s, save_s)
         if self._looking_since is None:
             self._looking_since = now
@@ -203,6 +206,22 @@ class Walltime:
                 f"the environment says that the job ended {format_duration(round(time_now - end))} ago (RESIL_END_TIME "
                 "or SLURM_JOB_END_TIME): that is passed over"
             )
+
+    def _fit(self, left_s: float) -> None:
+        """Once: doubt what earlier jobs have measured if this one would have to stop at once because of it.
+
+        One save that took long, or a job that is shorter than those before, would stop every attempt as it begins.
+        """
+        pace, settings = self._pace, self._settings
+        if self._has_fitted or not pace.is_restored:
+            return
+        self._has_fitted = True
+        learned_s = (pace.slowest_save_s or 0.0) + pace.slowest_known_step_s
+        need_s = settings.walltime_safety * learned_s + settings.walltime_margin_s
+        if left_s < need_s:
+            pace.doubt()
+            why = f"{format_duration(round(need_s))} for the slowest step and save, and the job ends in "
+            self._recorder.event("learned_dropped", what="pace", why=why + format_duration(max(0, round(left_s))))
 
     def _decide(self, now: float, left_s: float, step_s: float | None, save_s: float | None) -> Verdict:
         settings, checked_at = self._settings, self._end.checked_at

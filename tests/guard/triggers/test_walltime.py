@@ -470,6 +470,22 @@ def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_m
     assert said.endswith("one is taken to last 1 min (first_save_s in [guard])")
 
 
+def test_one_slow_save_does_not_stop_every_attempt_after_it_as_it_begins() -> None:
+    job = Job(Asked(NOON + 40, every_s=0.0), first_save_s=1.0)
+    job.trigger._pace = pace = Pace()
+    pace.restore({"gaps": [[7200.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
+    assert job.run(10) is None
+    assert (pace.slowest_save_s, pace.slowest_known_step_s) == (0.2, 0.0)
+
+
+def test_what_fits_into_the_job_is_believed() -> None:
+    job = Job(Asked(NOON + 400, every_s=0.0))
+    job.trigger._pace = pace = Pace()
+    pace.restore({"gaps": [[100.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
+    job.run(10)
+    assert (pace.slowest_save_s, pace.slowest_known_step_s) == (21.0, 100.0)
+
+
 def test_what_an_earlier_job_has_measured_may_arrive_a_little_late() -> None:
     job = Job(Asked(NOON + 600, every_s=0.0), save_s=None)
     assert job.run(10) is None
