@@ -8,6 +8,7 @@ resil_user=$(id -un 2>/dev/null) || resil_user=$UID
 resil_number=            # of this attempt, 0003 as in its file's name; empty before it is taken
 resil_child=             # process id of the launch
 resil_beat_pid=          # process id of the heartbeat
+resil_launch_pid=        # the same, also when it is over
 resil_code=0             # the launch's true exit code
 resil_launched=false
 resil_waiter=            # process id of the subshell that waits for it
@@ -896,7 +897,7 @@ resil_hear() { # seconds: hear one piece of news, waiting no longer than this. F
   line=$resil_half$line
   resil_half=
   case $line in
-    'pid '*) resil_child=${line#* } && resil_forward_term ;;
+    'pid '*) resil_child=${line#* } resil_launch_pid=${line#* } && resil_forward_term ;;
     'code '*) resil_code=${line#* } ;;
     'superseded '*) resil_superseded_by=${line#* } ;;
     'killed '* | 'taken '* | cleared) resil_hear_of_kill "$line" ;;
@@ -923,14 +924,15 @@ resil_check_job() {
 # stop, has saved, and then ended without a word. Fails when there is no such word. resil_guard_why is a sentence.
 resil_guard_said() {
   local journal=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID file line own="\"attempt\":$RESIL_ATTEMPT," begin=0 rank=0
-  local code='' ranks=1 well=0 stop='' stop_step=0 stopped='' text='"((why|error)":|reasons":\[)"(([^"\]|\\.)*)"'
-  REPLY='' resil_guard_why='' resil_unfollowed=''
+  local code='' ranks=1 well=0 stop='' stop_step=0 stopped='' failed='' text='"((why|error)":|reasons":\[)"(([^"\]|\\.)*)"'
+  REPLY='' resil_guard_why='' resil_unfollowed='' resil_guard_pid='' resil_guard_failed=''
   [ -f "$journal.0.jsonl" ] && [ ! -L "$journal.0.jsonl" ] || return
   while IFS= read -r line; do
     case $line in
       'rank '*) rank=1 ;;
       '{"event":"start",'*"$own"*) # of two trainings in one job the last one counts
-        code='' well=0 stop='' stopped='' resil_guard_why='' resil_unfollowed=''
+        code='' well=0 stop='' stopped='' failed='' resil_guard_why='' resil_unfollowed=''
+        [[ $line =~ \"pid\":([0-9]+) ]] && resil_guard_pid=${BASH_REMATCH[1]}
         [[ $line =~ \"time\":([0-9]+) ]] && begin=${BASH_REMATCH[1]}
         ;;
       '{"event":"decision",'*"$own"*'"stop":true,'*)
@@ -938,16 +940,22 @@ resil_guard_said() {
         [[ $line =~ \"step\":([0-9]+) ]] && stop_step=${BASH_REMATCH[1]}
         [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
         ;;
+      '{"event":"save_failed",'*"$own"*)
+        [ $rank = 0 ] && failed=yes
+        ;;
       '{"event":"save",'*"$own"*) # one that was in flight before is not the one of the stop
+        failed=''
         [ -n "$stop" ] && [[ $line =~ \"step\":([0-9]+) ]] && ((BASH_REMATCH[1] >= stop_step)) && stop=saved
         ;;
       '{"event":"end",'*"$own"* | '{"event":"exit",'*"$own"*)
         [[ $rank = 0 || ($line =~ \"time\":([0-9]+) && ${BASH_REMATCH[1]} -ge $begin) ]] || continue
         [[ $line =~ \"exit_code\":([0-9]+)[,}] ]] || continue
         case $code:${BASH_REMATCH[1]} in
-          :* | 0:* | 75:[1-9]*) code=${BASH_REMATCH[1]} ;; # an error counts for more than a stop, and that for more than 0
+          :* | 0:* | 75:[1-9]*) # an error counts for more than a stop, and that for more than 0
+            code=${BASH_REMATCH[1]}
+            [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
+            ;;
         esac
-        [[ $line =~ $text ]] && resil_guard_why=${BASH_REMATCH[3]}
         [[ $line == *'"unfollowed":true'* ]] && resil_unfollowed=yes
         [[ $line == '{"event":"end"'* ]] || continue
         [[ $line =~ \"stopped\":true[,}] ]] && stopped=yes
@@ -962,8 +970,10 @@ resil_guard_said() {
       [ -f "$file" ] && [ ! -L "$file" ] && printf '%s\0' "$file"
     done | timeout 20 xargs -0 -r grep -hE '^\{"event":"(end|exit)",' -- /dev/null 2>/dev/null
   )
+  case $code in '' | 0 | 75) ;; *) resil_guard_failed=yes ;; esac
   resil_guard_why=${resil_guard_why//\\\"/\"} resil_guard_why=${resil_guard_why//\\\\/\\}
   case $code:$stop:$stopped in
+    ::*) [ -z "$failed" ] || REPLY=1 resil_guard_why='its last save failed, and it ended without a word' ;;
     :saved:*) REPLY=stop ;;
     :told:*) REPLY=1 resil_guard_why='it was told to stop, and ended without saving and without a word' ;;
     0:* | 75:*) # 75 is the word of those who were stopped; anything else is none of ours
@@ -990,7 +1000,8 @@ resil_hear_guard() {
   resil_guard_said || return
   case $resil_code:$REPLY in
     0:0 | 75:0 | 75:75 | 75:stop) ;;
-    0:stop | 0:75 | 1:75 | 137:75 | 143:75) resil_code=75 ;;
+    1:75) [ "${resil_guard_pid:--}" = "${resil_launch_pid:-}" ] || resil_code=75 ;; # no launcher between: its own 1
+    0:stop | 0:75 | 137:75 | 143:75) resil_code=75 ;;
     0:* | 75:*) resil_code=$REPLY ;;
     143:[1-9]*) [ -n "${resil_term:-}${resil_forced:-}" ] || resil_code=$REPLY ;; # srun ends the others because of one
   esac
@@ -998,10 +1009,20 @@ resil_hear_guard() {
     resil_say "the launch exited with $code; by the word of its guard that is a $resil_code: $resil_guard_why"
 }
 
+# Rank 0 marks the run as finished when its own saves are durable. Another rank may hear only then that its last one is not.
+resil_unfinish() {
+  resil_read "$RESIL_RUN_DIR/finished" | grep -qxF "attempt = $RESIL_ATTEMPT" || return
+  rm -f -- "$RESIL_RUN_DIR/finished"
+  resil_record unfinished "$resil_guard_why" "the run is not finished after all: $resil_guard_why"
+}
+
 resil_end() { # the launch is over: why, and with which code
   local text
   resil_deaf
   resil_hear_guard
+  if [ "$resil_code" != 0 ] && [ -n "${resil_guard_failed:-}" ]; then
+    resil_unfinish
+  fi
   # The heartbeat may not have seen it yet; and only one that lies there now ends more than this attempt.
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job

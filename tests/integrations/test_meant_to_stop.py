@@ -31,6 +31,7 @@ def end(attempt: int = 3, code: int = 75, stopped: str = "true", more: str = "",
 START = line("start", '"step":0')
 STOP = line("decision", '"save":true,"stop":true,"label":"","reasons":["enough"]')
 STOP_AT_447 = line("decision", '"save":true,"stop":true,"label":"","reasons":["enough"],"step":447')
+NOT_SAVED = line("save_failed", '"step":446,"error":"OSError(28)"')
 SAVE = line("decision", '"save":true,"stop":false,"label":"","reasons":["please"]')
 LATER = line("request", '"trigger":"kill","why":"it lies there"')
 QUOTED = line("error", '"error":"{\\"event\\":\\"end\\",\\"exit_code\\":75,\\"stopped\\":true}"')
@@ -83,6 +84,8 @@ def job_code(run_dir: Path, launch: int) -> int:
         (START + SAVED + STOP, 0, 1),  # what was saved before is not what was to be saved
         (START + STOP_AT_447 + SAVED, 0, 1),  # nor one in flight that was durable later
         (START + SAVE, 0, 0),
+        (START + NOT_SAVED, 0, 1),  # os._exit(0) after a save that failed in the background
+        (START + NOT_SAVED + SAVED, 0, 0),
         (START + STOP + end() + START + DONE, 0, 0),  # of two trainings in one job the last one counts
         (START + STOP + end() + START, 0, 0),
         # One rank stopped in good order, another could not save.

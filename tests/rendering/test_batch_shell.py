@@ -76,6 +76,19 @@ def test_a_training_that_exits_0_has_finished_the_run(batch: Batch) -> None:
     assert batch.end(1)["end"] == "finished"
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_is_not_finished_when_the_guard_of_a_rank_says_that_it_failed_after_all(batch: Batch, code: int) -> None:
+    journal, finished = batch.run_dir / "journal", batch.run_dir / "finished"
+    end = '{"event":"end","time":5,"attempt":1,"rank":%d,"exit_code":%d,"stopped":false,"why":"disk full"}\\n'
+    batch.run(
+        f"printf '{end % (0, 0)}' >{journal}/7.0.jsonl; printf '{end % (1, code)}' >{journal}/7.1.jsonl; "
+        f"printf 'attempt = 1\\n' >{finished}; exit {code}"
+    )
+    assert finished.exists() == (code == 0)
+    assert (batch.end(1)["end"], batch.end(1)["exit_code"]) == (("exited", 1) if code else ("finished", 0))
+    assert ("unfinished" in batch.events()) == bool(code)
+
+
 def test_a_run_is_not_finished_by_exit_0_when_the_settings_say_so(batch: Batch) -> None:
     batch.run("true", finish_on_success=False)
     assert not (batch.run_dir / "finished").exists()
