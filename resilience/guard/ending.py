@@ -11,8 +11,8 @@ from __future__ import annotations
 import builtins
 import sys
 
-from resilience.guard.decision import EXIT_DONE, EXIT_ERROR
-from resilience.guard.saves import FALLEN
+from resilience.guard.decision import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
+from resilience.guard.saves import FALLEN, note_fallen_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Ending:
         self._failed_save = ""
         self._seen = _last_exception()  # it has ended nothing of ours
         _watch_exit()
+        note_fallen_threads()
 
     @property
     def why(self) -> str:
@@ -48,9 +49,9 @@ class Ending:
         return bool(self._faults)
 
     def failed(self, fault: str, code: int = EXIT_ERROR) -> None:
-        """Something went wrong for good, and the process ends with this code."""
+        """Something went wrong for good, and the process ends with this code: 0 and 75 would say otherwise."""
         if not self._faults:
-            self.code = code
+            self.code = EXIT_ERROR if code in (EXIT_DONE, EXIT_STOPPED) else code
         self._faults.append(fault)
 
     def saved(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from resilience.guard.saves import is_handle
+from resilience.guard.saves import handles_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def iterate(guard: TrainingGuard, loader: Iterable[Batch], save: Callable[..., A
         elif decision.save and save is not None:
             with guard.saving() as saving:
                 returned = save(label=decision.label) if takes_label else save()
-                if is_handle(returned):
-                    saving.until(returned)
+                saving.until(*handles_in(returned))
         if decision.stop:
             guard._drain()
             return

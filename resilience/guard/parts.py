@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import math
+import os
 import threading
 import time
 
@@ -125,7 +126,7 @@ class Parts:
             self._recorder.warn(note)
         self._slot.set_phase(self._guard._phase)
         place = self._place
-        self._recorder.event("start", step=self._guard.count, world=place.world, job_id=place.job_id)
+        self._recorder.event("start", step=self._guard.count, world=place.world, job_id=place.job_id, pid=os.getpid())
         self._signals.install()
         self._learned.read(self._mirror.learned)
         self.agreement.start()
@@ -156,6 +157,8 @@ class Parts:
                 f"the training was told to stop at step {decision.step}, and did {self._guard.count - decision.step:,} "
                 "more steps: it was not stopped. Leave the loop when decision.stop is true"
             )
+        if how == FAILED and not self._leads:  # in the journal of such a rank `end` is routine, and not written
+            self._recorder.event("exit", exit_code=code, error=self._ending.why)
         stopped = how == STOPPED and not self._ending.why
         self._recorder.event(
             "end", step=self._guard.count, exit_code=code, stopped=stopped, ranks=farewell.world, well=farewell.well,
@@ -463,7 +466,7 @@ class Parts:
         step = decision.step - self._guard.rewound
         if outcome == SAVED and decision.save:
             self.save_is_durable(step, seconds)
-        elif outcome == FAILED and self._place.rank not in ranks:
+        elif outcome == FAILED and self._place.rank not in ranks and self.stepping_thread is not None:
             on = f"on {name_ranks(list(ranks))}" if ranks else "on a rank"
             self._recorder.event("save_failed", step=step, error=f"it failed {on}")
             self._recorder.warn(f"the save of step {step} failed {on}. The request for it stays open")

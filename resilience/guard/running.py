@@ -46,6 +46,7 @@ class RunningGuard(Gate):
         "_finished",
         "_has_stopped",
         "_has_told",
+        "_is_at_shutdown",
         "_owed",
         "_own_triggers",
         "_parts",
@@ -88,6 +89,7 @@ class RunningGuard(Gate):
         self._finished = False
         self._has_stopped = False
         self._has_told = False
+        self._is_at_shutdown = False
 
     @property
     def exit_code(self) -> int:
@@ -335,9 +337,12 @@ class RunningGuard(Gate):
 
     def _leave_save(self, saving: Saving, error: BaseException | None) -> None:
         self._saving_depth -= 1
+        outer, self._saving = self._saving, None if self._saving_depth == 0 else self._saving
         if self._saving_depth > 0:
+            if outer is not None:
+                outer.fault_inside = error
             return
-        self._saving = None
+        error = error or saving.fault_inside  # somebody has caught it, and has not tried again
         saving.decision, self._owed = self._owed, None
         self._safely(lambda parts: parts.save_left(saving, error, self._phase))
         if error is not None or not saving.is_in_flight:
@@ -367,6 +372,14 @@ class RunningGuard(Gate):
             saves.wait(float("inf"))
         else:
             saves.wait(self._parts.drain_s(), self._parts.show_drain)
+        if saves.has_cut_off and not self._is_at_shutdown:
+            # Without a `with` block: Python joins the thread that hangs before it calls any exit handler of ours.
+            import contextlib
+            import threading
+
+            self._is_at_shutdown = True
+            with contextlib.suppress(AttributeError, RuntimeError):  # a Python without it; one that is ending already
+                threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
 
     def pass_over_save(self, decision: Decision) -> None:
         """A save was asked for, and `guard.steps()` was given nothing to save with: who asked for it hears so."""

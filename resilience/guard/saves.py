@@ -41,6 +41,7 @@ class Saving:
         began: when the save itself began; later, if an earlier one had to be waited for.
         decision: the decision to save that it obeys, or None.
         number: by which the agreement knows it while it is in flight.
+        fault_inside: what ended the last block inside this one, if that failed.
     """
 
     def __init__(self, guard: RunningGuard) -> None:
@@ -48,6 +49,7 @@ class Saving:
         self.entered = self.began = 0.0
         self.decision: Decision | None = None
         self.number = 0
+        self.fault_inside: BaseException | None = None
         self._guard = guard
         self._outer: Saving | None = None
         self._is_open = False
@@ -71,6 +73,7 @@ class Saving:
                 "save.until() was called outside of its block, where the save counts as durable already",
                 hint="with guard.saving() as save: save.until(start_the_save())",
             )
+        note_fallen_threads()  # a library may have taken its place
         polls = [poll_of(handle) for handle in handles if handle is not None]
         (self._outer or self)._polls += polls
 
@@ -108,7 +111,6 @@ class Saves:
         """`settled` is called, from any thread, with each save that has ended and what made it fail, or None."""
         import threading
 
-        note_fallen_threads()  # before anybody starts one
         self._settled = settled
         self._changed = threading.Condition()
         self._in_flight: list[Saving] = []
@@ -214,11 +216,25 @@ def poll_of(handle: Any) -> Poll:
     )
 
 
-def is_handle(thing: Any) -> bool:
-    """Whether what a function returned is a handle. A model can be called as well: only plain functions count."""
+def handles_in(returned: Any) -> list[Any]:
+    """Given what a save function returned, return the handles in it: itself, or what a tuple or list holds.
+
+    A model can be called as well: of what can be called only functions count. Raise GuardError for a coroutine: nothing
+    of its save was done.
+    """
+    import functools
     import types
 
-    return thing is not None and (_maker(thing) is not None or isinstance(thing, types.FunctionType | types.MethodType))
+    if isinstance(returned, tuple | list):
+        return [handle for one in returned for handle in handles_in(one)]
+    if isinstance(returned, types.CoroutineType):
+        returned.close()
+        raise GuardError(
+            "the save function is `async`: it was called, and nothing of it was done", hint="asyncio.run(save())"
+        )
+    is_function = isinstance(returned, types.FunctionType | types.MethodType | functools.partial)
+    is_handle = returned is not None and (is_function or _maker(returned) is not None)
+    return [returned] if is_handle else []
 
 
 def _maker(handle: Any) -> Callable[[Any], Poll] | None:

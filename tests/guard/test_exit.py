@@ -152,6 +152,28 @@ def test_a_training_at_its_own_end_is_not_held_up_by_a_save_that_hangs(run: Path
     assert events(run)[-3:] == ["end", "exit", "stacks"] and not (run / "finished").exists()
 
 
+def test_the_short_form_is_not_held_up_by_a_save_that_hangs(run: Path) -> None:
+    """It has no `with` block, and exit handlers come after the wait for threads."""
+    program = (
+        "import sys, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from resilience.guard import Request, TrainingGuard\n"
+        "class Once:\n"
+        "    def poll(self): return Request('once', 'please', stop=False)\n"
+        "    def done(self, outcome): self.poll = lambda: None\n"
+        "guard = TrainingGuard.from_env(triggers=[Once()], exit_timeout_s=1, poll_s=0.02, host_memory=False, "
+        "gpu_memory='off', walltime=False)\n"
+        "for _ in guard.steps(range(100), save=lambda: ThreadPoolExecutor(1).submit(time.sleep, 1000)):\n"
+        "    time.sleep(0.02)\n"
+        "guard.finished()\n"
+        "sys.exit(guard.exit_code)\n"
+    )
+    code, said, took_s = run_program(run, program)
+    assert code == 1 and took_s < 25, said
+    assert "the exit after a save that was cut off has not happened in 1 s" in said
+    assert "end" in events(run) and not (run / "finished").exists()
+
+
 def test_a_save_that_holds_the_gil_is_ended_in_c_with_the_stacks(run: Path) -> None:
     code, said, took_s = end_of(run, save="ctypes.PyDLL(None).sleep(100)", in_c=0.5)
     assert code == 1 and took_s < 20

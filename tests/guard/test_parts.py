@@ -120,6 +120,7 @@ def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Pat
 def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
     """The batch shell reads this line: a job whose last save failed must not count as stopped in good order."""
     with make_guard(run, say=lambda text: None) as guard:
+        guard.step()
         assert guard._parts is not None
         stop = Decision(save=True, stop=True, step=1, reasons=["enough"])
         guard.decided = stop
@@ -139,3 +140,4 @@ def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Pa
         stop = Decision(save=True, stop=True, step=1, reasons=["killed"])
         guard._parts.hear(Heard("outcome", "failed", decision=stop, outcome="failed"))
     assert guard.exit_code == 75
+    assert "save_failed" not in events(run)

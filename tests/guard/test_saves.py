@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -18,7 +20,7 @@ import pytest
 
 from resilience.guard import GuardError, Request, TrainingGuard
 from resilience.guard.place import Place
-from resilience.guard.saves import SaveNotDurable, is_handle, poll_of
+from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
 from tests.guard.ranks import REPOSITORY
@@ -506,8 +508,46 @@ def test_an_orbax_manager_that_has_failed_says_so_when_it_is_asked() -> None:
 
 def test_what_a_save_function_returns_is_a_handle_only_if_nothing_else_can_be_meant() -> None:
     handles = (done(), ended_thread(lambda: None), Response(done()), Manager(), lambda: True, done().done)
-    assert all(is_handle(handle) for handle in handles)
-    assert not any(is_handle(thing) for thing in (None, "checkpoint-400", Path("x"), 5, {"step": 4}, Model(), Model))
+    assert all(handles_in(handle) == [handle] for handle in handles)
+    things = (None, "checkpoint-400", Path("x"), 5, {"step": 4}, Model(), Model)
+    assert not any(handles_in(thing) for thing in things)
+    assert handles_in((None, [handles[0]], "checkpoint-400", handles[4])) == [handles[0], handles[4]]
+    assert len(handles_in(functools.partial(done))) == 1
+
+
+def test_a_save_function_that_is_async_was_not_run_at_all(run: Path) -> None:
+    async def save() -> None:
+        raise AssertionError("nobody runs it")
+
+    with make_guard(run, triggers=[Wisher("enough")]) as guard, pytest.raises(GuardError, match="`async`"):
+        for _ in guard.steps(range(10**9), save=save):
+            time.sleep(0.001)
+    assert guard.exit_code == 1
+
+
+def test_a_failed_block_inside_another_is_a_failed_save_unless_it_was_tried_again(run: Path, said: list[str]) -> None:
+    with make_guard(run, say=said.append) as guard:
+        for tries in (1, 2):
+            guard.step()
+            with guard.saving():
+                for number in range(tries):
+                    with contextlib.suppress(OSError), guard.saving():
+                        if number == 0:
+                            raise OSError("disk full")
+    assert [(event["event"], event["step"]) for event in events(run, "save", "save_failed")] == [
+        ("save_failed", 1),
+        ("save", 2),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_fell_before_the_first_save_is_told_as_well(run: Path, said: list[str]) -> None:
+    with make_guard(run, say=said.append) as guard:
+        fallen = ended_thread(raise_oserror)
+        guard.step()
+        with guard.saving() as saving:
+            saving.until(fallen)
+    assert guard.exit_code == 1 and events(run, "save_failed")
 
 
 def test_the_short_form_takes_what_save_returns(run: Path) -> None:
