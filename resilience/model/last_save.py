@@ -14,7 +14,7 @@ class LastSave:
     """What the guard of rank 0 has written of its saves.
 
     Attributes:
-        step: of the newest save that is durable; None while there is none.
+        step: of the newest save that is durable; None while none is known.
         time: when it was, in seconds since the epoch.
         pending_step: of a save that began after it and is not durable yet; None when there is none.
         pending_since: when that began.
@@ -23,6 +23,7 @@ class LastSave:
         why: what made that one fail.
         attempt, failed_attempt: whose saves these were, 0 for none.
         failed_time: when that one failed.
+        is_whole: whether all journals were read; if not, an older save may be durable although `step` is None.
     """
 
     step: int | None = None
@@ -35,6 +36,7 @@ class LastSave:
     attempt: int = 0
     failed_attempt: int = 0
     failed_time: float = 0.0
+    is_whole: bool = True
 
 
 def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
@@ -73,9 +75,8 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
 
 def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
     """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`."""
-    parts = [
-        f"step {save.step},{describe_age(now - save.time) or ' just now'}" if save.step is not None else "nothing yet"
-    ]
+    nothing = "nothing yet" if save.is_whole else "no durable one in the newest journals"
+    parts = [f"step {save.step},{describe_age(now - save.time) or ' just now'}" if save.step is not None else nothing]
     if save.failed_step is not None:
         parts.append(f"that of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
     if save.pending_step is not None and is_running:

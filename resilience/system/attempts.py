@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from resilience.system.run_directory import RunDirectory
 _NUMBER = re.compile(r"[0-9]{4,18}")
 TAIL_BYTES = 65536
 """So much of a journal is read: some three hundred events. A batch shell writes four in most attempts."""
-ATTEMPTS_WITHOUT_SAVE = 5
+FAR_BYTES = 1048576
+"""So much of a journal is read where the tail shows no durable save."""
+ATTEMPTS_WITHOUT_SAVE = 20
 """In so many attempts the newest save is looked for."""
 
 
@@ -56,15 +59,7 @@ def last_events(
 ) -> tuple[dict[str, Any], ...]:
     """The last events in the journal of a job's batch shell, or of the rank `whose`, in lines that hold one of the
     `words`; none when it cannot be read."""
-    path = directory.path / layout.JOURNAL / f"{job_id}.{whose}.jsonl"
-    try:
-        with open(path, "rb", opener=open_without_waiting) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            raw = file.read(TAIL_BYTES)
-    except OSError:
-        return ()
-    lines = raw.splitlines() if any(word in raw for word in words) else []
-    return tuple(parse_lines(line for line in lines if any(word in line for word in words)))
+    return _tail(directory, job_id, whose, words, TAIL_BYTES)[0]
 
 
 def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSave | None:
@@ -73,12 +68,35 @@ def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSa
     `job_ids` are of the attempts, oldest first; those of a job that was requeued have one journal.
     """
     events: list[dict[str, Any]] = []
+    is_whole = len(job_ids) <= ATTEMPTS_WITHOUT_SAVE
     for job_id in dict.fromkeys(reversed(job_ids[-ATTEMPTS_WITHOUT_SAVE:])):
-        events[:0] = last_events(directory, job_id, "0", (b'"save', b'"start"'))
-        save = last_save(events)
-        if save is not None and save.step is not None:
-            break
-    return last_save(events)
+        for limit in (TAIL_BYTES, FAR_BYTES):
+            older, reaches_back = _tail(directory, job_id, "0", (b'"save', b'"start"'), limit)
+            save = last_save([*older, *events])
+            if save is not None and save.step is not None:
+                return save
+            if reaches_back:
+                break
+        events[:0] = older
+        is_whole = is_whole and reaches_back
+    save = last_save(events)
+    return None if save is None else replace(save, is_whole=is_whole)
+
+
+def _tail(
+    directory: RunDirectory, job_id: int | str, whose: str, words: Sequence[bytes], limit: int
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Events as `last_events` has them, and whether nothing of the journal was left unread."""
+    path = directory.path / layout.JOURNAL / f"{job_id}.{whose}.jsonl"
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - limit))
+            raw = file.read(limit)
+    except OSError as error:
+        return (), isinstance(error, FileNotFoundError)  # a training without a guard has none
+    lines = raw.splitlines() if any(word in raw for word in words) else []
+    return tuple(parse_lines(line for line in lines if any(word in line for word in words))), size <= limit
 
 
 def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:

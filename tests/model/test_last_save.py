@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ STORIES: list[tuple[list[dict[str, Any]], bool, str | None]] = [
 def test_the_sentence(events: list[dict[str, Any]], is_running: bool, said: str | None) -> None:
     save = last_save(events)
     assert (None if save is None else describe_save(save, NOW, is_running=is_running)) == said
+
+
+def test_nothing_is_said_of_journals_that_were_not_read() -> None:
+    save = last_save([BEGUN, FAILED])
+    assert save is not None
+    said = describe_save(replace(save, is_whole=False), NOW, is_running=True)
+    assert said.startswith("no durable one in the newest journals; that of step 1300 failed")
 
 
 def test_it_tells_whose_saves_they_were_and_when_the_newest_failed() -> None:

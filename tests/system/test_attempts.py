@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from resilience.errors import StateDirectoryError
 from resilience.model import layout
 from resilience.model.attempt import Attempt, AttemptEnd
 from resilience.system import attempts as attempts_module
-from resilience.system.attempts import read_attempts
+from resilience.system.attempts import ATTEMPTS_WITHOUT_SAVE, FAR_BYTES, TAIL_BYTES, newest_save, read_attempts
 from resilience.system.run_directory import RunDirectory
 
 START = 'job_id = 17\nlabel = "12_3"\nrestart = 1\nhost = "n1"\npid = 4711\nstart = 1000\n'
@@ -104,3 +105,49 @@ def test_an_attempt_that_cannot_be_looked_at_now_does_not_vanish(
     monkeypatch.setattr(attempts_module, "read_regular", stale)
     with pytest.raises(StateDirectoryError, match="Stale"):
         read_attempts(run)
+
+
+# ---- the newest save ------------------------------------------------------------------------------------------------
+
+
+def tell(run: RunDirectory, job_id: int, *events: tuple[str, int], times: int = 1) -> None:
+    with open(run.path / "journal" / f"{job_id}.0.jsonl", "a") as file:
+        for name, step in events * times:
+            file.write(json.dumps({"event": name, "time": 9, "attempt": job_id, "step": step}) + "\n")
+
+
+def found(run: RunDirectory, *job_ids: int) -> tuple[int | None, bool]:
+    save = newest_save(run, job_ids)
+    assert save is not None
+    return save.step, save.is_whole
+
+
+FAILED = ("save_failed", 80)
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(6, (40, True)), (ATTEMPTS_WITHOUT_SAVE, (None, False))])
+def test_a_durable_save_lies_before_attempts_whose_save_failed(
+    run: RunDirectory, failures: int, expected: tuple[int | None, bool]
+) -> None:
+    tell(run, 1, ("save", 40))
+    job_ids = range(1, failures + 2)
+    for job_id in job_ids[1:]:
+        tell(run, job_id, FAILED)
+    assert found(run, *job_ids) == expected
+
+
+@pytest.mark.parametrize(("size", "expected"), [(TAIL_BYTES, (40, True)), (FAR_BYTES, (None, False))])
+def test_a_durable_save_lies_before_many_other_events(
+    run: RunDirectory, size: int, expected: tuple[int | None, bool]
+) -> None:
+    tell(run, 1, ("save", 40))
+    tell(run, 1, ("loss_spike", 50), times=size // 50)
+    tell(run, 1, FAILED)
+    assert found(run, 1) == expected
+
+
+def test_no_durable_save_is_certain_only_where_all_journals_were_read(run: RunDirectory) -> None:
+    tell(run, 3, FAILED)
+    assert found(run, 1, 2, 3) == (None, True)  # no guard ran in the first two
+    (run.path / "journal" / "2.0.jsonl").mkdir()
+    assert found(run, 1, 2, 3) == (None, False)

@@ -108,7 +108,7 @@ def _failed_save(
     # As long as no save fails, the lines are not worth the time to parse.
     if not is_open and not last_events(directory, job_id, "0", (b'"save_failed"',)):
         return None
-    job_ids = [str(attempt.job_id) for attempt in read_attempts(directory, newest=ATTEMPTS_WITHOUT_SAVE)]
+    job_ids = [str(attempt.job_id) for attempt in read_attempts(directory, newest=ATTEMPTS_WITHOUT_SAVE + 1)]
     return still_failed(newest_save(directory, job_ids or [job_id]), known)
 
 

@@ -45,11 +45,8 @@ def failed_save(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str,
     text += " failed" + (f": {save.why}" if save.why else "")
     text += f"; attempt {reading.attempt} has not saved yet" if is_earlier else ""
     age = describe_age(now - save.time) or " just now"
-    text += (
-        "; there is no durable one yet"
-        if save.step is None
-        else f"; the newest durable one is of step {save.step},{age}"
-    )
+    nothing = "there is no durable one yet" if save.is_whole else "no durable one in the newest journals"
+    text += f"; {nothing}" if save.step is None else f"; the newest durable one is of step {save.step},{age}"
     text += f"; {reading.over}" if reading.over else ""
     advice = (
         f"resil watch fs shows whether the disk is full; see also: resil status {reading.run}; resil logs {reading.run}"

@@ -16,7 +16,7 @@ from resilience.checks._log.saves import failed_save, still_failed
 from resilience.checks._log.words import LogReading
 from resilience.checks.log import CHECK
 from resilience.model.last_save import LastSave, last_save
-from resilience.system.attempts import TAIL_BYTES
+from resilience.system.attempts import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.system.files import parse_lines
 from resilience.system.readings import from_record
 from tests.checks.log.test_losses import guarded, line, nan, start, write
@@ -253,6 +253,21 @@ def test_a_failure_that_the_end_of_a_long_journal_does_not_show_any_more_lasts(d
     assert dog.one().summary == SAYS + NONE
     write(run, 101, save(100))
     assert told(dog.one()) == ("OK", "")
+
+
+def test_a_durable_save_of_long_ago_is_found_or_not_denied(dog: LogWatcher, run: Run) -> None:
+    write(run, 101, start() + save(40))
+    for number in range(2, 9):
+        run.end(number - 1, "exited")
+        run.attempt(number, 100 + number)
+        write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
+    assert "; the newest durable one is of step 40," in dog.one().summary
+    for number in range(9, 2 + ATTEMPTS_WITHOUT_SAVE):
+        run.end(number - 1, "exited")
+        run.attempt(number, 100 + number)
+        write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
+    dog.memory.clear()  # a watchdog that begins only now
+    assert dog.one().summary.endswith("; no durable one in the newest journals")
 
 
 def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(dog: LogWatcher, run: Run) -> None:
