@@ -92,8 +92,10 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
             print(f"  job {row.job}: {clean(row.advice)}")
     if status.next_in_line:
         print(f"  next: {status.next_in_line}")
-    is_running = bool(status.attempts) and status.attempts[-1].end is None
     if status.save is not None:
+        newest = status.attempts[-1].number if status.attempts else 0
+        saving = status.save.pending_attempt or newest
+        is_running = any(attempt.number == saving and attempt.end is None for attempt in status.attempts)
         print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
     if status.attempts and not status.finished:
         _show_end(status.attempts[-1], now)

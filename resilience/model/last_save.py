@@ -21,7 +21,7 @@ class LastSave:
         in_flight: whether the training goes on meanwhile.
         failed_step: of a save that failed after it; None when there is none.
         why: what made that one fail.
-        attempt, failed_attempt: whose saves these were, 0 for none.
+        attempt, failed_attempt, pending_attempt: whose saves these were, 0 for none.
         failed_time: when that one failed.
         is_whole: whether all journals were read; if not, an older save may be durable although `step` is None.
     """
@@ -37,6 +37,7 @@ class LastSave:
     failed_attempt: int = 0
     failed_time: float = 0.0
     is_whole: bool = True
+    pending_attempt: int = 0
 
 
 def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
@@ -45,7 +46,7 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
     pending: int | None = None
     failed: int | None = None
     saved_at = began_at = failed_at = 0.0
-    saved_in = failed_in = 0
+    saved_in = failed_in = pending_in = 0
     in_flight, why = False, ""
     for event in events:
         name, at, number = event.get("event"), _seconds(event.get("time")), _whole(event.get("step"))
@@ -55,7 +56,7 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
         elif number is None:
             continue
         elif name == "save_begin":
-            pending, began_at, in_flight = number, at, False
+            pending, began_at, pending_in, in_flight = number, at, attempt, False
         elif name == "save_staged" and number == pending:
             in_flight = True
         elif name == "save":
@@ -70,11 +71,15 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
         step, saved_at, pending, began_at if pending is not None else 0.0, in_flight and pending is not None,
         failed, why if failed is not None else "", saved_in,
         failed_in if failed is not None else 0, failed_at if failed is not None else 0.0,
+        pending_attempt=pending_in if pending is not None else 0,
     )  # fmt: skip
 
 
 def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
-    """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`."""
+    """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`.
+
+    `is_running`: whether the attempt of the pending save runs.
+    """
     nothing = "nothing yet" if save.is_whole else "no durable one in the newest journals"
     parts = [f"step {save.step},{describe_age(now - save.time) or ' just now'}" if save.step is not None else nothing]
     if save.failed_step is not None:

@@ -87,6 +87,21 @@ def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell)
     assert said[0] == "gpt  running, step 60, attempt 2" and "  saved: step 60, 3 min ago" in said
 
 
+def test_a_save_is_in_flight_as_long_as_its_own_attempt_runs(shell: Shell) -> None:
+    shell.resil("submit")
+    shell.fake.records = [replace(job, state=JobState.RUNNING, raw_id=100) for job in shell.fake.records]
+    (shell.run_dir / "journal").mkdir(exist_ok=True)
+    begun = {"event": "save_begin", "time": time.time() - 200, "attempt": 1, "step": 60}
+    (shell.run_dir / "journal" / "100.0.jsonl").write_text(json.dumps(begun) + "\n")
+    write_attempt(shell, 1)
+    gave_up = 'end = "stopped"\nexit_code = 75\ntime = 9\nwhy = "attempt 0001 is not known to be over"\n'
+    write_attempt(shell, 2, end=gave_up)
+    assert "  saved: nothing yet; that of step 60 has begun, 3 min ago" in shell.resil("status").out.splitlines()
+    write_attempt(shell, 1, end='end = "exited"\nexit_code = 1\ntime = 9\n')
+    write_attempt(shell, 3)
+    assert "  saved: nothing yet; that of step 60 was cut off" in shell.resil("status").out.splitlines()
+
+
 def test_ended_jobs_are_shown_only_when_asked_for_but_never_nothing(shell: Shell) -> None:
     shell.resil("submit", "--chain", "3")
     ended = [replace(job, state=JobState.FAILED, exit_code=ExitCode(1)) for job in shell.fake.records]
