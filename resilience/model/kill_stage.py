@@ -31,13 +31,13 @@ class KillStage:
 
     Attributes:
         stage: which one.
-        since: when it was reached, in seconds since the epoch.
+        since: when it was reached, in seconds since the epoch; None when that is not known.
         until: when the next one is due; None when that is not known, or there is none.
         why: the batch shell's sentence: who threw the switch and why, or that stop_after is over.
     """
 
     stage: Stage
-    since: float
+    since: float | None
     until: float | None
     why: str
 
@@ -55,16 +55,16 @@ def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage |
         if name in ("kill_cleared", "attempt_end", "attempt_start"):
             found = None
         elif name.startswith("kill_") and name.removeprefix("kill_") in set(Stage):
-            since = _seconds(event.get("time")) or 0.0
+            since = _seconds(event.get("time"))
             wait_s = _seconds(event.get("kill_wait_s" if name == "kill_term" else "bound_s"))
-            until = None if wait_s is None else since + wait_s
+            until = None if since is None or wait_s is None else since + wait_s
             found = KillStage(Stage(name.removeprefix("kill_")), since, until, printable(str(event.get("why", ""))))
     return found
 
 
 def describe(stage: KillStage, now: float) -> str:
     """Say what was done and what comes, and when. For instance, `SIGTERM sent 8 s ago, SIGKILL at 10:43:00`."""
-    ago = describe_age(now - stage.since) or " just now"
+    ago = "" if stage.since is None else describe_age(now - stage.since) or " just now"
     at = "" if stage.until is None else f" at {clock_time(stage.until, now)}"
     match stage.stage:
         case Stage.NOTICED:
@@ -89,4 +89,5 @@ def clock_time(moment: float, now: float) -> str:
 
 
 def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e11 else None
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+    return float(value) if is_time else None  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ class LastSave:
 
     Attributes:
         step: of the newest save that is durable; None while none is known.
-        time: when it was, in seconds since the epoch.
+        time: when it was, in seconds since the epoch, as all times here; 0 when that is not known.
         pending_step: of a save that began after it and is not durable yet; None when there is none.
         pending_since: when that began.
         in_flight: whether the training goes on meanwhile.
@@ -81,15 +81,20 @@ def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
     `is_running`: whether the attempt of the pending save runs.
     """
     nothing = "nothing yet" if save.is_whole else "no durable one in the newest journals"
-    parts = [f"step {save.step},{describe_age(now - save.time) or ' just now'}" if save.step is not None else nothing]
+    parts = [f"step {save.step}{when(save.time, now)}" if save.step is not None else nothing]
     if save.failed_step is not None:
         parts.append(f"that of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
     if save.pending_step is not None and is_running:
         how = "is in flight" if save.in_flight else "has begun"
-        parts.append(f"that of step {save.pending_step} {how},{describe_age(now - save.pending_since) or ' just now'}")
+        parts.append(f"that of step {save.pending_step} {how}{when(save.pending_since, now)}")
     elif save.pending_step is not None:
         parts.append(f"that of step {save.pending_step} was cut off")
     return "; ".join(parts)
+
+
+def when(time: float, now: float) -> str:
+    """For instance, `, 12 min ago`; empty for a time that is not known."""
+    return f",{describe_age(now - time) or ' just now'}" if time else ""
 
 
 def _whole(value: object) -> int | None:

@@ -43,6 +43,11 @@ STORIES: list[tuple[list[dict[str, Any]], float, str | None]] = [
     ([event("kill_noticed", 0)], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
     ([event("kill_noticed", 0, bound_s="soon")], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
     ([event("kill_noticed", 0, bound_s=1e300)], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
+    ([event("kill_noticed", -9e10 - NOON, bound_s=1)], 1, "noticed, SIGTERM unless it stops at a step"),
+    ([{**TERM, "kill_wait_s": -99999999999}], 108, "SIGTERM sent 8 s ago, SIGKILL"),
+    ([{**TERM, "time": "x"}], 108, "SIGTERM sent, SIGKILL"),
+    ([{**TERM, "time": True, "kill_wait_s": True}], 108, "SIGTERM sent, SIGKILL"),
+    ([{**KILL, "time": float("nan")}], 108, "SIGKILL sent"),
     ([event("kill_joy", 0)], 1, None),
 ]  # fmt: skip
 
@@ -65,7 +70,7 @@ def test_the_sentence_of_a_stranger_is_one_printable_line() -> None:
     assert stage is not None and stage.why.isprintable() and len(stage.why) <= 500
 
 
-json_like = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+json_like = st.none() | st.booleans() | st.integers() | st.floats() | st.floats(-2e11, 2e11) | st.text(max_size=5)
 keys = st.sampled_from(["event", "time", "attempt", "why", "bound_s", "kill_wait_s"])
 words = st.sampled_from([*(f"kill_{stage}" for stage in Stage), "kill_cleared", "attempt_end", 3])
 

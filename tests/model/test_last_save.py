@@ -48,6 +48,13 @@ def test_the_sentence(events: list[dict[str, Any]], is_running: bool, said: str 
     assert (None if save is None else describe_save(save, NOW, is_running=is_running)) == said
 
 
+@pytest.mark.parametrize("moment", [float("nan"), 1e308, -5, "x", True, None])
+def test_a_time_that_is_none_is_left_out(moment: Any) -> None:
+    save = last_save([SAVED[-1] | {"time": moment}, BEGUN | {"time": moment}])
+    assert save is not None
+    assert describe_save(save, NOW, is_running=True) == "step 1200; that of step 1300 has begun"
+
+
 def test_nothing_is_said_of_journals_that_were_not_read() -> None:
     save = last_save([BEGUN, FAILED])
     assert save is not None

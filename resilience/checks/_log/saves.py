@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from resilience.checks._log.words import LogReading
-from resilience.model.last_save import LastSave
-from resilience.model.switch import describe_age
+from resilience.model.last_save import LastSave, when
 from resilience.model.verdict import Verdict
 
 
@@ -44,9 +43,12 @@ def failed_save(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str,
     text = f"the save of step {save.failed_step}" + (f" in attempt {save.failed_attempt}" if is_earlier else "")
     text += " failed" + (f": {save.why}" if save.why else "")
     text += f"; attempt {reading.attempt} has not saved yet" if is_earlier else ""
-    age = describe_age(now - save.time) or " just now"
     nothing = "there is no durable one yet" if save.is_whole else "no durable one in the newest journals"
-    text += f"; {nothing}" if save.step is None else f"; the newest durable one is of step {save.step},{age}"
+    text += (
+        f"; {nothing}"
+        if save.step is None
+        else f"; the newest durable one is of step {save.step}{when(save.time, now)}"
+    )
     text += f"; {reading.over}" if reading.over else ""
     advice = (
         f"resil watch fs shows whether the disk is full; see also: resil status {reading.run}; resil logs {reading.run}"
