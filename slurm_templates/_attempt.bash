@@ -860,6 +860,7 @@ resil_launch() { # program argument...
   if resil_superseded; then
     resil_finish 75 superseded "attempt $REPLY has begun"
   fi
+  resil_journal launch
   (
     resil_deaf
     trap - EXIT

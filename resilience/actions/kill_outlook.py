@@ -39,6 +39,8 @@ _OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
 _JOURNAL_BYTES = 16 * 2**20
 _STAGES = b"resil_stages"
 """A function of the batch shell: scripts that an older resil wrote lack it, and end nothing by force."""
+_LAUNCH = b"resil_journal launch"
+"""Scripts that an older resil wrote lack it: whether the setup of an attempt is over cannot be known then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class KillOutlook:
     Attributes:
         headline: as of `resil status`: running, queued, not queued, finished, unknown.
         attempt: the one that trains now, or None.
+        is_in_setup: whether it has not launched its training yet: nothing ends the commands before that.
         is_guarded: whether the guard was seen in it; None when that could not be looked up.
         ever_guarded: whether one was ever seen in this run; None when that could not be looked up.
         within_s: how long a step and a save take at most, as far as they were measured; None when they were not.
@@ -61,6 +64,7 @@ class KillOutlook:
 
     headline: str
     attempt: Attempt | None = None
+    is_in_setup: bool = False
     is_guarded: bool | None = False
     ever_guarded: bool | None = False
     within_s: float | None = None
@@ -79,11 +83,13 @@ def look(project: Project, directory: RunDirectory) -> KillOutlook:
     learned = _learned(directory)
     step_s, save_s = _number(learned.get("slowest_step_s")), _number(learned.get("slowest_save_s"))
     intents = read_intents(directory)
+    script = _content(intents[-1].script) if intents else b""
     owner = (intents[-1].by if intents else "") or directory.owner()
     me = project.world.host.user
     return KillOutlook(
         headline=status.headline,
         attempt=attempt,
+        is_in_setup=attempt is not None and _LAUNCH in script and not _journalled(directory, attempt, "launch"),
         is_guarded=_saw_guard(directory, attempt) if attempt is not None else False,
         ever_guarded=_ever_saw_guard(directory),
         within_s=None if step_s is None or save_s is None else step_s + save_s + NOTICE_S,
@@ -91,7 +97,7 @@ def look(project: Project, directory: RunDirectory) -> KillOutlook:
         stage=status.kill,
         queued=sum(n for row in status.rows for state, n in row.counts.items() if JobState(state).is_waiting),
         script=own_script(directory),
-        is_old=_is_old(intents[-1].script) if intents else False,
+        is_old=bool(script) and _STAGES not in script,
         owner="" if me in (owner, "root") else owner,
     )
 
@@ -133,6 +139,8 @@ def _of_attempt(outlook: KillOutlook, attempt: Attempt, now: float) -> list[str]
     name = f"attempt {attempt.number} (job {attempt.label})"
     if outlook.stage is not None:
         return [f"{name} is being ended already: {describe(outlook.stage, now)}"]
+    if outlook.is_in_setup and not outlook.is_guarded:
+        return [f"{name} is in its setup, which nothing ends: it stops as soon as that is over"]
     at = clock_time(now + outlook.bound_s + NOTICE_S, now)
     ends = f"the batch shell ends {name} at {at}: SIGTERM, and SIGKILL after KillWait"
     if outlook.is_old:
@@ -151,13 +159,16 @@ def _of_attempt(outlook: KillOutlook, attempt: Attempt, now: float) -> list[str]
 
 
 def _training(directory: RunDirectory, status: RunStatus) -> Attempt | None:
-    """The attempt that has launched its training and is not over; the next one may wait for it already."""
+    """The attempt that trains, or is in its setup, and is not over; the next one may wait for it already."""
     for attempt in reversed(status.attempts[-3:]):
-        if attempt.end is None:
-            events = last_events(directory, attempt.job_id)
-            if any(e.get("event") == "attempt_start" and e.get("attempt") == attempt.number for e in events):
-                return attempt
+        if attempt.end is None and _journalled(directory, attempt, "attempt_start"):
+            return attempt
     return None
+
+
+def _journalled(directory: RunDirectory, attempt: Attempt, name: str) -> bool:
+    events = last_events(directory, attempt.job_id)
+    return any(e.get("event") == name and e.get("attempt") == attempt.number for e in events)
 
 
 def _learned(directory: RunDirectory) -> Mapping[str, Any]:
@@ -199,12 +210,12 @@ def _ever_saw_guard(directory: RunDirectory) -> bool | None:
     return any(map(_OF_A_RANK.fullmatch, journal)) or any(not name.startswith(".") for name in beats)
 
 
-def _is_old(script: str) -> bool:
-    """Whether a rendered script ends nothing by force; one that cannot be read is taken for a new one."""
+def _content(script: str) -> bytes:
+    """Of a rendered script; empty when it cannot be read."""
     try:
-        return _STAGES not in Path(script).read_bytes()
+        return Path(script).read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 def _number(value: object) -> float | None:

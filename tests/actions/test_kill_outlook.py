@@ -52,6 +52,11 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
      Scope.JOB,
      ["no guard was ever seen in this run: nothing will be saved. The batch script is of an older resil, so nobody "
       "ends a training that hangs", GO_ON]),
+    ("a setup", {**TRAINS, "is_guarded": False, "is_in_setup": True}, Scope.JOB,
+     ["attempt 3 (job 1233_2) is in its setup, which nothing ends: it stops as soon as that is over", GO_ON]),
+    ("a setup, in a run that never had a guard",
+     {**TRAINS, "is_guarded": False, "ever_guarded": False, "is_in_setup": True}, Scope.JOB,
+     ["attempt 3 (job 1233_2) is in its setup, which nothing ends: it stops as soon as that is over", GO_ON]),
     ("thrown before", {**TRAINS, "stage": KillStage(Stage.TERM, NOON - 8, NOON + 22, "why")}, Scope.JOB,
      ["attempt 3 (job 1233_2) is being ended already: SIGTERM sent 8 s ago, SIGKILL at 12:00:22", GO_ON]),
     ("a silent scheduler", {**TRAINS, "headline": "unknown"}, Scope.JOB,
@@ -129,6 +134,20 @@ def test_the_attempt_that_trains_is_told_from_one_that_waits_for_it(project: Pro
     outlook = seen(project)
     assert outlook.attempt is not None and outlook.attempt.number == 3
     assert (outlook.headline, outlook.queued, outlook.is_old, outlook.owner) == ("running", 3, False, "")
+
+
+def test_an_attempt_is_in_its_setup_until_its_launch(project: Project) -> None:
+    begin(project)
+    write(project, "journal/8.batch.jsonl", {"event": "launch", "time": 1, "attempt": 2})  # of an earlier start
+    assert seen(project).is_in_setup
+    write(project, "journal/8.batch.jsonl", {"event": "launch", "time": 1, "attempt": 3})
+    assert not seen(project).is_in_setup
+
+
+def test_a_script_that_journals_no_launch_is_not_said_to_be_in_its_setup(project: Project) -> None:
+    (project.directory("gpt").path / "scripts" / "aa.sbatch").write_text("#!/bin/bash\nresil_stages\n")
+    begin(project)
+    assert not seen(project).is_in_setup
 
 
 def test_before_an_attempt_there_is_none(project: Project) -> None:

@@ -114,12 +114,12 @@ def test_every_line_of_the_journal_is_json_and_tells_the_attempt(batch: Batch) -
     batch.run("exit 3", environment={"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1"})
     lines = (batch.run_dir / "journal" / "7.batch.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert [record["event"] for record in records] == ["attempt_start", "attempt_end"]
+    assert [record["event"] for record in records] == ["attempt_start", "launch", "attempt_end"]
     for record in records:
         assert record | {"attempt": 1, "job_id": 7, "label": "5_2", "restart": 1} == record
         assert record["host"]
         assert abs(record["time"] - time.time()) < 60
-    assert records[1] | {"end": "exited", "exit_code": 3} == records[1]
+    assert records[2] | {"end": "exited", "exit_code": 3} == records[2]
 
 
 def test_the_training_is_told_what_it_needs(batch: Batch) -> None:
