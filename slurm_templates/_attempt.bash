@@ -109,12 +109,17 @@ resil_field() { # key < TOML: REPLY is its value; fails when there is none
   return 1
 }
 
-resil_setting() { # key -> REPLY: whole seconds that [guard] sets; fails for none, for 0 and for what is no number
-  local name=RESIL_GUARD__$1
-  [[ ${!name-} =~ ^([0-9]{1,9})(\.[0-9]*)?$ ]] || return
-  REPLY=$((10#${BASH_REMATCH[1]}))
-  [[ ${BASH_REMATCH[2]} != *[1-9]* ]] || REPLY=$((REPLY + 1))
-  ((REPLY > 0))
+resil_setting() { # key -> REPLY: whole seconds that [guard] sets; fails for none, for 0 and for what is no duration
+  local name=RESIL_GUARD__$1 rest unit fraction ms=0
+  local -A unit_ms=([ms]=1 [s]=1000 [m]=60000 [min]=60000 [h]=3600000 [d]=86400000 [w]=604800000)
+  rest=${!name-} rest=${rest//[[:space:]]/} rest=${rest,,}
+  [[ $rest =~ [a-z] ]] || rest+=s
+  while [[ $rest =~ ^([0-9]{1,9})(\.([0-9]*))?(ms|min|[smhdw])([0-9].*)?$ ]]; do # 90, 1.5, 5s, 19h50m
+    unit=${unit_ms[${BASH_REMATCH[4]}]} fraction=${BASH_REMATCH[3]}000000000 rest=${BASH_REMATCH[5]}
+    ms=$((ms + 10#${BASH_REMATCH[1]} * unit + (10#${fraction:0:9} * unit + 999999999) / 1000000000))
+  done
+  REPLY=$(((ms + 999) / 1000))
+  [ -z "$rest" ] && ((REPLY > 0))
 }
 
 resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind when we are killed

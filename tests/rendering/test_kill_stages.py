@@ -492,6 +492,27 @@ def test_the_earlier_of_a_kill_and_stop_after_counts(batch: Batch) -> None:
     assert batch.end(1)["why"].startswith("stop_after = 8 s is over")
 
 
+DURATIONS = {
+    "90": 90, "1.5": 2, "60.0": 60, "007": 7, "5s": 5, "10m": 600, "10min": 600, "19h50m": 71400, "2d": 172800,
+    "1w": 604800, " 1 H 30 Min ": 5400, "1.5h": 5400, "1.0009d": 86478, "1500ms": 2, "0.2s0.2s": 1,
+    "": None, "0": None, "0s": None, "-5s": None, "soon": None, "5x": None, "5s!": None,
+    "s": None, "1h30": None, "1e3": None,
+}  # fmt: skip
+
+
+def test_durations_that_the_setup_exports_are_understood(batch: Batch) -> None:
+    look = "if resil_setting X; then echo is $REPLY.; else echo is none.; fi"
+    setup = tuple(f"export RESIL_GUARD__X='{text}'; {look}" for text in DURATIONS)
+    said = re.findall(r"^is (\w+)\.$", batch.run("true", setup=setup).text, re.MULTILINE)
+    assert dict(zip(DURATIONS, said, strict=True)) == {text: str(s).lower() for text, s in DURATIONS.items()}
+
+
+def test_a_bound_with_a_unit_that_the_setup_exports_is_enforced(batch: Batch) -> None:
+    script = train(batch, HANGS, kill_timeout_s=0, signal_lead_s=1, setup=("export RESIL_GUARD__STOP_AFTER=5s",))
+    assert script.wait(LONG_S) == 143
+    assert batch.end(1)["why"] == "stop_after = 5 s is over: ended with SIGTERM"
+
+
 # ---- how soon ---------------------------------------------------------------------------------------------------
 
 
