@@ -104,14 +104,15 @@ def look(project: Project, directory: RunDirectory) -> KillOutlook:
 
 def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[str]:
     """Say what happens now, and what a person can still do. Pure."""
-    said = []
+    is_finished = outlook.headline == "finished"
+    said = ["the run is finished"] if is_finished else []
     if outlook.script:
         said += _of_own_script(outlook)
     elif outlook.attempt is not None:
         said += _of_attempt(outlook, outlook.attempt, now)
     elif outlook.headline == "running":
         said.append("a job runs that has launched nothing yet, and will not")
-    elif outlook.headline != "unknown":
+    elif outlook.headline != "unknown" and not is_finished:
         said.append("nothing of it runs now")
     if outlook.headline == "unknown":
         said.append("the scheduler did not say what runs")
@@ -120,6 +121,8 @@ def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[
         if scope is Scope.ALL:
             end = "are cancelled as the first of them starts" if outlook.attempt is None else "are cancelled then"
         said.append(f"queued jobs ({outlook.queued}) {end}")
+    if is_finished and outlook.attempt is None and not outlook.script:
+        return [*said, f"to take the switch back: resil clear {run}"]
     at_once = f"its owner {outlook.owner} can end it at once" if outlook.owner else "to end it at once"
     said.append(f"to let it go on: resil clear {run}; {at_once}, without a save: resil cancel {run}")
     return said

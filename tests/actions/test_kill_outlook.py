@@ -69,9 +69,20 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
     ("it waits", {"headline": "queued", "queued": 3}, Scope.ALL,
      ["nothing of it runs now", "queued jobs (3) are cancelled as the first of them starts", GO_ON]),
     ("it is over", {"headline": "not queued"}, Scope.JOB, ["nothing of it runs now", GO_ON]),
+    ("it is finished", {"headline": "finished", "queued": 3}, Scope.JOB,
+     ["the run is finished", "queued jobs (3) end in seconds as they start",
+      "to take the switch back: resil clear gpt"]),
+    ("it is finished, and its last attempt is not over", {**TRAINS, "headline": "finished"}, Scope.JOB,
+     ["the run is finished",
+      "attempt 3 (job 1233_2) stops at its next step, after a save",
+      "if it has not by 12:05:05: stacks of all ranks, SIGTERM, and SIGKILL after KillWait", GO_ON]),
     ("an own script", {"headline": "running", "script": "mine.sh", "ever_guarded": True, "queued": 3}, Scope.JOB,
      ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
       "a training with a guard stops at its next step, after a save", GO_ON]),
+    ("an own script of a run that is finished", {"headline": "finished", "script": "mine.sh"}, Scope.JOB,
+     ["the run is finished",
+      "this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
+      "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
     ("an own script without a guard", {"headline": "running", "script": "mine.sh"}, Scope.JOB,
      ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
       "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
@@ -134,6 +145,11 @@ def test_the_attempt_that_trains_is_told_from_one_that_waits_for_it(project: Pro
     outlook = seen(project)
     assert outlook.attempt is not None and outlook.attempt.number == 3
     assert (outlook.headline, outlook.queued, outlook.is_old, outlook.owner) == ("running", 3, False, "")
+
+
+def test_a_run_that_is_finished_is_known(project: Project) -> None:
+    write(project, "finished", "attempt = 3")
+    assert seen(project).headline == "finished"
 
 
 def test_an_attempt_is_in_its_setup_until_its_launch(project: Project) -> None:
