@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.integrations.launched import ACCELERATE, HERE, Launched, needs
 
 pytestmark = needs("torch", "accelerate")
@@ -31,6 +33,8 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_attempt_goe
     assert batches == list(range(2 * (stop + 5)))  # each once, none left out
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_nothing_is_trained_under_a_kill_switch(launched: Launched) -> None:
     launched.throw("kill")
     launched.launch(command(launched, "1000000"))

@@ -120,6 +120,8 @@ def test_a_loss_that_is_logged_as_no_number_stops_the_training(launched: Launche
     assert launched.last(0, "stop")["step"] < 2000
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_under_torchrun_a_signal_to_one_worker_stops_both_at_one_step(launched: Launched) -> None:
     launched.launch([*TORCHRUN, "--nproc-per-node=2", *words(launched)])
     launched.until_step(5, 2)
