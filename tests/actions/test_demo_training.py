@@ -53,7 +53,8 @@ def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path
     )  # fmt: skip
     assert leaked.returncode == 75, leaked.stderr
     (stop,) = events(run_dir, "decision")
-    assert (stop["triggers"], stop["save"], stop["stop"]) == (["host_memory"], True, True)
+    assert (stop["triggers"], stop["stop"]) == (["host_memory"], True)
+    assert stop["save"] or "the last save was made just now" in stop["reasons"][0]
     whole, alone = ["--steps", str(stop["step"] + 2)], tmp_path / "alone"
     assert train(tmp_path, *whole, run_dir=run_dir, RESIL_ATTEMPT="4").returncode == 0
     assert train(alone, *whole, RESIL_GUARD="off").returncode == 0
