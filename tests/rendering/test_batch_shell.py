@@ -76,6 +76,18 @@ def test_a_training_that_exits_0_has_finished_the_run(batch: Batch) -> None:
     assert batch.end(1)["end"] == "finished"
 
 
+@pytest.mark.parametrize(("pid", "code"), [("$$", 1), ("1$$", 75)], ids=["its own", "that of a launcher"])
+def test_an_exit_with_1_behind_a_good_stop_is_believed_where_no_launcher_makes_it(
+    batch: Batch, pid: str, code: int
+) -> None:
+    start = '\'{"event":"start","time":5,"attempt":1,"rank":0,"pid":%s}\\n\''
+    end = '{"event":"end","time":5,"attempt":1,"rank":0,"exit_code":75,"stopped":true,"ranks":1,"well":1}'
+    journal = batch.run_dir / "journal" / "7.0.jsonl"
+    script = batch.run(f"printf {start} {pid} >{journal}; echo '{end}' >>{journal}; exit 1")
+    assert script.wait() == batch.end(1)["exit_code"] == code, script.text
+    assert batch.end(1)["end"] == ("exited" if code == 1 else "stopped")
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_run_is_not_finished_when_the_guard_of_a_rank_says_that_it_failed_after_all(batch: Batch, code: int) -> None:
     journal, finished = batch.run_dir / "journal", batch.run_dir / "finished"
