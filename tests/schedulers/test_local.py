@@ -158,7 +158,7 @@ def test_what_a_lost_job_left_running_is_ended_before_it_runs_again(local: Lab) 
     job_id = local.submit("echo up; setsid sleep 60 & sleep 60", no_requeue=None)
     local.says(job_id, "up")
     mark = [f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]
-    assert len(until(lambda: carrying(mark))) >= 2
+    until(lambda: len(carrying(mark)) >= 2)
     os.kill(local.watcher_pid(job_id.array), signal.SIGKILL)
     assert local.ended(job_id)[0].state is JobState.NODE_FAIL
     assert carrying(mark) == []
