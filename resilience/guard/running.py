@@ -352,6 +352,8 @@ class RunningGuard(Gate):
 
     def _save_settled(self, saving: Saving, error: BaseException | None) -> None:
         """A save is durable, or has failed. Comes from any thread."""
+        if self._saves is not None and error is None:
+            self._saves.has_cut_off = False
         if self._ending is not None and error is None:
             self._ending.saved()
         elif self._ending is not None and error is not None:

@@ -104,7 +104,7 @@ class Saves:
     """The saves in flight, of which there is one at most; a thread looks after them from the first one on.
 
     Attributes:
-        has_cut_off: whether one was given up that had not ended: what hangs there is still in this process.
+        has_cut_off: whether one was given up that had not ended, and none was durable since: it may still hang here.
     """
 
     def __init__(self, settled: Callable[[Saving, BaseException | None], None]) -> None:

@@ -317,6 +317,23 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
     assert guard.exit_code == 0
 
 
+def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, said: list[str]) -> None:
+    """Else what a training does behind its guard would be cut short, for a save that hung days ago."""
+    told = []
+    with make_guard(run, exit_timeout_s=0.3, say=said.append) as guard:
+        guard.step()
+        with guard.saving() as saving:
+            saving.until(lambda: False)
+        saves = guard._saves
+        assert saves is not None
+        guard.step()
+        with guard.saving():
+            told.append(saves.has_cut_off)
+        told.append(saves.has_cut_off)
+    assert told == [True, False]
+    assert guard.exit_code == 0
+
+
 def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()

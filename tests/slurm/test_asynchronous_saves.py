@@ -245,6 +245,7 @@ class Story:
         assert (record["end"], record["exit_code"]) == (end, code), self.log
         saved = self.on_disk()
         assert self.last_saves()["save"] == saved, self.log
+        until(lambda: "attempt_end" in (event["event"] for event in self.events("batch")), "it in the journal")
         (over,) = [event for event in self.events("batch") if event["event"] == "attempt_end"]
         assert (over["end"], over["exit_code"]) == (end, code)
         said: dict[str, Any]
