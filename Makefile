@@ -1,7 +1,7 @@
 # Each target does all its own set-up, on a machine that has just been unpacked.
 #   make demo    see a training crash, resume and finish
 #   make test    lint, types, floors and every test; real SLURM and its accounting where they can be installed
-.PHONY: demo test lint bench soak docs clean
+.PHONY: demo test lint size bench soak docs clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,6 +23,10 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Lines of code by room; docs/measured/ keeps them.
+size:
+	@python3 scripts/size.py
 
 # Long campaigns, run by hand; their results are kept under docs/measured/.
 soak:

@@ -21,7 +21,7 @@ from benchmarks.measure import (
     interpreter_environment,
 )
 from benchmarks.start_up import installed_command
-from resilience.actions.demo_receivers import Inbox, receivers
+from resilience.demo.receivers import Inbox, receivers
 
 TICK_S = 60.0
 MOMENTS = 10_000

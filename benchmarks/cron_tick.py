@@ -3,9 +3,9 @@
 Idle: nothing is due, nothing runs, no dead man's switch. That is what most ticks are: cron starts one every minute. The
 system calls are those that strace(1) counts, of the process and its children.
 
-The jobs of a day are computed: the planner of the chain (drivers/_slurm/chain.py) is asked what it would submit, by a
-day in which each job does what a job does. The original is a job that submits itself again every hour and then each
-batch script of a folder: 1 + N jobs an hour.
+The jobs of a day are computed: the planner of the chain (cron/drivers/_slurm/chain.py) is asked what it would submit,
+by a day in which each job does what a job does. The original is a job that submits itself again every hour and then
+each batch script of a folder: 1 + N jobs an hour.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.measure import BenchmarkError, Claim, Options, Program, Report, Row, interleave, interpreter_environment
 from benchmarks.start_up import installed_command
-from resilience.actions.init import init
-from resilience.drivers._slurm.chain import Mode, Seen, plan_chain
-from resilience.model.cron_settings import CronSettings
+from resilience.cron.drivers._slurm.chain import Mode, Seen, plan_chain
+from resilience.runs.init import init
+from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME
 
 PASS, FEW, MANY = "pass", "few", "many"

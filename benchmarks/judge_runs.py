@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import BenchmarkError, Claim, Options, Report, Row, Spread, interleave, timed
-from resilience.actions.project import Project
-from resilience.actions.watchdogs import scene_of, watchdog
-from resilience.checks.job import CHECK
-from resilience.model.job import JobId
-from resilience.model.reading import Timed
-from resilience.model.submission import make_comment
-from resilience.model.verdict import Verdict
+from resilience.finding import Verdict
+from resilience.job import JobId
+from resilience.runs.project import Project
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.schedulers.slurm import Slurm
 from resilience.settings.load import load
+from resilience.submission import make_comment
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.submissions import Intent, Outcome, record_intent, record_result
 from resilience.system.world import Host, World
+from resilience.watch.checks.job import CHECK
+from resilience.watch.reading import Timed
+from resilience.watch.watchdogs import scene_of, watchdog
 
 RUNS, QUICK_RUNS = 1_000, 50
 ROWS, QUICK_ROWS = 100_000, 5_000
@@ -79,7 +79,7 @@ def _look_and_judge(project: Project) -> list[Verdict]:
 
 
 def _tick(project: Project) -> Spread:
-    from resilience.actions.watch import watch
+    from resilience.watch.watch import watch
 
     dog = watchdog(project, "job")
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.measure import BenchmarkError, Claim, Options, Report, Row, Spread, interleave
-from resilience.actions.project import Project
-from resilience.actions.watch import watch
-from resilience.actions.watchdogs import watchdog
-from resilience.model.verdict import Verdict
+from resilience.finding import Verdict
+from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.world import World
+from resilience.watch.watch import watch
+from resilience.watch.watchdogs import watchdog
 
 LINE = b"iteration %8d/ 500000 | consumed samples: %12d | elapsed time per iteration (s): 1.05 | lm loss: 2.1E+00 |\n"
 TARGET_S = 1.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.measure import Options, Program, Report, Row, Spread, interleave, interpreter_environment, timed
-from resilience.rendering.library import BASE, SUFFIX, TemplateLibrary
-from resilience.rendering.script import ScriptSpec, render
+from resilience.runs.templates.library import BASE, SUFFIX, TemplateLibrary
+from resilience.runs.templates.script import ScriptSpec, render
 from resilience.system.shipped import shipped_folder
 
 TEMPLATES = ("python", "torchrun")
@@ -32,7 +32,7 @@ SPEC = ScriptSpec(
 )
 COLD = """\
 from benchmarks.rendering import LIBRARY, SPEC
-from resilience.rendering.script import render
+from resilience.runs.templates.script import render
 render(LIBRARY, {name!r}, SPEC)
 """
 

@@ -36,7 +36,7 @@ SCANNER = """\
 import sys, time
 from pathlib import Path
 import resilience.system.mounts
-from resilience.system.scan.scan import scan
+from resilience.watch.scan.scan import scan
 for line in sys.stdin:
     root, memory = line.split()
     began = time.perf_counter()

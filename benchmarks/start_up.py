@@ -22,15 +22,14 @@ from benchmarks.measure import (
     interleave,
     interpreter_environment,
 )
-from resilience.actions import queue_memory
-from resilience.actions.init import compose_settings
-from resilience.actions.project import Project
-from resilience.model import layout
-from resilience.model.job import Job, JobId
-from resilience.model.job_state import JobState
+from resilience import layout
+from resilience.job import Job, JobId, JobState
+from resilience.runs import queue_memory
+from resilience.runs.init import compose_settings
+from resilience.runs.project import Project
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.settings.load import FILE_NAME, load
 from resilience.settings.show import to_toml
-from resilience.system.submissions import Intent, Outcome, record_intent, record_result
 from resilience.system.world import World
 
 ONE_COMMAND = """\

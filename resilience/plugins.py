@@ -20,10 +20,19 @@ PLUGIN_PATH = "RESIL_PLUGINS"
 """Environment variable: folders (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
 
 
+PACKAGES = {
+    "schedulers": ("resilience.schedulers",),
+    "checks": ("resilience.watch.checks", "resilience.cron.checks"),
+    "channels": ("resilience.alerts.channels",),
+    "drivers": ("resilience.cron.drivers",),
+}
+"""Where the plugins of each family are that resil brings along."""
+
+
 class Family:
     """One kind of plugin.
 
-    Found, in this order, later ones shadowing earlier: the modules of `package`; entry points of the group
+    Found, in this order, later ones shadowing earlier: the modules of its packages; entry points of the group
     `resil.<name>`; `<folder>/<name>/*.py` for each folder of $RESIL_PLUGINS. Names that start with an underscore
     are helpers, not plugins. A plugin that cannot be imported is remembered with its exception, and raised only when
     somebody asks for it.
@@ -39,18 +48,13 @@ class Family:
         told = os.environ.get(PLUGIN_PATH, "").split(":")
         self.folders = tuple(Path(folder) for folder in told if folder) if folders is None else folders
 
-    @property
-    def package(self) -> str:
-        """The package whose modules are the built-in plugins."""
-        return f"resilience.{self.name}"
-
     @cached_property
     def _sources(self) -> dict[str, Path | str | EntryPoint]:
-        package = importlib.import_module(self.package)
         sources: dict[str, Path | str | EntryPoint] = {}
-        for module in sorted(_modules(package.__path__)):
-            if not module.startswith("_"):
-                sources[module] = f"{self.package}.{module}"
+        for package in PACKAGES[self.name]:
+            for module in sorted(_modules(importlib.import_module(package).__path__)):
+                if not module.startswith("_"):
+                    sources[module] = f"{package}.{module}"
         if _may_be_offered(f"resil.{self.name}"):
             from importlib import metadata
 

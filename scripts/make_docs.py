@@ -25,8 +25,8 @@ import typer
 from resilience.cli.commands import COMMANDS
 from resilience.cli.main import app
 from resilience.guard.settings import GuardSettings
-from resilience.model.cron_settings import CronSettings
 from resilience.plugins import Family
+from resilience.settings.cron_settings import CronSettings
 from resilience.settings.sections import Settings
 
 ROOT = Path(__file__).resolve().parents[1]

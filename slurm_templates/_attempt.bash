@@ -470,7 +470,7 @@ resil_look_after_cron() {
   ) </dev/null &
 }
 
-resil_cron_is_late() { # REPLY: its patience in seconds. The rule is that of resilience/model/cron_late.py
+resil_cron_is_late() { # REPLY: its patience in seconds. The rule is that of resilience/cron_late.py
   local text time pause patience=0 now file=$resil_cron/revive.bash
   if [ ! -O "$file" ] || [ ! -f "$file" ] || [ -L "$file" ] || [ -e "$resil_cron/stop" ]; then return 1; fi
   [ $((8#$(stat -c %a -- "$file") & 8#002)) = 0 ] || return 1 # anybody could have us run anything

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from resilience.actions.project import Project
+from resilience.cluster import ClusterConfig, Node
 from resilience.errors import (
     NoSuchJob,
     NotSupported,
@@ -17,15 +17,12 @@ from resilience.errors import (
     SchedulerUnavailable,
     SubmissionUncertain,
 )
-from resilience.model.array import ArrayExpression
-from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import Job, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.node import Node
-from resilience.model.presence import Liveness, Presence
-from resilience.model.submission import Submission, Submitted
+from resilience.job import Job, JobId, JobState, JobUpdate, Liveness, Presence
+from resilience.runs.project import Project
+from resilience.schedulers import Keep
 from resilience.settings.load import load
-from resilience.system.ports import Keep, Runner
+from resilience.submission import ArrayExpression, Submission, Submitted
+from resilience.system.ports import Runner
 from resilience.system.process import ProcessRunner
 from resilience.system.world import Host, World
 

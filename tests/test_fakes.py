@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from resilience.system.ports import Clock, Scheduler
+from resilience.schedulers import Scheduler
+from resilience.system.ports import Clock
 from tests.fakes import FakeClock, FakeScheduler
 
 

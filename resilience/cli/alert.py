@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions import alert_delivery, alerts
-from resilience.actions.project import Project
+from resilience.alerts import alert_delivery
+from resilience.alerts import steer as alerts
 from resilience.cli import show_alert
 from resilience.cli.options import ConfigOption, JsonOption, open_project
 from resilience.cli.output import clean, patience, print_json
 from resilience.errors import EX_TEMPFAIL, QuantityError, UsageError
 from resilience.quantities import format_duration, parse_duration_s
+from resilience.runs.project import Project
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -37,7 +38,7 @@ def complete_silences(incomplete: str) -> list[str]:
 def complete_channels(incomplete: str) -> list[str]:
     """Names of channels for tab completion."""
     try:
-        from resilience.actions.alert_routes import routes_of
+        from resilience.alerts.routes import routes_of
 
         return [name for name in routes_of(open_project(banner=False)) if name.startswith(incomplete)]
     except Exception:
@@ -237,8 +238,10 @@ def _letters(count: int) -> str:
 def _flush(project: Project, *, patient: bool) -> int:
     sent = dead = 0
     last = None
+    from resilience.cron import notes
+
     with patience("a channel takes its time; what is not sent waits on"):
-        for last in alert_delivery.deliver(project, patient=patient):
+        for last in alert_delivery.deliver(project, notes=notes, patient=patient):
             for delivery in (*last.sent, *last.failed, *last.dead):
                 print(show_alert.delivery_line(delivery), flush=True)
             sent += len(last.sent)

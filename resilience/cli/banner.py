@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resilience.actions.project import Project
+    from resilience.runs.project import Project
 
 DEADLINE_S = 0.5
 """A state directory that does not answer keeps no command up that would not have touched it."""

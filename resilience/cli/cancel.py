@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.steer import cancel
 from resilience.cli.options import ConfigOption, RunArgument, SchedulerOption, open_project
+from resilience.runs.steer import cancel
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

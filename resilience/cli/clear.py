@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions import queue_memory
-from resilience.actions.steer import clear
 from resilience.cli.options import ConfigOption, RunArgument, open_project
+from resilience.runs import queue_memory
+from resilience.runs.steer import clear
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -23,7 +23,7 @@ def config_group() -> None:
 def check(config: ConfigOption = None) -> None:
     """Say whether the settings can be used. Exits with 2 and the reason when they cannot."""
     project = open_project(config)
-    from resilience.actions.check_settings import check_settings
+    from resilience.doctor.settings import check_settings
 
     check_settings(project)
     path = project.loaded.path

@@ -36,9 +36,9 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
     Exits with 0 when ticks come as they should, 1 when they do not (late, dead, stopped, not installed), 75 when nobody
     could look.
     """
-    from resilience.actions.cron.status import cron_status
     from resilience.cli.output import print_json
     from resilience.cli.show_cron import show_status, status_to_json
+    from resilience.cron.status import cron_status
 
     found = cron_status(open_cron_project(config, apart=True))
     if as_json:
@@ -51,9 +51,9 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
 
 def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """List what runs when: every line of the crontab and every drop-in, with its next run."""
-    from resilience.actions.cron.entries import list_entries as look
     from resilience.cli.output import print_json
     from resilience.cli.show_cron import listing_to_json, show_listing
+    from resilience.cron.entries import list_entries as look
 
     cron = open_cron_project(config)
     found = look(cron)
@@ -73,9 +73,9 @@ def history(
 
     Without a name: of all entries together.
     """
-    from resilience.actions.cron.entries import histories
     from resilience.cli.output import print_json
     from resilience.cli.show_cron_runs import history_to_json, show_history
+    from resilience.cron.entries import histories
 
     cron = open_cron_project(config)
     runs = histories(cron, name, last)
@@ -116,10 +116,10 @@ def doctor(
 
     Exits with 1 when something that somebody means to run does not, else 0.
     """
-    from resilience.actions.cron.doctor import examine_cron
-    from resilience.actions.cron.doctor_entry import environment_of
     from resilience.cli.output import print_json
     from resilience.cli.show_cron_doctor import environment_to_json, examination_to_json, show_environment, show_found
+    from resilience.doctor.cron import examine_cron
+    from resilience.doctor.cron_entry import environment_of
 
     cron = open_cron_project(config, apart=True)
     if environment:

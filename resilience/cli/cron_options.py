@@ -12,7 +12,7 @@ from resilience.errors import UsageError
 from resilience.quantities import parse_duration_s
 
 if TYPE_CHECKING:
-    from resilience.actions.cron.project import CronProject
+    from resilience.cron.project import CronProject
 
 
 def open_cron_project(
@@ -22,14 +22,14 @@ def open_cron_project(
 
     `apart`: read the settings in a child with a deadline, for commands that must answer whatever hangs.
     """
-    from resilience.actions.cron.project import open_cron
-    from resilience.actions.project import Project
+    from resilience.cron.project import open_cron
+    from resilience.runs.project import Project
     from resilience.settings.load import load
     from resilience.system.world import World
 
     world = World()
     if apart:
-        from resilience.actions.watch_settings import open_apart
+        from resilience.watch.settings import open_apart
 
         return open_cron(open_apart(world, wanted=config, overrides=overrides))
     return open_cron(Project(world, load(world, wanted=config, overrides=overrides)))
@@ -38,7 +38,7 @@ def open_cron_project(
 def complete_entries(incomplete: str) -> list[str]:
     """Names of entries for tab completion: those of the table, and those that ran once."""
     try:
-        from resilience.actions.cron.entries import known_names
+        from resilience.cron.entries import known_names
 
         return [name for name in known_names(open_cron_project()) if name.startswith(incomplete)]
     except Exception:  # completion must never print a traceback into somebody's prompt
@@ -48,7 +48,7 @@ def complete_entries(incomplete: str) -> list[str]:
 def complete_backends(incomplete: str) -> list[str]:
     """Names of backends for tab completion."""
     try:
-        from resilience.actions.cron.drivers import AUTO, drivers
+        from resilience.cron.driver_choice import AUTO, drivers
 
         return [name for name in (AUTO, *drivers().names()) if name.startswith(incomplete)]
     except Exception:

@@ -123,6 +123,6 @@ def canary(
 
 def job(context: typer.Context, config: ConfigOption = None) -> None:
     """Be the scheduler's own job: what the batch script of the backend slurm calls."""
-    from resilience.actions.cron.job import main
+    from resilience.cron.job import main
 
     raise typer.Exit(main(open_cron_project(config), context.args))

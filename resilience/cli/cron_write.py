@@ -41,8 +41,8 @@ def add(
     config: ConfigOption = None,
 ) -> None:
     """Schedule a command: as a drop-in of a folder, or with --cron as a line of the crontab. Shows its next runs."""
-    from resilience.actions.cron.add import NewEntry
     from resilience.cli.show_cron_change import show_add
+    from resilience.cron.add import NewEntry
 
     folders = {"minutely": minutely, "quarter_hourly": quarter_hourly, "hourly": hourly,
                "daily": daily, "weekly": weekly, "monthly": monthly}  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.demo import JOBS, DemoResult, run_demo
-from resilience.actions.demo_cron import CronNight
-from resilience.actions.demo_person import DemoFailed
-from resilience.actions.project import Project
 from resilience.cli.options import JsonOption
 from resilience.cli.output import paint, print_json, table
+from resilience.demo.cron import CronNight
+from resilience.demo.demo import JOBS, DemoResult, run_demo
+from resilience.demo.person import DemoFailed
 from resilience.quantities import format_duration
+from resilience.runs.project import Project
 from resilience.settings.load import Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
 from resilience.system.world import World

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from resilience.actions.doctor import examine
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, open_project
 from resilience.cli.output import print_json, table
-from resilience.model.verdict import Verdict
+from resilience.doctor.doctor import examine
+from resilience.finding import Verdict
 
 _COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
 

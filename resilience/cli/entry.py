@@ -117,9 +117,9 @@ def _is_plain_status(arguments: Sequence[str]) -> bool:
 
 
 def _run_status(arguments: Sequence[str]) -> int:
-    from resilience.actions.project import Project
     from resilience.cli.banner import warn_of_dead_letters
     from resilience.cli.show_status import show_status
+    from resilience.runs.project import Project
     from resilience.settings.load import load
     from resilience.system.world import World
 
@@ -164,9 +164,9 @@ def _plain_tick(arguments: Sequence[str]) -> dict[str, str] | None:
 def _run_tick(options: dict[str, str]) -> int:
     from pathlib import Path
 
-    from resilience.actions.cron.project import open_cron
-    from resilience.actions.project import Project
     from resilience.cli.run_cron import run_tick
+    from resilience.cron.project import open_cron
+    from resilience.runs.project import Project
     from resilience.settings.load import load
     from resilience.system.world import World
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.init import init
+from resilience.runs.init import init
 from resilience.system.world import World
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.kill_outlook import look, sentences
-from resilience.actions.steer import throw
+from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.cli.output import clean, patience
 from resilience.errors import ResilError
-from resilience.model import layout
-from resilience.model.switch import Scope
+from resilience.runs.kill_outlook import look, sentences
+from resilience.runs.steer import throw
+from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

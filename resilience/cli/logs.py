@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions import read_logs
 from resilience.cli.options import ConfigOption, RunArgument, SchedulerOption, open_project
+from resilience.runs import read_logs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

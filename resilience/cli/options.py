@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.project import Project
+from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.world import World
 
@@ -23,7 +23,7 @@ def complete_runs(incomplete: str) -> list[str]:
 def complete_templates(incomplete: str) -> list[str]:
     """Names of templates for tab completion."""
     try:
-        from resilience.actions.submit_script import template_library
+        from resilience.runs.submit_script import template_library
 
         return [info.name for info in template_library(open_project()).list() if info.name.startswith(incomplete)]
     except Exception:

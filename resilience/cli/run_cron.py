@@ -16,9 +16,9 @@ from resilience.errors import ResilError
 if TYPE_CHECKING:
     from types import FrameType
 
-    from resilience.actions.cron.project import CronProject
-    from resilience.actions.cron.tick import Ticked
-    from resilience.model.cron import RunRecord
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import RunRecord
+    from resilience.cron.tick import Ticked
 
 FOREGROUND = "foreground"
 _OUTCOMES = ("ended", "submitted", "skipped", "refused")
@@ -26,7 +26,7 @@ _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
-    from resilience.actions.cron.run import run
+    from resilience.cron.run import run
 
     by: list[int] = []
 
@@ -65,8 +65,8 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.actions.cron.tick import tick
     from resilience.cli.output import print_json
+    from resilience.cron.tick import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)
@@ -82,7 +82,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
 
 def stopped_sentence_of(cron: CronProject) -> str:
     """Who stopped the scheduler, or nothing."""
-    from resilience.actions.cron.status import stopped_sentence
+    from resilience.cron.status import stopped_sentence
 
     stopped = cron.state.stopped()
     return stopped_sentence(stopped, cron.project.world.clock.now()) if stopped is not None else ""
@@ -92,8 +92,8 @@ def _show(ticked: Ticked) -> None:
     """A line for each slot, for people; nothing where nothing was due."""
     if not ticked.stopped and not _runs(ticked):
         return  # mostly: and what prints takes as long to load as a tick to make
-    from resilience.actions.cron.words import slot_text
     from resilience.cli.show_cron import sign
+    from resilience.cron.words import slot_text
 
     if ticked.stopped:
         print(f"{clean(ticked.stopped)}: nothing is done")
@@ -126,9 +126,9 @@ def _to_json(ticked: Ticked) -> dict[str, object]:
 
 
 def _show_due(cron: CronProject, *, as_json: bool) -> int:
-    from resilience.actions.cron.entries import due_now
-    from resilience.actions.cron.words import slot_text
     from resilience.cli.output import print_json
+    from resilience.cron.entries import due_now
+    from resilience.cron.words import slot_text
 
     found = due_now(cron)
     if as_json:

@@ -11,9 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from resilience.actions.watch import Saw, tell, watch, watchdogs_of
-from resilience.actions.watch_settings import open_apart, read_source
-from resilience.actions.watchdogs import Watchdog, watchdog, watchdog_names
 from resilience.cli.output import clean
 from resilience.cli.show_watch import show_reports
 from resilience.cli.signals import handled
@@ -21,12 +18,15 @@ from resilience.errors import ProbeError, ResilError
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
+from resilience.watch.settings import open_apart, read_source
+from resilience.watch.watch import Saw, tell, watch, watchdogs_of
+from resilience.watch.watchdogs import Watchdog, watchdog, watchdog_names
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from resilience.actions.project import Project
-    from resilience.model.finding import Report
+    from resilience.finding import Report
+    from resilience.runs.project import Project
 
 EXIT_UNKNOWN = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -84,7 +84,9 @@ def _once(request: WatchRequest, project: Project, only: Collection[str] | None 
     reports += watch(project, dogs, saw)
     code = _show(reports, request)
     if request.alerts:
-        for text in tell(project, reports):
+        from resilience.cron import notes
+
+        for text in tell(project, reports, notes):
             _say(text)
     return code
 
@@ -96,8 +98,8 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
 
 
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
-    from resilience.actions.daemon import Awaited
-    from resilience.actions.follow_logs import LogFollower, followed_ticks
+    from resilience.watch.daemon import Awaited
+    from resilience.watch.follow_logs import LogFollower, followed_ticks
 
     world = World()
     try:
@@ -136,7 +138,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
 
 def _show(reports: Sequence[Report], request: WatchRequest) -> int:
     """Print. A full disk under standard output, or a reader gone, must not keep anybody from being alerted."""
-    from resilience.model.verdict import Verdict
+    from resilience.finding import Verdict
 
     try:
         show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.steer import throw
+from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
-from resilience.model import layout
-from resilience.model.switch import Scope
+from resilience.runs.steer import throw
+from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

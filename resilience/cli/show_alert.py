@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resilience.actions.alerts import NO_CHANNEL, Details, Known, Listing
-from resilience.alerting.delivery import Delivery
-from resilience.alerting.entry import Entry
-from resilience.alerting.sending import Ending, Outcome
+from resilience.alerts.delivery import Delivery
+from resilience.alerts.entry import Entry
+from resilience.alerts.incident import Incident, incident_to_json
+from resilience.alerts.sending import Ending, Outcome
+from resilience.alerts.silence import Silence, silence_to_json
+from resilience.alerts.steer import NO_CHANNEL, Details, Known, Listing
 from resilience.cli.output import clean, paint, table
-from resilience.model.incident import Incident, incident_to_json
-from resilience.model.silence import Silence, silence_to_json
-from resilience.model.verdict import Verdict
+from resilience.finding import Verdict
 from resilience.quantities import format_duration
 
 COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron.entries import EntryRow, Listing
-from resilience.actions.cron.status import CronStatus, Health
-from resilience.actions.cron.words import slot_text
 from resilience.cli.output import clean, paint, table
 from resilience.cli.show_cron_driver import installation_to_json
-from resilience.model.cron import Outcome, RunRecord
-from resilience.model.presence import Liveness
+from resilience.cron.entries import EntryRow, Listing
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.status import CronStatus, Health
+from resilience.cron.words import slot_text
+from resilience.job import Liveness
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
-    from resilience.model.cron import Ignored
+    from resilience.cron.records import Ignored
 
 HEALTH_COLOURS = {
     Health.ALIVE: "green", Health.WAITING: "yellow", Health.LATE: "red", Health.DEAD: "red", Health.STOPPED: "yellow",

@@ -10,13 +10,13 @@ from resilience.cli.show_cron import when
 from resilience.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from resilience.actions.cron.add import NewEntry
-    from resilience.actions.cron.project import CronProject
+    from resilience.cron.add import NewEntry
+    from resilience.cron.project import CronProject
 
 
 def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: bool) -> None:
     """Schedule it, and say when it runs."""
-    from resilience.actions.cron.add import add
+    from resilience.cron.add import add
 
     done = add(cron, wanted, dry_run=dry_run)
     now = cron.project.world.clock.now()
@@ -44,7 +44,7 @@ def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: boo
 
 def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
     """Remove them, and say what that was."""
-    from resilience.actions.cron.remove import remove
+    from resilience.cron.remove import remove
 
     gone = remove(cron, names, dry_run=dry_run)
     if as_json:
@@ -62,7 +62,7 @@ def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_js
 
 def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
     """Remove what is kept for too long, and say how much that was."""
-    from resilience.actions.cron.prune import prune
+    from resilience.cron.prune import prune
 
     done = prune(cron, dry_run=dry_run)
     kinds: dict[str, list[int]] = {}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.cli.output import clean, paint, table
 from resilience.cli.show_cron import ignored_to_json
-from resilience.model.verdict import Verdict
+from resilience.finding import Verdict
 
 if TYPE_CHECKING:
-    from resilience.actions.cron.doctor import CronExamination
+    from resilience.doctor.cron import CronExamination
 
 _COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
 
@@ -59,7 +59,7 @@ def environment_to_json(variables: Mapping[str, str], secret: Collection[str] = 
 
 
 def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
-    from resilience.crontab.environment import secrets_of
+    from resilience.cron.table.environment import secrets_of
     from resilience.system.redaction import REDACTED
 
     secrets = set(secrets_of(variables, secret))

@@ -9,11 +9,11 @@ from resilience.cli.output import clean, patience, print_json, table
 from resilience.errors import EX_TEMPFAIL
 
 if TYPE_CHECKING:
-    from resilience.actions.cron.canary import CanaryAnswer
-    from resilience.actions.cron.drivers import Choice
-    from resilience.actions.cron.install import Installed, Removed
-    from resilience.actions.cron.project import CronProject
-    from resilience.model.cron import Installation
+    from resilience.cron.canary import CanaryAnswer
+    from resilience.cron.driver_choice import Choice
+    from resilience.cron.install import Installed, Removed
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import Installation
 
 CANARY_POLL_S = 1.0
 """`--wait` looks so often."""
@@ -21,7 +21,7 @@ CANARY_POLL_S = 1.0
 
 def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> int:
     """Install, or show what that would do."""
-    from resilience.actions.cron.install import install
+    from resilience.cron.install import install
 
     with patience("looking at what this site has: crontab, systemd, the scheduler"):
         done = install(cron.project, backend, dry_run=dry_run, replace=replace)
@@ -100,7 +100,7 @@ def installation_to_json(installation: Installation | None) -> dict[str, Any] | 
 
 def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> int:
     """Take the driver out."""
-    from resilience.actions.cron.install import Removed, uninstall
+    from resilience.cron.install import Removed, uninstall
 
     if dry_run:
         done = Removed(cron.state.installation())
@@ -123,7 +123,7 @@ def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bo
 
 def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
     """Stop the scheduler."""
-    from resilience.actions.cron.install import stop
+    from resilience.cron.install import stop
 
     with patience("the scheduler takes its time"):
         done = stop(cron.project, why)
@@ -156,7 +156,7 @@ def _removed_to_json(done: Removed) -> dict[str, Any]:
 
 def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
     """Ask for a canary and wait for what becomes of it."""
-    from resilience.actions.cron.canary import answer, ask
+    from resilience.cron.canary import answer, ask
 
     clock = cron.project.world.clock
     id = ask(cron)

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron.entries import lateness_s, took_s
-from resilience.actions.cron.logs import Log, find_logs, follow, read_text, without_escapes
-from resilience.actions.cron.words import slot_text
 from resilience.cli.output import clean, table
 from resilience.cli.show_cron import outcome_text, sign
-from resilience.model.cron import Outcome, RunRecord
+from resilience.cron.entries import lateness_s, took_s
+from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.words import slot_text
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.actions.cron.project import CronProject
+    from resilience.cron.project import CronProject
 
 
 def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.cron.late import late_notice
-from resilience.actions.fold_jobs import JobRow
-from resilience.actions.status import RunStatus, run_statuses
 from resilience.cli.output import clean, paint, print_json, table
+from resilience.cron.late import late_notice
 from resilience.errors import EX_TEMPFAIL
-from resilience.model.attempt import Attempt, AttemptEnd
-from resilience.model.kill_stage import describe
-from resilience.model.last_save import describe_save
-from resilience.model.layout import KILL_SWITCH
-from resilience.model.switch import describe_age
+from resilience.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
+from resilience.runs.attempt import Attempt, AttemptEnd
+from resilience.runs.fold_jobs import JobRow
+from resilience.runs.kill_stage import describe
+from resilience.runs.last_save import describe_save
+from resilience.runs.status import RunStatus, run_statuses
+from resilience.switch import describe_age
 
 if TYPE_CHECKING:
-    from resilience.actions.project import Project
-    from resilience.model.job_state import JobState
+    from resilience.job import JobState
+    from resilience.runs.project import Project
 
 WATCH_S = 10.0
 _HEADERS = ("JOB", "STATE", "TASKS", "WHY", "LEFT", "NODES")

@@ -11,7 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.actions.top_folders import (
+from resilience.cli.output import clean, paint, print_json, table
+from resilience.cli.top_document import to_json
+from resilience.quantities import format_bytes, format_duration
+from resilience.watch.top_folders import (
     DAY_S,
     TopFolder,
     TopReport,
@@ -20,13 +23,10 @@ from resilience.actions.top_folders import (
     login_name,
     scan_folder,
 )
-from resilience.cli.output import clean, paint, print_json, table
-from resilience.cli.top_document import to_json
-from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.actions.project import Project
-    from resilience.system.scan.effort import Progress
+    from resilience.runs.project import Project
+    from resilience.watch.scan.effort import Progress
 
 NAMED = 5
 SURE_AFTER_S = 3600.0

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilience.cli.output import clean, paint, print_json, table
-from resilience.model.finding import Figure, Finding, Report
-from resilience.model.verdict import Verdict
+from resilience.finding import Figure, Finding, Report, Verdict
 
 _COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "blue", Verdict.CRITICAL: "red"}
 EVIDENCE_LINES = 5

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from resilience.actions import living_jobs, submit
-from resilience.actions.cron.late import late_notice
-from resilience.actions.project import Project
-from resilience.actions.steer import own_script
-from resilience.actions.submit_plan import SubmitRequest
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, complete_templates, open_project
 from resilience.cli.output import clean, patience, print_json
+from resilience.cron.late import late_notice
 from resilience.errors import UsageError
+from resilience.runs import living_jobs, submit
+from resilience.runs.project import Project
+from resilience.runs.steer import own_script
+from resilience.runs.submit_plan import SubmitRequest
 
 EPILOG = """Examples:
 
@@ -214,7 +214,7 @@ def _tell(project: Project, prepared: submit.Prepared, result: submit.SubmitResu
     array = prepared.plan.options.get("array")
     ids = ", ".join(map(str, result.ids))
     if array:
-        from resilience.model.array import ArrayExpression
+        from resilience.submission import ArrayExpression
 
         expression = ArrayExpression.parse(array)
         jobs = "1 job" if expression.count == 1 else f"{expression.count} jobs"

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from resilience.actions.submit_script import template_library
 from resilience.cli.options import ConfigOption, JsonOption, complete_templates, open_project
 from resilience.cli.output import print_json, table
+from resilience.runs.submit_script import template_library
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

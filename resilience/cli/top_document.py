@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resilience.actions.top_folders import DAY_S, TopFolder, TopReport
+from resilience.watch.top_folders import DAY_S, TopFolder, TopReport
 
 if TYPE_CHECKING:
-    from resilience.system.scan.scan import Scan
+    from resilience.watch.scan.scan import Scan
 
 
 def to_json(report: TopReport) -> dict[str, Any]:

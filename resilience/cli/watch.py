@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.actions.watch_options import Option, flag_of, from_here, options_of, parse_pairs, shorter
-from resilience.actions.watch_settings import open_apart
-from resilience.actions.watchdogs import checks, every_name, kind_of, listed
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
 from resilience.cli.output import print_json, table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import QuantityError, ResilError, SettingsError, UsageError
 from resilience.quantities import parse_duration_s
 from resilience.system.world import World
+from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
+from resilience.watch.settings import open_apart
+from resilience.watch.watchdogs import checks, every_name, kind_of, listed
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
@@ -264,8 +264,8 @@ def _duration(option: str, text: str) -> float:
 
 
 def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
-    from resilience.actions.watchdogs import watchdog
     from resilience.cli.show_top import show_top
+    from resilience.watch.watchdogs import watchdog
 
     request = _request(name, overrides, shared)
     project = open_apart(World(), wanted=request.config, overrides=request.settings)

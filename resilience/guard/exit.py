@@ -25,9 +25,9 @@ import sys
 import threading
 import time
 
+from resilience import layout
 from resilience.guard.decision import EXIT_ERROR
 from resilience.guard.stacks import show_stacks, stderr_descriptor, write_stacks
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

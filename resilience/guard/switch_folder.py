@@ -7,9 +7,9 @@ import os
 import threading
 import time
 
+from resilience import layout
 from resilience.guard.small_files import kind_of, open_folder, read_regular, remove_same
-from resilience.model import layout
-from resilience.model.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

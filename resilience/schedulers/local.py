@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import __version__
+from resilience.cluster import ClusterConfig, Node
 from resilience.errors import NoSuchJob, NotSupported, ResilError, SchedulerError, UsageError
-from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import Job, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.node import Node
-from resilience.model.presence import Liveness, Presence
-from resilience.model.submission import Submission, Submitted
+from resilience.job import Job, JobId, JobState, JobUpdate, Liveness, Presence
 from resilience.schedulers._local import rules
 from resilience.schedulers._local.broom import sweep
 from resilience.schedulers._local.change import updated
@@ -32,10 +28,12 @@ from resilience.schedulers._local.processes import available_cpus, current_umask
 from resilience.schedulers._local.queue import Queue
 from resilience.schedulers._local.records import Entry, Task, job_of
 from resilience.schedulers._local.spool import Spool
+from resilience.submission import Submission, Submitted
 
 if TYPE_CHECKING:
+    from resilience.schedulers import Keep
     from resilience.schedulers._local.submit import Wish
-    from resilience.system.ports import Clock, Keep, Runner
+    from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
 """The id of a submission that is only being tried: later than all others."""

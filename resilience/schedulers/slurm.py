@@ -10,12 +10,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from resilience.cluster import ClusterConfig, Node
 from resilience.errors import NoSuchJob, ProbeError, SchedulerError, UsageError
-from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import ExitCode, Job, JobId, JobUpdate
-from resilience.model.node import Node
-from resilience.model.presence import Liveness, Presence
-from resilience.model.submission import Submission, Submitted
+from resilience.job import ExitCode, Job, JobId, JobUpdate, Liveness, Presence
+from resilience.schedulers import Keep
 from resilience.schedulers._slurm import commands, records, telling
 from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_history
 from resilience.schedulers._slurm.asking import Asker, Budget
@@ -23,7 +21,8 @@ from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
 from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
 from resilience.schedulers._slurm.queue import concerns, only
 from resilience.schedulers._slurm.submit import Submitter, carries
-from resilience.system.ports import Clock, Keep, Runner
+from resilience.submission import Submission, Submitted
+from resilience.system.ports import Clock, Runner
 from resilience.system.process import Completed, ProgramMissing
 
 SECOND_LOOK_S = 2.0

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from resilience.errors import SettingsError, StateDirectoryError
-from resilience.model.alert_policy import AlertPolicy
+from resilience.settings.alert_policy import AlertPolicy
 from resilience.settings.convert import convert_table, unknown_key
 from resilience.settings.plugin_table import read_table
 from resilience.settings.sections import (
@@ -213,7 +213,7 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
 
                 arguments[name] = convert_guard_table(table, where)
         elif name == _CRON:
-            from resilience.model.cron_settings import CronSettings
+            from resilience.settings.cron_settings import CronSettings
 
             arguments[name] = CronSettings(**convert_table(CronSettings, table, where))
         elif name in _OWNERS:

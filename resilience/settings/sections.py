@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.model.alert_policy import AlertPolicy
+from resilience.settings.alert_policy import AlertPolicy
 
 if TYPE_CHECKING:  # a watchdog needs nothing of it, and it takes as long to make as all the tables below
     from resilience.guard.settings import GuardSettings
-    from resilience.model.cron_settings import CronSettings
+    from resilience.settings.cron_settings import CronSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class Settings:
     @property
     def cron_settings(self) -> CronSettings:
         """[cron], or its defaults where there is none."""
-        from resilience.model.cron_settings import CronSettings
+        from resilience.settings.cron_settings import CronSettings
 
         return self.cron or CronSettings()
 
@@ -156,7 +156,7 @@ class Settings:
 def tables_with(key: str) -> list[str]:
     """The tables of resil.toml that have a key of this name; those of sbatch and of plugins are not known here."""
     from resilience.guard.settings import GuardSettings  # only for those who put it in the wrong place
-    from resilience.model.cron_settings import CronSettings
+    from resilience.settings.cron_settings import CronSettings
 
     made = {table.name: table.default_factory for table in fields(Settings) if is_dataclass(table.default_factory)}
     owners: dict[str, Any] = {**made, "guard": GuardSettings, "cron": CronSettings}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.project import schedulers
+from resilience.runs.project import schedulers
 from tests.cli.shell import Shell, make_shell
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from resilience.actions.project import Project
 from resilience.cli import entry
 from resilience.cli.options import open_project
+from resilience.runs.project import Project
 from tests.fakes import FakeScheduler
 
 PLUGIN = "from tests.cli import shell\nSCHEDULER = shell.the_fake\n"

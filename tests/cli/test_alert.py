@@ -14,20 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.alert_routes import channels
-from resilience.actions.alert_state import AlertState, open_alert_state
-from resilience.actions.notify import notify
+from resilience.alerts.notify import notify
+from resilience.alerts.routes import channels
+from resilience.alerts.state import AlertState, open_alert_state
 from resilience.cli import alert as alert_command
 from resilience.cli import entry
-from resilience.model.finding import Finding, Report
-from resilience.model.verdict import Verdict
+from resilience.finding import Finding, Report, Verdict
 from tests.cli.shell import SETTINGS, Said, Shell
 from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 PLUGIN = """
 from pathlib import Path
-from tests.alerting.stand_in import StandIn
+from tests.alerts.stand_in import StandIn
 CHANNEL = StandIn(Path({folder!r}), {name!r})
 """
 ALERTING = SETTINGS + '[alert]\nchannels = ["pager", "list"]\ngroup_s = 0\n[channel.pager]\n[channel.list]\n'
@@ -371,7 +370,7 @@ def test_a_trial_can_be_seen_without_sending(office: Office) -> None:
 
 
 def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilience.alerting.delivery.SEND_S", 0.5)
+    monkeypatch.setattr("resilience.alerts.delivery.SEND_S", 0.5)
     missing = str(office.folder / "missing")
     plain = office.shell.resil("watch", "fs", missing, "--no-alert")
     office.order("pager", "hang")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cli.banner import DEADLINE_S, warn_of_dead_letters
-from tests.alerting.stand_in import an_alert
+from tests.alerts.stand_in import an_alert
 from tests.fakes import NOW, make_project
 from tests.system.hung import hung_folder
 
@@ -42,7 +42,7 @@ def test_how_many_there_are_is_said_on_standard_error(
 
 
 def test_those_that_a_full_disk_did_not_take_count_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from resilience.actions.alert_state import open_alert_state
+    from resilience.alerts.state import open_alert_state
 
     project = make_project(tmp_path, environ={"XDG_STATE_HOME": str(tmp_path / "state")})
     outbox = open_alert_state(project).outbox

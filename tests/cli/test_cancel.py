@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from tests.cli.shell import Shell
 from tests.fakes import DOWN
 

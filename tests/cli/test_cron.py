@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron.drivers import drivers
-from resilience.actions.cron.project import CronProject, open_cron
 from resilience.cli import cron as cron_command
 from resilience.cli.cron_options import complete_entries
-from resilience.model.cron import Heartbeat, Outcome, RunRecord
+from resilience.cron.driver_choice import drivers
+from resilience.cron.project import CronProject, open_cron
+from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from tests.cli.shell import SETTINGS, Said, Shell
 from tests.system.hung import hung_folder
 from tests.system.people import needs_root
@@ -24,8 +24,8 @@ from tests.system.people import needs_root
 DRIVER = """
 import json
 from pathlib import Path
-from resilience.model.driver import Availability, DriverState, Step
-from resilience.model.presence import Liveness
+from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.job import Liveness
 class Fake:
     summary = "for tests"
     rank = 0
@@ -229,8 +229,8 @@ def test_damaged_state_is_no_traceback(desk: Desk) -> None:
 @needs_root
 @pytest.mark.parametrize("what", ["state_dir", "cron folder"])
 def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    from resilience.actions.cron import doctor as cron_doctor
-    from resilience.actions.cron import status as cron_status
+    from resilience.cron import status as cron_status
+    from resilience.doctor import cron as cron_doctor
 
     for module in (cron_doctor, cron_status):
         monkeypatch.setattr(module, "LOOK_S", 0.5)
@@ -250,7 +250,7 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
 
 
 def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
-    from resilience.crontab.running import Mark, here, write_mark
+    from resilience.cron.table.running import Mark, here, write_mark
     from resilience.system.process_tree import start_ticks
 
     desk.drop("backup")
@@ -447,7 +447,7 @@ def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
     desk.cron("tick")
     slot = int(time.time()) // 60 * 60
     seen = project.state.seen()
-    from resilience.system.cron_folder import Seen
+    from resilience.cron.state_folder import Seen
 
     project.state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
     dry = desk.cron("tick", "--dry-run").out

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resilience.actions.demo import DemoResult
-from resilience.actions.demo_cron import CronNight
-from resilience.actions.demo_night import ToldFault
-from resilience.actions.demo_story import DemoAttempt
 from resilience.cli import demo
+from resilience.demo.cron import CronNight
+from resilience.demo.demo import DemoResult
+from resilience.demo.night import ToldFault
+from resilience.demo.story import DemoAttempt
 from tests.cli.shell import Shell
 
 ATTEMPTS = (

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from resilience import errors
-from resilience.actions import watchdogs
 from resilience.cli import entry, show_status
 from resilience.errors import ResilError, SchedulerUnavailable, SubmissionUncertain
-from resilience.model.verdict import Verdict
+from resilience.finding import Verdict
+from resilience.watch import watchdogs
 from tests.cli.shell import SETTINGS, Shell
 from tests.fakes import DOWN
 
@@ -131,9 +131,9 @@ def test_everything_else_goes_the_long_way() -> None:
 
 PLUGIN = """
 from dataclasses import dataclass
-from resilience.model.finding import Finding
-from resilience.model.reading import NO_MEMORY, Target
-from resilience.model.verdict import Verdict
+from resilience.finding import Finding
+from resilience.watch.reading import NO_MEMORY, Target
+from resilience.finding import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -6,11 +6,11 @@ import tomllib
 
 import pytest
 
-from tests.checks.filesystem.watching import mounted
 from tests.cli.shell import SETTINGS, Shell
 from tests.fakes import DOWN
 from tests.guard.disks import fill, make_read_only
 from tests.system.people import needs_root
+from tests.watch.checks.filesystem.watching import mounted
 
 
 @pytest.mark.parametrize(("scope", "queued"), [("job", "end in seconds"), ("all", "are cancelled as the first")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions import read_logs
+from resilience.runs import read_logs
 from tests.cli.shell import Shell
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron.late import late_notice
-from resilience.actions.cron.project import CronProject, open_cron
 from resilience.cli.run_cron import _say_what_follows
-from resilience.model.cron import Heartbeat
+from resilience.cron.late import late_notice
+from resilience.cron.project import CronProject, open_cron
+from resilience.cron.records import Heartbeat
 from tests.fakes import NOW, FakeScheduler, make_project
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.actions.cron.status import CronStatus, Health, Judgement, Lateness
 from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
-from resilience.model.cron import Heartbeat, Installation, Outcome, RunRecord
-from resilience.model.driver import DriverState
-from resilience.model.presence import Liveness
+from resilience.cron.drivers import DriverState
+from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
+from resilience.cron.status import CronStatus, Health, Judgement, Lateness
+from resilience.job import Liveness
 from tests.fakes import NOW
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from resilience.cli.show_status import show_status
 from resilience.errors import SchedulerUnavailable
-from resilience.model.job import ExitCode, JobId
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, JobId, JobState
 from resilience.system import files
 from tests.cli.shell import Shell
 from tests.fakes import DOWN, FakeClock

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from resilience.cli.show_top import age, bar, shortened, show_top
-from resilience.system.scan.effort import Progress
+from resilience.watch.scan.effort import Progress
 from tests.cli.shell import Shell
 from tests.fakes import NOW, FakeClock, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.system.scan.trees import a_tree, du, settle, write
+from tests.watch.scan.trees import a_tree, du, settle, write
 
 DAY = 86400
 
@@ -86,7 +86,7 @@ def test_one_folder_that_cannot_be_looked_at_keeps_nobody_from_the_others(
 
 def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = a_tree(tmp_path / "tree", tops=12, subs=2, files=1)
-    import resilience.system.scan.worker as worker
+    import resilience.watch.scan.worker as worker
 
     def crawl(*given: object, **named: object) -> object:
         if given[1] and b"/" not in given[1]:  # type: ignore[operator]
@@ -169,7 +169,7 @@ def test_the_command_line_leads_here(shell: Shell) -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from resilience.system.scan import worker
+from resilience.watch.scan import worker
 read = worker.read_folder
 def slowly(*given, **named):
     time.sleep(0.05)

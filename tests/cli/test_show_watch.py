@@ -11,8 +11,7 @@ import pytest
 
 from resilience.cli import show_watch
 from resilience.cli.show_watch import lines, performance, rows_for_people, show_reports, to_json
-from resilience.model.finding import Figure, Finding, Report
-from resilience.model.verdict import Verdict
+from resilience.finding import Figure, Finding, Report, Verdict
 
 # https://www.monitoring-plugins.org/doc/guidelines.html#AEN201, its rules 1 to 8
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.actions import watchdogs
+from resilience.watch import watchdogs
 from tests.cli.shell import SETTINGS, Shell
 from tests.contract.watchdogs import write_own_plugin
 
@@ -109,7 +109,7 @@ def test_only_what_has_folders_offers_their_list(watching: Shell) -> None:
 def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
     watching: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from resilience.actions import notify as module
+    from resilience.alerts import notify as module
 
     marker = watching.folder / "told"
 

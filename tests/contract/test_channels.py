@@ -27,16 +27,16 @@ import pytest
 from pytest_httpserver import HTTPServer
 from werkzeug import Response
 
+from resilience.alerts.alert import Alert
+from resilience.alerts.channels import Channel
 from resilience.errors import DeliveryError, SettingsError
-from resilience.model.alert import Alert
 from resilience.plugins import Family
 from resilience.settings.plugin_table import plugin_settings
 from resilience.settings.sections import PluginTable
-from resilience.system.ports import Channel
 from resilience.system.world import World
+from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
+from tests.alerts.channels.servers import Mailbox, free_port, smtp_server, takes_at_most
 from tests.canary import PLANTED, plant
-from tests.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
-from tests.channels.servers import Mailbox, free_port, smtp_server, takes_at_most
 from tests.contract.test_imports import HEAVY, loaded_by
 from tests.fakes import make_world
 
@@ -52,8 +52,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.errors import DeliveryError, SettingsError
-from resilience.model.alert import Alert
-from resilience.model.message import headline
+from resilience.alerts.alert import Alert
+from resilience.alerts.message import headline
 from resilience.system.secrets import check_secret, read_secret
 from resilience.system.world import World
 
@@ -385,7 +385,7 @@ def test_nothing_but_what_was_planted_holds_the_secret(case: Case, world: World,
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_loading_a_channel_loads_no_heavy_package(name: str) -> None:
-    loaded = loaded_by(f"import resilience.channels.{name}")
+    loaded = loaded_by(f"import resilience.alerts.channels.{name}")
     assert not {module.partition(".")[0] for module in loaded} & (
         HEAVY | {"smtplib", "email", "ssl", "apprise", "http", "urllib.request"}
     )

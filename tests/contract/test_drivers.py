@@ -10,19 +10,17 @@ from typing import NamedTuple
 
 import pytest
 
-from resilience.actions.cron import drivers as cron_drivers
-from resilience.actions.cron.drivers import driver_of
-from resilience.drivers import crontab, systemd
-from resilience.drivers._ticks import programs
-from resilience.model.cron import Heartbeat, Installation
-from resilience.model.cron_settings import CronSettings
-from resilience.model.driver import Availability, DriverState, Step
-from resilience.model.presence import Liveness
+from resilience.cron import driver_choice as cron_drivers
+from resilience.cron.driver_choice import driver_of
+from resilience.cron.drivers import Availability, Driver, DriverState, Step, crontab, systemd
+from resilience.cron.drivers._ticks import programs
+from resilience.cron.records import Heartbeat, Installation
+from resilience.cron.state_folder import CronFolder
+from resilience.job import Liveness
 from resilience.plugins import PLUGIN_PATH, Family
-from resilience.system.cron_folder import CronFolder
-from resilience.system.ports import Driver
-from resilience.system.scene import Scene
-from tests.drivers.site import Site, an_installation
+from resilience.runs.context import Scene
+from resilience.settings.cron_settings import CronSettings
+from tests.cron.drivers.site import Site, an_installation
 from tests.fakes import DOWN, NOW
 
 ROOT = Path(__file__).parents[2]

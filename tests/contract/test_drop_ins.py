@@ -15,23 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions.cron.environment import _KEPT as KEPT
-from resilience.actions.cron.environment import plan_environment
-from resilience.actions.cron.project import open_cron
-from resilience.actions.cron.submit import submission_of
-from resilience.actions.init import init
-from resilience.actions.project import Project
-from resilience.crontab.crontab_file import parse_crontab
-from resilience.crontab.environment import environment_of
-from resilience.crontab.folder import read_table
-from resilience.crontab.options import default_options, parse_options
+from resilience.cron.environment import _KEPT as KEPT
+from resilience.cron.environment import plan_environment
+from resilience.cron.project import open_cron
+from resilience.cron.records import Entry, Kind, Table
+from resilience.cron.submit import submission_of
+from resilience.cron.table.crontab_file import parse_crontab
+from resilience.cron.table.environment import environment_of
+from resilience.cron.table.folder import read_table
+from resilience.cron.table.options import default_options, parse_options
 from resilience.errors import UsageError
-from resilience.model.cron import Entry, Kind, Table
-from resilience.model.cron_settings import CronSettings
-from resilience.model.submission import Submission
-from resilience.rendering.directives import parse_directives
+from resilience.runs.init import init
+from resilience.runs.project import Project
+from resilience.runs.templates.directives import parse_directives
 from resilience.schedulers.local import LocalScheduler
+from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
+from resilience.submission import Submission
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY

@@ -33,8 +33,8 @@ def test_the_package_imports_nothing_else() -> None:
 @pytest.mark.parametrize(
     "module",
     ["resilience.errors", "resilience.quantities", "resilience.hostlist", "resilience.plugins",
-     "resilience.system.world", "resilience.system.files", "resilience.system.switches",
-     "resilience.system.submissions", "resilience.system.attempts", "resilience.system.ports"],
+     "resilience.system.world", "resilience.system.files", "resilience.runs.switches",
+     "resilience.runs.submissions", "resilience.runs.attempts", "resilience.system.ports"],
 )  # fmt: skip
 def test_the_floors_below_the_crafts_load_no_third_party_package(module: str) -> None:
     loaded = {name.partition(".")[0] for name in loaded_by(f"import {module}")}
@@ -44,10 +44,10 @@ def test_the_floors_below_the_crafts_load_no_third_party_package(module: str) ->
 
 def test_listing_the_plugins_imports_none_of_them() -> None:
     loaded = loaded_by("from resilience.plugins import Family; Family('checks', 'CHECK', ()).names()")
-    assert not {name for name in loaded if name.startswith("resilience.checks.")}
+    assert not {name for name in loaded if name.startswith("resilience.watch.checks.")}
     assert not {name.partition(".")[0] for name in loaded} & HEAVY
 
 
-@pytest.mark.parametrize("module", ["resilience.quantities", "resilience.hostlist", "resilience.model.job"])
+@pytest.mark.parametrize("module", ["resilience.quantities", "resilience.hostlist", "resilience.job"])
 def test_the_words_load_no_door_to_the_machine(module: str) -> None:
     assert not loaded_by(f"import {module}") & {"subprocess", "socket", "tempfile", "shutil", "selectors"}

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.actions.alert_routes import channels
-from resilience.alerting.digest import compose_digest, lines_of, merge
-from resilience.alerting.entry import LIMIT_BYTES, Entry, decode, encode, trimmed
-from resilience.alerting.sending import readable
-from resilience.channels import _webhook_presets
-from resilience.model.alert import Alert, Reason, alert_from_json, alert_to_json
-from resilience.model.message import headline, plain_text, runbook
-from resilience.model.verdict import Verdict
+from resilience.alerts.alert import Alert, Reason, alert_from_json, alert_to_json
+from resilience.alerts.channels import _webhook_presets
+from resilience.alerts.digest import compose_digest, lines_of, merge
+from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, trimmed
+from resilience.alerts.message import headline, plain_text, runbook
+from resilience.alerts.routes import channels
+from resilience.alerts.sending import readable
+from resilience.finding import Verdict
 
 NEWS = Alert(
     id="cron-digest-20261120", thread="cron-digest", reason=Reason.FIRST, verdict=Verdict.OK, time=1_800_000_000.0,

@@ -19,12 +19,10 @@ from typing import TypeVar
 import pytest
 
 from resilience.errors import NoSuchJob, NotSupported, SchedulerError, UsageError
-from resilience.model.job import ExitCode, Job, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness
-from resilience.model.submission import Submission
+from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
+from resilience.schedulers import Scheduler
+from resilience.submission import Submission
 from resilience.system.clock import SystemClock
-from resilience.system.ports import Scheduler
 from tests.schedulers.spooled import lab
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.actions import queue_memory
-from resilience.model.job import Job, JobId
-from resilience.model.job_state import JobState
-from resilience.system.run_directory import RunDirectory
-from resilience.system.submissions import Intent, Outcome, record_intent, record_result
+from resilience.job import Job, JobId, JobState
+from resilience.runs import queue_memory
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.system.world import World
 
 REPOSITORY = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def test_a_plain_status_loads_neither_typer_nor_what_only_others_need(environ: d
     packages = {name.partition(".")[0] for name in modules}
     assert {name for name in packages if name not in sys.stdlib_module_names} == {"resilience"}
     assert not modules & {"resilience.schedulers.slurm", "resilience.schedulers.local", "resilience.cli.main",
-                          "resilience.rendering.script", "resilience.plugins", "subprocess", "socket",
+                          "resilience.runs.templates.script", "resilience.plugins", "subprocess", "socket",
                           "importlib.metadata"}  # fmt: skip
 
 
@@ -93,16 +92,16 @@ def test_a_plain_watch_loads_neither_typer_nor_what_only_others_need(environ: di
     assert said.startswith("FS ")
     packages = {name.partition(".")[0] for name in modules}
     assert {name for name in packages if name not in sys.stdlib_module_names} == {"resilience"}
-    costly = {"resilience.cli.main", "resilience.cli.watch", "resilience.actions.notify", "resilience.checks.log",
-              "resilience.checks.job", "importlib.metadata", "socket", "subprocess", "email",
+    costly = {"resilience.cli.main", "resilience.cli.watch", "resilience.alerts.notify", "resilience.watch.checks.log",
+              "resilience.watch.checks.job", "importlib.metadata", "socket", "subprocess", "email",
               "argparse", "difflib", "hashlib", "resilience.guard"}  # fmt: skip
     assert sorted(modules & costly) == []
 
 
 def test_whoever_has_nothing_to_tell_loads_nothing_that_delivers() -> None:
-    program = "import sys, resilience.actions.notify; print(*sys.modules)"
+    program = "import sys, resilience.alerts.notify; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"resilience.alerting.delivery", "resilience.alerting.sending", "random"} & set(modules.stdout.split())
+    assert not {"resilience.alerts.delivery", "resilience.alerts.sending", "random"} & set(modules.stdout.split())
 
 
 def test_help_imports_no_commands_module(environ: dict[str, str]) -> None:

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from resilience import layout
 from resilience.errors import StateDirectoryError
 from resilience.guard import small_files
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
-from resilience.model import layout
-from resilience.model.switch import OwnerPolicy, Switch
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.switches import policy_of, read_switch
+from resilience.switch import OwnerPolicy, Switch
 from resilience.system import files
-from resilience.system.run_directory import RunDirectory
 from resilience.system.shipped import shipped_folder
-from resilience.system.switches import policy_of, read_switch
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 ME, FRIEND, STRANGER_GID = 65532, 65531, 65533

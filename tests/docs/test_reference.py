@@ -18,22 +18,22 @@ import pytest
 import typer
 
 from resilience import errors
-from resilience.actions.demo_story import DemoAttempt
-from resilience.actions.doctor_cluster import Diagnosis
-from resilience.actions.fold_jobs import JobRow
-from resilience.actions.status import RunStatus
-from resilience.actions.submit import SubmitResult
 from resilience.cli.main import app
-from resilience.model.attempt import Attempt
-from resilience.model.layout import FOLDERS
-from resilience.model.switch import Switch
+from resilience.demo.story import DemoAttempt
+from resilience.doctor.cluster import Diagnosis
+from resilience.layout import FOLDERS
 from resilience.plugins import Family
+from resilience.runs.attempt import Attempt
+from resilience.runs.fold_jobs import JobRow
+from resilience.runs.status import RunStatus
+from resilience.runs.submit import SubmitResult
+from resilience.schedulers import Scheduler
+from resilience.switch import Switch
 from resilience.system.clock import SystemClock
-from resilience.system.ports import Scheduler
 from resilience.system.process import ProcessRunner
 from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
-from tests.rendering.batch import until
+from tests.runs.templates.batch import until
 
 VARIABLE = re.compile(r"\bRESIL_[A-Z][A-Z_]*[A-Z]\b")
 CLI_ERRORS = (typer._click.exceptions.ClickException, errors.ResilError)
@@ -204,7 +204,7 @@ def told_lines(text: str) -> Iterator[str]:
 def sentences() -> list[re.Pattern[str]]:
     """The texts that the command line prints; what is filled in matches anything."""
     found = []
-    told_elsewhere = [ROOT / "resilience" / "actions" / name for name in ("init.py", "kill_outlook.py")]
+    told_elsewhere = [ROOT / "resilience" / "runs" / name for name in ("init.py", "kill_outlook.py")]
     for path in (*(ROOT / "resilience" / "cli").glob("*.py"), *told_elsewhere):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]

@@ -10,15 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from resilience.actions.demo_receivers import receivers
+from resilience.demo.receivers import receivers
 from tests.end_to_end.conftest import Shell
 
 CHECK = '''
 from dataclasses import dataclass
 from pathlib import Path
-from resilience.model.finding import Finding
-from resilience.model.reading import NO_MEMORY, Target
-from resilience.model.verdict import Verdict
+from resilience.finding import Finding
+from resilience.watch.reading import NO_MEMORY, Target
+from resilience.finding import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

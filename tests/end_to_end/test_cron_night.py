@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resilience.actions.demo_receivers import receivers
+from resilience.demo.receivers import receivers
 from tests.end_to_end.conftest import PATIENCE_S, Shell
 
 SETTINGS = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from resilience.system.files import read_lines
 from tests.end_to_end.conftest import Shell
 

@@ -19,9 +19,9 @@ from tests.system.hung import hung_folder
 SLOW = """
 import os, time
 from dataclasses import dataclass
-from resilience.model.finding import Finding
-from resilience.model.reading import NO_MEMORY, Target
-from resilience.model.verdict import Verdict
+from resilience.finding import Finding
+from resilience.watch.reading import NO_MEMORY, Target
+from resilience.finding import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

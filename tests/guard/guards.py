@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resilience import layout
 from resilience.guard import Decision, Request, TrainingGuard
-from resilience.model import layout
 
 QUIET: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "walltime": False, "signals": (), "poll_s": 0.02}
 """A guard that looks at its files only, and often."""

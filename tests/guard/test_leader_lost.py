@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resilience.model import layout
+from resilience import layout
 from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until
 

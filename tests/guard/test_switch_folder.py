@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from resilience import layout
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import QUIET_S, SwitchFolder, called
-from resilience.model import layout
 from tests.guard.guards import make_guard, make_run, train, wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 

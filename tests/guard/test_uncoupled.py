@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from resilience.model import layout
+from resilience import layout
 from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resilience.model import layout
+from resilience import layout
 from tests.slurm.processes import descendants, kill_all
 
 HERE = Path(__file__).parent

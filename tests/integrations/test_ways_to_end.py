@@ -17,7 +17,7 @@ import pytest
 
 from tests.guard.disks import small_disk
 from tests.integrations.launched import HERE, REPOSITORY, TORCHRUN, needs
-from tests.rendering.batch import Batch, Script
+from tests.runs.templates.batch import Batch, Script
 
 TRAINING, LAUNCHER, FRAMEWORK = HERE / "ending_training.py", HERE / "launcher.py", HERE / "framework_training.py"
 

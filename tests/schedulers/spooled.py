@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from resilience.model.job import Job, JobId
-from resilience.model.submission import Submission
+from resilience.job import Job, JobId
 from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers.local import LocalScheduler
+from resilience.submission import Submission
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
 

@@ -19,9 +19,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
-from resilience.model.job import ExitCode, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness
+from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers._local.broom import prune
 from resilience.schedulers._local.keeper import daemon_environment
 from resilience.schedulers._local.processes import carrying, start_ticks
@@ -34,7 +32,7 @@ from tests.schedulers.spooled import Lab, lab, until
 
 IMPORTS = """
 import os, signal, threading
-from resilience.model.submission import Submission
+from resilience.submission import Submission
 from resilience.schedulers.local import LocalScheduler as S
 from resilience.system.clock import SystemClock as C
 from resilience.system.process import ProcessRunner as R

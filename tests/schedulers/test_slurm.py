@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import NoSuchJob, NotSupported, ProbeError, SchedulerError, SchedulerUnavailable
-from resilience.model.job import ExitCode, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness
+from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.plugins import Family
 from resilience.schedulers.slurm import SCHEDULER
 from resilience.system.process import DeadlineExceeded, OutputTooLarge, ProgramMissing

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.guard.settings import GuardSettings
-from resilience.model.cron_settings import CronSettings
+from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
 from resilience.settings.show import rows, to_toml

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.model.cron import Outcome, RunRecord
-from resilience.model.job_state import JobState
-from resilience.system.cron_folder import CronFolder
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.state_folder import CronFolder
+from resilience.job import JobState
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from resilience.model.layout import FOLDERS
-from resilience.rendering.quoting import write_directive
-from resilience.rendering.script import ScriptSpec, render
+from resilience.layout import FOLDERS
+from resilience.runs.templates.quoting import write_directive
+from resilience.runs.templates.script import ScriptSpec, render
 from resilience.system.files import read_lines
-from tests.rendering.batch import SHIPPED
+from tests.runs.templates.batch import SHIPPED
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import environ, until
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from resilience.errors import NoSuchJob, NotSupported, SchedulerError, SchedulerUnavailable, SubmissionUncertain
-from resilience.model.job import ExitCode, Job, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness
-from resilience.model.submission import Submission
+from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers.slurm import SCHEDULER
+from resilience.submission import Submission
 from resilience.system.clock import SystemClock
 from resilience.system.process import Completed, ProcessRunner
 from tests.slurm.as_user import AsUser

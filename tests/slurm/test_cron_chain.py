@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resilience.crontab.running import marks
-from resilience.model.cron import Outcome
+from resilience.cron.records import Outcome
+from resilience.cron.table.running import marks
 from tests.slurm import accounting
 from tests.slurm.cluster import Cluster
 from tests.slurm.cron_site import Site

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resilience.model.cron import Outcome
+from resilience.cron.records import Outcome
 from tests.slurm.cluster import Cluster
 from tests.slurm.cron_site import Site
 from tests.slurm.processes import until

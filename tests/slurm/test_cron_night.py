@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from resilience.actions.demo_receivers import Inbox, receivers
+from resilience.demo.receivers import Inbox, receivers
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
 

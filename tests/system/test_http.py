@@ -9,7 +9,7 @@ import pytest
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.http import Answer, check_url, is_loopback, proxies_for, quoted, refusal, request, retry_after_s
 from resilience.system.secrets import Secret
-from tests.channels.servers import free_port, hangs_up, says, serving, silent
+from tests.alerts.channels.servers import free_port, hangs_up, says, serving, silent
 
 
 @pytest.mark.parametrize(

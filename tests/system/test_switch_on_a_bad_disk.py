@@ -13,13 +13,13 @@ from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
-from resilience.model.switch import OwnerPolicy, Scope, Switch
-from resilience.system.run_directory import RunDirectory
-from resilience.system.switches import read_switch, throw_switch
-from tests.checks.filesystem.watching import mounted
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.switches import read_switch, throw_switch
+from resilience.switch import OwnerPolicy, Scope, Switch
 from tests.guard.disks import fill, make_read_only
-from tests.rendering.batch import PYTHON, Batch, until
+from tests.runs.templates.batch import PYTHON, Batch, until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+from tests.watch.checks.filesystem.watching import mounted
 
 KILL = Switch("kill", "bob", 1.0, "loss is NaN", Scope.ALL)
 pytestmark = needs_root

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience.system.time_limit import TimeLimit, within
-from tests.channels.servers import (
+from tests.alerts.channels.servers import (
     HAS_OPENSSL,
     NO_OPENSSL,
     drips,

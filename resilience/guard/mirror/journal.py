@@ -13,8 +13,8 @@ import math
 import os
 import stat
 
+from resilience import layout
 from resilience.guard.mirror.run_folder import file_mode, subfolder
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

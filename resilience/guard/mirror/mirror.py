@@ -11,13 +11,13 @@ import os
 import threading
 import time
 
+from resilience import layout
 from resilience.guard.mirror import journal
 from resilience.guard.mirror.beat import Pulse
 from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
 from resilience.guard.mirror.run_folder import file_mode, read_learned, remove_remains, subfolder, write_learned
 from resilience.guard.small_files import replace_file
 from resilience.guard.stacks import StacksOnDemand
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import contextlib
 import os
 import stat
 
+from resilience import layout
 from resilience.guard.small_files import open_folder, read_regular, replace_file
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

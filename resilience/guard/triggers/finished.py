@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from resilience import layout
 from resilience.guard.decision import EXIT_DONE, Request
 from resilience.guard.small_files import kind_of
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

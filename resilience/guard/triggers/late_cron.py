@@ -60,7 +60,7 @@ class LateCron:
         record = _read(os.path.join(self._folder, "heartbeat"))
         if record is None:
             return
-        from resilience.model import cron_late
+        from resilience import cron_late
 
         last, expected = cron_late.times_of(record)
         late_s = float(record.get("patience_s") or 0.0)
@@ -75,7 +75,7 @@ class LateCron:
             self._tell(record, last, cron_late.overdue_s(last, expected, now), now)
 
     def _is_awaited(self, record: dict[str, Any], last: float) -> bool:
-        from resilience.model.cron_late import is_awaited
+        from resilience.cron_late import is_awaited
 
         if os.path.lexists(os.path.join(self._folder, "stop")):
             return False

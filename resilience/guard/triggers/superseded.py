@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from resilience import layout
 from resilience.guard.decision import Request
 from resilience.guard.small_files import kind_of, open_folder, read_regular
-from resilience.model import layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Superseded:
             return None
         if read is None:
             return {}
-        from resilience.model.switch import parse_fields
+        from resilience.switch import parse_fields
 
         return parse_fields(read[0])
 

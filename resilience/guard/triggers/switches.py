@@ -6,18 +6,18 @@ import contextlib
 import os
 import time
 
+from resilience import layout
 from resilience.guard.decision import FAILED, SKIPPED, Request
 from resilience.guard.small_files import read_regular
 from resilience.guard.switch_folder import called
-from resilience.model import layout
-from resilience.model.switch import describe_age
+from resilience.switch import describe_age
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilience.guard.switch_folder import FoundSwitch, SwitchFolder
-    from resilience.model.switch import Switch
+    from resilience.switch import Switch
 
 PAUSE_S = 60.0
 MOST_PAUSE_S = 3600.0
@@ -197,7 +197,7 @@ class StopFile(_SwitchFile):
         place = self._folder.place
         if not place.attempt:
             return None
-        from resilience.model.switch import parse_fields
+        from resilience.switch import parse_fields
 
         try:
             found = read_regular(os.path.join(place.run_dir, layout.ATTEMPTS, layout.attempt_file(place.attempt)))

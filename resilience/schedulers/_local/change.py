@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from resilience.errors import SchedulerError
-from resilience.model.job import JobId, JobUpdate
-from resilience.model.job_state import JobState
+from resilience.job import JobId, JobState, JobUpdate
 from resilience.schedulers._local.records import Task
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from resilience import hostlist
 from resilience.errors import ResilError, UsageError
-from resilience.model.job import Job, JobId, JobUpdate
-from resilience.model.job_state import JobState
-from resilience.model.submission import Submission
+from resilience.job import Job, JobId, JobState, JobUpdate
 from resilience.quantities import format_slurm_time
 from resilience.schedulers._local.grammar import parse_begin, parse_time_limit_s
 from resilience.schedulers._local.options import parse_arguments, takes_value
 from resilience.schedulers.local import LocalScheduler
+from resilience.submission import Submission
 from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from resilience.schedulers._local.records import Task
 
 _JOB = re.compile(r"(?P<id>\d+)(?:_(?P<task>\d+|\*))?(?:\+(?P<minutes>\d+))?")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from resilience.schedulers._local import job, processes, rules
 from resilience.schedulers._local.broom import prune, sweep
 from resilience.schedulers._local.dependency import job_ids

@@ -11,10 +11,8 @@ import time
 from collections.abc import Mapping
 
 from resilience.errors import QuantityError, SchedulerError, UsageError
-from resilience.model.array import ArrayExpression
-from resilience.model.dependency import write_dependency
-from resilience.model.submission import MAX_LEAD_S
 from resilience.quantities import parse_slurm_time_s
+from resilience.submission import MAX_LEAD_S, ArrayExpression, write_dependency
 
 MAX_ARRAY_SIZE = 1001
 """SLURM's default MaxArraySize: the largest index is one less."""

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable
-from resilience.model.job import Job, JobId
-from resilience.model.job_state import JobState
+from resilience.job import Job, JobId, JobState
 from resilience.schedulers._local import rules
 from resilience.schedulers._local.dependency import job_ids, with_array_ids
 from resilience.schedulers._local.files import SPOOL_VARIABLE

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from resilience.errors import ResilError
-from resilience.model.job import ExitCode, Job, JobId
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, Job, JobId, JobState
 
 
 class DamagedRecord(ResilError):

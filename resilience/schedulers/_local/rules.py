@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from resilience.schedulers._local.dependency import Answer, after_start, judge, needs_singleton
 from resilience.schedulers._local.records import Entry, Task
 

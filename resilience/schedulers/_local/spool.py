@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from resilience.errors import SchedulerUnavailable
-from resilience.model.job_state import JobState
+from resilience.job import JobState
 from resilience.schedulers._local.files import SPOOL_VARIABLE, reading, unavailable
 from resilience.schedulers._local.processes import machine_id
 from resilience.schedulers._local.records import (

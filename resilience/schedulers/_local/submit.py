@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resilience.errors import SchedulerError, UsageError
-from resilience.model.submission import Submission
 from resilience.schedulers._local import grammar
 from resilience.schedulers._local.options import Options, check_script, collect
 from resilience.schedulers._local.records import Entry
+from resilience.submission import Submission
 
 KILL_WAIT_VARIABLE = "RESIL_LOCAL_KILL_WAIT_S"
 DEFAULT_KILL_WAIT_S = 30.0

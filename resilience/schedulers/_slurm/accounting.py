@@ -7,8 +7,7 @@ What sacct cannot tell, by release: exit codes of 128 and more lose their top bi
 from __future__ import annotations
 
 from resilience.errors import QuantityError
-from resilience.model.job import ExitCode, Job
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, Job, JobState
 from resilience.schedulers._slurm.commands import HISTORY_COLUMNS, SEPARATOR
 from resilience.schedulers._slurm.queue import count_tasks, parse_count, parse_id, parse_state, parse_time, unexpected
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from resilience.errors import UsageError
-from resilience.model.job import JobId, JobUpdate
-from resilience.model.submission import Submission
+from resilience.job import JobId, JobUpdate
 from resilience.quantities import format_slurm_time
+from resilience.submission import Submission
 
 SEPARATOR = "\x1f"
 """ASCII unit separator. `|`, blanks and quotes are all seen in names and comments."""

@@ -11,8 +11,7 @@ import json
 from typing import Any
 
 from resilience.errors import SchedulerUnavailable
-from resilience.model.job import ExitCode, Job, JobId
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm.queue import count_tasks, parse_count, parse_wait_status, unexpected
 
 _FLAGS_FIRST = ("COMPLETING", "REQUEUED", "SPECIAL_EXIT", "REQUEUE_HOLD", "CONFIGURING", "STAGE_OUT", "STOPPED")

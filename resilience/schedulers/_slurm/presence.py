@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilience.model.job import Job, JobId
-from resilience.model.job_state import JobState
-from resilience.model.presence import Liveness, Presence
+from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.schedulers._slurm.queue import concerns
 
 SETTLED_AFTER_S = 10.0

@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from resilience.errors import QuantityError, SchedulerUnavailable
-from resilience.model.job import ExitCode, Job, JobId
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.quantities import parse_slurm_time_s
+from resilience.schedulers import Keep
 from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
-from resilience.system.ports import Keep
 
 HEAD = 4
 """How many columns a predicate gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows

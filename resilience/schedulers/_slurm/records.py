@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from resilience.cluster import ClusterConfig, Node
 from resilience.errors import QuantityError
-from resilience.model.cluster_config import ClusterConfig
-from resilience.model.job import ExitCode, Job, JobId
-from resilience.model.node import Node
+from resilience.job import ExitCode, Job, JobId
 from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR
 from resilience.schedulers._slurm.queue import (
     count_tasks,

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUncertain
-from resilience.model.job import Job, JobId
-from resilience.model.submission import Submission, Submitted, split_comment
+from resilience.job import Job, JobId
 from resilience.schedulers._slurm.errors import Diagnosis, Meaning, diagnose, quote
+from resilience.submission import Submission, Submitted, split_comment
 from resilience.system.ports import Clock
 from resilience.system.process import Completed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from resilience.errors import SchedulerError
 from resilience.hostlist import expand
-from resilience.model.job import JobId, JobUpdate
+from resilience.job import JobId, JobUpdate
 from resilience.schedulers._slurm import commands, records
 from resilience.schedulers._slurm.asking import Asker, Budget
 from resilience.schedulers._slurm.errors import complains, diagnose

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from resilience import layout
 from resilience.guard.agreement.contact import GONE_S, Contact
 from resilience.guard.agreement.member import Member
 from resilience.guard.gate import Gate
-from resilience.model import layout
 from tests.guard.agreement.ranks import save, stop
 from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until

@@ -18,9 +18,9 @@ from resilience.guard.switch_folder import SwitchFolder
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe
 from resilience.guard.watch import asked_here
-from resilience.model.switch import Scope, Switch
-from resilience.system.run_directory import RunDirectory
-from resilience.system.switches import throw_switch
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.switches import throw_switch
+from resilience.switch import Scope, Switch
 from tests.guard.guards import make_guard, make_run, train, wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 

@@ -36,7 +36,7 @@ from resilience.guard.triggers.walltime import (
     lead_for,
     steady_clock,
 )
-from resilience.model.job import ExitCode, JobUpdate
+from resilience.job import ExitCode, JobUpdate
 from tests.guard.guards import job_environ
 from tests.schedulers.spooled import Lab, lab
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.model.job import JobId
-from resilience.model.job_state import JobState
+from resilience.job import JobId, JobState
 from resilience.schedulers._local import dependency, rules
 from resilience.schedulers._local.dependency import Answer
 from resilience.schedulers._local.records import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from resilience.errors import UsageError
-from resilience.model.job import JobId, JobUpdate
-from resilience.model.submission import Submission
+from resilience.job import JobId, JobUpdate
 from resilience.schedulers._slurm import commands
+from resilience.submission import Submission
 
 SUBMISSION = Submission(
     token="tok",

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import SchedulerUnavailable
-from resilience.model.job import ExitCode, JobId
-from resilience.model.job_state import JobState
+from resilience.job import ExitCode, JobId, JobState
 from resilience.schedulers._slurm.queue import (
     REST,
     concerns,

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.cluster import Node
 from resilience.errors import SchedulerUnavailable
-from resilience.model.job import ExitCode, Job, JobId
-from resilience.model.job_state import JobState
-from resilience.model.node import Node
+from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm import records
 from resilience.schedulers._slurm.json_records import parse_document
 from tests.schedulers.answers import RELEASES, in_seconds, recorded

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUncertain
-from resilience.model.job import JobId
-from resilience.model.submission import Submission, Submitted
+from resilience.job import JobId
 from resilience.schedulers.slurm import SCHEDULER
+from resilience.submission import Submission, Submitted
 from resilience.system.process import DeadlineExceeded, ProgramMissing
 from tests.schedulers.answers import Answer, FakeClock, FakeRunner, Say, queue, row
 

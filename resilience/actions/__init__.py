@@ -1,1 +1,0 @@
-"""One file per story the command line tells: plan (pure), then perform."""

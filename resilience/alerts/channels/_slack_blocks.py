@@ -1,0 +1,148 @@
+"""The Slack message that an alert becomes, within Slack's limits and with nothing in it that Slack would obey. Pure.
+
+Limits: https://docs.slack.dev/reference/block-kit/blocks (header 150 characters, section 3,000, ten fields of 2,000, 50
+blocks) and https://docs.slack.dev/reference/methods/chat.postMessage (text 4,000 recommended). Escapes:
+https://docs.slack.dev/messaging/formatting-message-text#escaping.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.message import Story, footer, headline, is_command, left_out, runbook
+from resilience.errors import SettingsError
+from resilience.finding import Verdict
+
+HEADER_LIMIT = 150
+SECTION_LIMIT = 3000
+BLOCKS_LIMIT = 50
+STORIES_LIMIT = 15
+"""At three blocks each the message stays below BLOCKS_LIMIT."""
+ATTACHMENTS_CHARACTERS = 24_000
+"""All blocks together: Slack refuses messages that are very long (`msg_too_long`, at about 40,000 characters)."""
+
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_COLOURS = {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}
+_EMOJI = {"CRITICAL": "🔴", "UNKNOWN": "🟣", "WARNING": "🟠", "OK": "🟢"}
+_PERSON = re.compile(r"(?:<@)?([UW][A-Z0-9]{2,30})>?")
+_GROUP = re.compile(r"(?:<!subteam\^)?(S[A-Z0-9]{2,30})>?")
+
+
+def mention_of(text: str) -> str:
+    """Given a mention as settings have it, return Slack's own form. For instance, `here` gives `<!here>`.
+
+    Raise SettingsError if it is none: a name such as `@ada` is a plain word for Slack.
+    """
+    word = text.strip()
+    if word.strip("<!@>") in ("here", "channel", "everyone"):
+        return f"<!{word.strip('<!@>')}>"
+    if person := _PERSON.fullmatch(word):
+        return f"<@{person[1]}>"
+    if group := _GROUP.fullmatch(word):
+        return f"<!subteam^{group[1]}>"
+    raise SettingsError(
+        f"mention = {text[:60]!r} is nobody Slack knows",
+        hint='write "here", "channel", or a member ID such as "U024BE7LH" (their profile, "Copy member ID")',
+    )
+
+
+def mentions_for(alert: Alert, mention: Sequence[str]) -> str:
+    """Whom this alert calls: only what is CRITICAL and news is worth it."""
+    if alert.is_test or alert.is_digest or alert.verdict is not Verdict.CRITICAL:
+        return ""
+    if alert.reason not in (Reason.FIRST, Reason.WORSE, Reason.ESCALATED):
+        return ""
+    return " ".join(mention_of(text) for text in mention)
+
+
+def escaped(text: str, limit: int) -> str:
+    """A text as Slack wants it, at most so long; where something is cut it can be seen, and no escape is cut apart."""
+    pieces: list[str] = []
+    size = 0
+    for c in text:
+        piece = _ESCAPES.get(c, c)
+        if size + len(piece) > limit - 1:
+            rest = len(text) - len(pieces)
+            if rest > 1 or size + len(piece) > limit:
+                return "".join(pieces) + "…"
+        pieces.append(piece)
+        size += len(piece)
+    return "".join(pieces)
+
+
+def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
+    """What both a webhook and chat.postMessage take: text for notifications, a header, and a coloured attachment."""
+    state = "OK" if alert.is_resolved else alert.verdict.value
+    emoji = "🔔" if alert.is_test else _EMOJI[state]
+    line = headline(alert, 180)
+    calls = mentions_for(alert, mention)
+    text = f"{emoji} {escaped(line, 1000)}" + (f" {calls}" if calls else "")
+    top: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": f"{emoji} {escaped(line, HEADER_LIMIT - 3)}"}}
+    ]
+    if calls:
+        top.append({"type": "section", "text": {"type": "mrkdwn", "text": calls[:SECTION_LIMIT]}})
+    return {
+        "text": text,
+        "blocks": top,
+        "attachments": [{"color": _COLOURS[state], "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def _stories(alert: Alert) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    stories = runbook(alert)
+    size, told = 0, 0
+    for story in stories[:STORIES_LIMIT]:
+        new = _story(story, is_only=len(stories) == 1)
+        size += sum(len(block["text"]["text"]) for block in new)
+        if told and size > ATTACHMENTS_CHARACTERS:
+            break
+        blocks += new
+        told += 1
+    more = left_out(alert)
+    if told < len(stories):
+        rest = max(alert.total, len(alert.notices)) - told
+        more = f"And {rest} more: {stories[told].title}" + (" …" if rest > 1 else "")
+    if more:
+        blocks.append(_section(escaped(more, 1000)))
+    context = {"type": "mrkdwn", "text": escaped(footer(alert), 500)}
+    return [*blocks, {"type": "context", "elements": [context]}]
+
+
+def _story(story: Story, *, is_only: bool) -> list[dict[str, Any]]:
+    lines = [] if is_only else [f"*{_unmarked(escaped(story.title, 300))}*"]
+    for label, value in story.rows:
+        # Commands are quoted, so that they can be copied; a back-quote inside would end the quote.
+        is_code = is_command(label, value)
+        shown = escaped(value.replace("`", "'") if is_code else value, 700)
+        lines.append(f"*{label}:* `{shown}`" if is_code else f"*{label}:* {_unmarked(shown)}")
+    blocks = [_section(_joined(lines, SECTION_LIMIT))]
+    if story.evidence:
+        evidence = escaped("\n".join(story.evidence).replace("```", "'''"), SECTION_LIMIT - 8)
+        blocks.append(_section(f"```{evidence}```"))
+    return blocks
+
+
+def _joined(lines: Sequence[str], limit: int) -> str:
+    """Whole lines, as many as fit: a cut through an escape or a mark would show."""
+    text = ""
+    for line in lines:
+        if len(text) + len(line) + 3 > limit:
+            return f"{text}…"
+        text += f"{line}\n"
+    return text.rstrip("\n")
+
+
+def _unmarked(text: str) -> str:
+    """A text whose stars and back-quotes mark nothing: a zero-width space keeps them from pairing."""
+    return re.sub(r"([*_~`])", "\\1\u200b", text)[: SECTION_LIMIT - 10]
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text}}

@@ -1,0 +1,241 @@
+"""What well-known services want to be sent, for `preset = "..."` of the webhook channel. Pure.
+
+A placeholder stands where the secret or the topic goes; both are filled in when the message is sent. It has a NUL byte,
+which no text of an alert has by then, so nobody's job name can ask for the secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from resilience.alerts.alert import Alert, Reason, alert_to_json
+from resilience.alerts.message import (
+    MAX_NOTICES,
+    clean_line,
+    clean_lines,
+    cut,
+    footer,
+    headline,
+    left_out,
+    plain_text,
+    runbook,
+)
+from resilience.finding import Verdict
+
+SECRET = "\0secret\0"
+TOPIC = "\0topic\0"
+
+PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
+_COLOURS = {"CRITICAL": 0xD93025, "UNKNOWN": 0x8E6BBF, "WARNING": 0xE37400, "OK": 0x1E8E3E}
+
+
+def state_of(alert: Alert) -> str:
+    """The verdict that decides on colours: OK once all is over."""
+    return "OK" if alert.is_resolved else alert.verdict.value
+
+
+def plain_alert(alert: Alert) -> dict[str, Any]:
+    """The alert as JSON's types, each text cleaned, evidence and notices bounded, with a headline and a text."""
+    record = alert_to_json(alert)
+    record["notices"] = [
+        {
+            key: clean_line(value, 2000) if isinstance(value, str) else value
+            for key, value in (notice | {"evidence": list(clean_lines(tuple(notice["evidence"])))}).items()
+        }
+        for notice in record["notices"][:MAX_NOTICES]
+    ]
+    record["body"] = list(clean_lines(alert.body))
+    cleaned = {key: clean_line(value, 2000) if isinstance(value, str) else value for key, value in record.items()}
+    return {
+        "schema": "resil/1",
+        "kind": "alert",
+        "headline": headline(alert),
+        "text": plain_text(alert, 20_000),
+        "state": state_of(alert),
+        "is_resolved": alert.is_resolved,
+        **cleaned,
+    }
+
+
+def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
+    """Which incidents of the thread last, given what was remembered: a page ends when the last of them has."""
+    still = dict.fromkeys(filter(None, thread.get("open", "").split(",")))
+    for notice in alert.notices:
+        episode = clean_line(notice.episode, 24).replace(",", "")
+        if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK:
+            still.pop(episode, None)
+        else:
+            still[episode] = None
+    return tuple(still)[:100]
+
+
+def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """Events API v2: https://developer.pagerduty.com/docs/send-alert-event (summary 1,024 characters, key 255)."""
+    severity = {"CRITICAL": "critical", "UNKNOWN": "error", "WARNING": "warning", "OK": "info"}[alert.verdict.value]
+    lasting = [notice.episode for notice in alert.notices if notice.verdict is not Verdict.OK]
+    # A digest has a thread of its own, which nothing ends: its page is that of its first incident.
+    thread_of = lasting[0] if alert.is_digest and lasting else alert.thread
+    key = cut(f"resil-{clean_line(thread_of, 300)}", 255)
+    action = "trigger"
+    if alert.title or (alert.is_resolved and not open_episodes(alert, thread)):
+        action = "resolve"  # nobody is paged to hear that all is well: what is not there cannot be resolved
+    elif alert.notices and all(notice.acknowledged_by for notice in alert.notices):
+        action = "acknowledge" if alert.reason not in (Reason.WORSE, Reason.ESCALATED) else "trigger"
+    first = alert.notices[0] if alert.notices else None
+    return {
+        "routing_key": SECRET,
+        "event_action": action,
+        "dedup_key": key,
+        "client": "resil",
+        "payload": {
+            "summary": headline(alert, 1000),
+            "source": clean_line(first.subject if first else alert.host, 300) or "resil",
+            "severity": "info" if alert.is_test else severity,
+            "timestamp": _utc(alert.time),
+            "component": clean_line(first.check, 100) if first else "resil",
+            "group": clean_line(first.run or alert.project, 300) if first else "",
+            "class": clean_line(first.fault, 100) if first else "",
+            "custom_details": {"text": plain_text(alert, 20_000)},
+        },
+    }
+
+
+def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
+    """What else PagerDuty is told: the end of each incident that had a page of its own.
+
+    One message may tell the end of several, whose pages were opened by several messages. Ending a page that is not
+    there changes nothing, and so does ending one twice.
+    """
+    over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
+    keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
+    keys.pop(f"resil-{clean_line(alert.thread, 300)}", None)
+    return tuple({"routing_key": SECRET, "event_action": "resolve", "dedup_key": key} for key in keys)
+
+
+def ntfy(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """https://docs.ntfy.sh/publish/#publish-as-json: a repeat has the same sequence_id and replaces itself (2.16)."""
+    priority = {"CRITICAL": 5, "UNKNOWN": 4, "WARNING": 3, "OK": 3}[state_of(alert)]
+    tags = {"CRITICAL": "rotating_light", "UNKNOWN": "grey_question", "WARNING": "warning", "OK": "white_check_mark"}
+    return {
+        "topic": TOPIC,
+        "title": headline(alert, 200),
+        "message": cut(plain_text(alert, 3000), 3500),  # longer ones (4,096 bytes) become attachments
+        "priority": 2 if alert.is_test or alert.title else priority,
+        "tags": ["test_tube" if alert.is_test else tags[state_of(alert)]],
+        "sequence_id": re.sub(r"[^A-Za-z0-9_-]", "_", clean_line(alert.id, 60))[:60] or "resil",
+    }
+
+
+def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """A Teams workflow's adaptive card (28 KB): https://learn.microsoft.com/en-us/microsoftteams/platform/webhooks-and-
+    connectors/how-to/connectors-using. Runs of rich text know no Markdown, so no text can forge a link or a mention."""
+    colour = {"CRITICAL": "attention", "UNKNOWN": "accent", "WARNING": "warning", "OK": "good"}[state_of(alert)]
+    body: list[dict[str, Any]] = [_rich(headline(alert), weight="bolder", size="medium", color=colour)]
+    size = 0
+    for story in runbook(alert):
+        lines = [f"{label}: {value}" for label, value in story.rows]
+        if len(alert.notices) > 1:
+            lines.insert(0, story.title)
+        size += sum(map(len, lines)) + sum(map(len, story.evidence))
+        if size > 5000 and len(body) > 1:
+            body.append(_rich(f"… {alert.total} incidents in all: resil alert list"))
+            break
+        body += [_rich(cut(line, 600)) for line in lines]
+        if story.evidence:
+            body.append(_rich(cut("\n".join(story.evidence), 2500), fontType="monospace"))
+    if more := left_out(alert):
+        body.append(_rich(more))
+    body.append(_rich(footer(alert), isSubtle=True))
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "msteams": {"width": "Full"},
+        "body": body,
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """https://discord.com/developers/docs/resources/webhook#execute-webhook: content 2,000 characters, an embed's title
+    256 and description 4,096. Nothing in it may mention anybody."""
+    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
+    return {
+        "username": "resil",
+        "content": cut(unmarked(headline(alert)), 1900),
+        "embeds": [
+            {
+                "title": cut(headline(alert), 250),
+                "description": f"```\n{cut(text.replace('```', chr(39) * 3), 3900)}\n```",
+                "color": _COLOURS[state_of(alert)],
+                "footer": {"text": cut(footer(alert), 300)},
+            }
+        ],
+        "allowed_mentions": {"parse": []},
+    }
+
+
+def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """https://developers.mattermost.com/integrate/webhooks/incoming: mentions are read from text, not from code."""
+    line = unmarked(headline(alert))
+    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
+    return {
+        "username": "resil",
+        "text": line,
+        "attachments": [
+            {
+                "fallback": line,
+                "color": f"#{_COLOURS[state_of(alert)]:06x}",
+                "text": f"```\n{cut(text.replace('```', chr(39) * 3), 6000)}\n```",
+                "footer": unmarked(footer(alert)),
+            }
+        ],
+    }
+
+
+def generic(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
+    """The alert itself, with a headline and a text."""
+    return plain_alert(alert)
+
+
+PRESETS: Mapping[str, Callable[[Alert, Mapping[str, str]], dict[str, Any]]] = {
+    "generic": generic,
+    "pagerduty": pagerduty,
+    "ntfy": ntfy,
+    "teams": teams,
+    "discord": discord,
+    "mattermost": mattermost,
+}
+
+
+def unmarked(text: str) -> str:
+    """A text in which Markdown marks nothing and nobody is mentioned."""
+    return re.sub(r"([\\`*_~|\[\]<>#])", r"\\\1", text).replace("@", "@\u200b")
+
+
+def _short_lines(alert: Alert) -> list[str]:
+    """The stories without their evidence when there are many."""
+    stories = runbook(alert)
+    lines: list[str] = []
+    for story in stories:
+        lines += [story.title] if len(stories) > 1 else []
+        lines += [f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Do", "Since")]
+        if len(stories) == 1:
+            lines += list(story.evidence)
+    return lines + ([left_out(alert)] if left_out(alert) else [])
+
+
+def _rich(text: str, **style: Any) -> dict[str, Any]:
+    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text, **style}]}
+
+
+def _utc(seconds: float) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(0, UTC).isoformat(timespec="milliseconds")

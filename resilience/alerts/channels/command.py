@@ -1,0 +1,80 @@
+"""Tells people by a program of your own: it gets the alert as JSON on its standard input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from resilience.alerts.alert import Alert, alert_to_json
+from resilience.alerts.message import MAX_NOTICES, clean_lines, cut, headline, plain_text
+from resilience.errors import SettingsError
+from resilience.system.hand_over import hand_over, said_by
+from resilience.system.secrets import scrubbed_environment
+from resilience.system.world import World
+
+TEXT_LIMIT = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """[channel.command]: a program that takes the alert. Exit code 0: it was told. 64 to 68, 76 to 78 (sysexits.h): it
+    never will be. Any other: try again later.
+
+    Attributes:
+        argv: the program and its arguments, one text each; no shell is involved: `["/opt/pager/send", "--now"]`.
+        environment: names of environment variables that it may see besides PATH, HOME and the like.
+        timeout_s: it is killed after this, with everything that it started.
+    """
+
+    argv: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    timeout_s: float = 12.0
+
+
+class CommandChannel:
+    """One run of the program for each alert."""
+
+    summary = "a program of your own, with the alert as JSON on its standard input"
+    Settings = CommandSettings
+
+    def check(self, settings: CommandSettings) -> None:
+        """Raise SettingsError where there is no program, or a shell line instead of one."""
+        if not settings.argv or not settings.argv[0]:
+            raise SettingsError("the command channel needs a program", hint='argv = ["/opt/pager/send", "--now"]')
+        if len(settings.argv) == 1 and any(c in settings.argv[0] for c in " \t|;&<>$"):
+            raise SettingsError(
+                f"argv = {settings.argv[0]!r} is a shell line, and no shell is asked",
+                hint='one text for each argument: argv = ["bash", "-c", "..."] where a shell is wanted',
+            )
+        if any("\0" in part for part in settings.argv):
+            raise SettingsError("argv has a NUL byte in it")
+        if settings.timeout_s <= 0:
+            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+
+    def compose(self, alert: Alert, settings: CommandSettings, thread: Mapping[str, str]) -> str:
+        """One line of JSON: the alert's own fields, and it as a headline and as text."""
+        record = alert_to_json(alert)
+        record["notices"] = [
+            _bounded(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
+            for notice in record["notices"][:MAX_NOTICES]
+        ]
+        record = _bounded(record)
+        told = {"schema": "resil/1", "kind": "alert", "headline": headline(alert), "text": plain_text(alert), **record}
+        return json.dumps(told)  # ASCII: a lone surrogate is escaped, and is no reason to fail
+
+    def send(self, message: str, settings: CommandSettings, world: World) -> Mapping[str, str]:
+        """Run the program. Raise DeliveryError if it did not end with 0 in time."""
+        environment = scrubbed_environment(world.environ, settings.environment)
+        done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
+        said = said_by(done)
+        return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
+
+
+def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose texts are as they were, but of a size that a program can take."""
+    return {key: cut(value, TEXT_LIMIT) if isinstance(value, str) else value for key, value in record.items()}
+
+
+CHANNEL = CommandChannel()

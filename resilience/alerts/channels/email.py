@@ -1,0 +1,197 @@
+"""Tells people by mail: through an SMTP server, or through this machine's own `sendmail` program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilience.alerts.alert import Alert
+from resilience.alerts.channels._email_message import Mail, compose_mail
+from resilience.errors import DeliveryError, SettingsError
+from resilience.system.hand_over import hand_over
+from resilience.system.http import is_loopback, readable_ca_file
+from resilience.system.secrets import check_secret, read_secret, scrubbed_environment
+from resilience.system.world import World
+
+if TYPE_CHECKING:  # 20 ms, for who sends something
+    import ssl
+
+TLS = ("auto", "starttls", "implicit", "none")
+_ADDRESS = re.compile(r"(?:(?P<name>[^<>\"]*)<)?(?P<address>[^\s<>@,;:\"()\[\]\\]+(?:@[^\s<>@,;:\"()\\]+)?)(?(name)>)")
+_SENDMAIL_PLACES = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmailSettings:
+    """[channel.email]: who gets mail, and how it leaves this machine.
+
+    Attributes:
+        to: addresses; `"Ada Lovelace <ada@example.org>"` is understood.
+        sender: the From address, and where bounces go. Default: this account on this machine.
+        host: the SMTP server. Empty: mail is given to the `sendmail` program.
+        port: its port. Default: 465 with `tls = "implicit"`, 587 with a username, else 25.
+        tls: auto, starttls, implicit or none. auto: implicit on port 465, none to this very machine, else starttls,
+            which is never given up silently.
+        ca_file: certificate authorities to trust instead of the system's, as a PEM file.
+        username: for servers that ask who you are.
+        password_file: file of mode 0600 that holds the password.
+        password_variable: name of an environment variable that holds it instead.
+        sendmail: the program and its arguments. Default: /usr/sbin/sendmail -i.
+        subject_prefix: what subjects begin with, for filters.
+        timeout_s: how long delivering one mail may take, from the look-up of the name to the last answer.
+    """
+
+    to: tuple[str, ...] = ()
+    sender: str = ""
+    host: str = ""
+    port: int | None = None
+    tls: str = "auto"
+    ca_file: str = ""
+    username: str = ""
+    password_file: str = ""
+    password_variable: str = ""
+    sendmail: tuple[str, ...] = ()
+    subject_prefix: str = "[resil]"
+    timeout_s: float = 12.0
+
+
+class EmailChannel:
+    """One mail to all recipients."""
+
+    summary = "mail, by an SMTP server or by this machine's sendmail"
+    Settings = EmailSettings
+
+    def check(self, settings: EmailSettings) -> None:
+        """Raise SettingsError for addresses that are none, TLS that is not known, a password without a name."""
+        if not settings.to:
+            raise SettingsError("the email channel needs a recipient", hint='to = ["you@example.org"]')
+        for address in (*settings.to, *([settings.sender] if settings.sender else [])):
+            envelope_address(address)
+        if settings.tls not in TLS:
+            raise SettingsError(f"tls = {settings.tls!r} is not known", hint=f"it may be {', '.join(TLS)}")
+        if settings.port is not None and not 0 < settings.port < 65536:
+            raise SettingsError(f"port = {settings.port} is no port")
+        if settings.timeout_s <= 0:
+            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        if not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]*", settings.host):
+            raise SettingsError(f"host = {settings.host!r} is no host name", hint='host = "smtp.example.org"')
+        if any(not c.isprintable() for c in settings.subject_prefix + settings.username):
+            raise SettingsError("subject_prefix and username are one line of text each")
+        has_password = check_secret(settings, "password", required=bool(settings.username))
+        if has_password and not settings.username:
+            raise SettingsError("there is a password and no username", hint='username = "you"')
+        if settings.host and settings.sendmail:
+            raise SettingsError("both host and sendmail are given", hint="mail leaves by one way: remove the other")
+        if has_password and not settings.host:
+            raise SettingsError("there is a username and no host", hint='host = "smtp.example.org"')
+        if has_password and tls_of(settings) == "none" and not is_loopback(settings.host):
+            raise SettingsError(
+                f'a password is not sent in the clear to {settings.host}: remove tls = "none", or the username'
+            )
+
+    def compose(self, alert: Alert, settings: EmailSettings, thread: Mapping[str, str]) -> Mail:
+        """The mail, in plain text and HTML."""
+        return compose_mail(
+            alert, sender=settings.sender, recipients=settings.to, prefix=settings.subject_prefix, thread=thread
+        )
+
+    def send(self, message: Mail, settings: EmailSettings, world: World) -> Mapping[str, str]:
+        """Deliver. Raise DeliveryError if not one recipient's server took it."""
+        own_address = f"{world.host.user}@{world.host.name}"
+        sender = envelope_address(message.sender or own_address)
+        everybody = [envelope_address(address) for address in message.recipients]
+        recipients = [address for address in everybody if address not in message.served] or everybody
+        if settings.host:
+            from resilience.alerts.channels._email_smtp import Relay, deliver
+
+            password = read_secret(settings, "password", world)
+            relay = Relay(
+                host=settings.host.strip("[]"),
+                port=port_of(settings),
+                tls=tls_of(settings),
+                context=_context(settings),
+                username=settings.username,
+                password=password,
+            )
+            answer = deliver(message, relay, sender, recipients, timeout_s=settings.timeout_s)
+        else:
+            answer = _by_sendmail(message, settings, world, sender, recipients)
+        return {"answer": answer, "message_id": message.headers["Message-ID"]}
+
+
+def envelope_address(text: str) -> str:
+    """Given an address with or without a name, return it as mail servers want it, the domain in ASCII.
+
+    Raise SettingsError if it is none. It never begins with a dash, so a program does not take it for an option.
+    """
+    found = _ADDRESS.fullmatch(text.strip()) if text.isprintable() else None
+    address = found["address"] if found else ""
+    if not address or address.startswith("-") or len(address) > 320:
+        raise SettingsError(f"{text[:80]!r} is no mail address", hint="write you@example.org or You <you@example.org>")
+    local, at, domain = address.rpartition("@")
+    if not at:
+        return address  # a user of this machine
+    try:
+        return f"{local}@{domain if domain.isascii() else domain.encode('idna').decode()}"
+    except UnicodeError:
+        raise SettingsError(f"{text[:80]!r} has a domain that cannot be written in ASCII") from None
+
+
+def tls_of(settings: EmailSettings) -> str:
+    """What `auto` means here. For instance, `starttls` for a server on port 587."""
+    if settings.tls != "auto":
+        return settings.tls
+    if settings.port == 465:
+        return "implicit"
+    return "none" if is_loopback(settings.host) else "starttls"
+
+
+def port_of(settings: EmailSettings) -> int:
+    """The port, as RFC 6409 and RFC 8314 assign them."""
+    if settings.port is not None:
+        return settings.port
+    return 465 if settings.tls == "implicit" else 587 if settings.username else 25
+
+
+def _context(settings: EmailSettings) -> ssl.SSLContext | None:
+    if tls_of(settings) == "none":
+        return None
+    import ssl
+
+    cafile = readable_ca_file(settings.ca_file) if settings.ca_file else None
+    try:
+        return ssl.create_default_context(cafile=cafile)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        why = "it is no PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or str(error)
+        raise SettingsError(f"ca_file = {settings.ca_file!r} cannot be used: {why}") from None
+
+
+def _by_sendmail(message: Mail, settings: EmailSettings, world: World, sender: str, recipients: list[str]) -> str:
+    if not all(address.isascii() for address in (sender, *recipients)):
+        raise DeliveryError(
+            "an address that is not ASCII cannot be given to sendmail", transient=False,
+            hint="set host to a server that knows SMTPUTF8",
+        )  # fmt: skip
+    argv = [*(settings.sendmail or _sendmail(world)), "-f", sender, *recipients]
+    # As lines of Unix: sendmail makes CR LF of them itself.
+    text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
+    hand_over(argv, text, world, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ))
+    return f"{argv[0]} took it for {', '.join(recipients)}"
+
+
+def _sendmail(world: World) -> tuple[str, ...]:
+    """The program, also where cron's PATH lacks /usr/sbin. Raise DeliveryError where there is none."""
+    import shutil
+
+    found = next((place for place in _SENDMAIL_PLACES if shutil.which(place)), None)
+    found = found or shutil.which("sendmail", path=world.environ.get("PATH", ""))
+    if found is None:
+        raise DeliveryError(
+            "this node has no sendmail program", hint="set host in [channel.email], or deliver from another node"
+        )
+    return found, "-i"  # a line with a single dot is no end
+
+
+CHANNEL = EmailChannel()

@@ -1,0 +1,219 @@
+"""An alert in words that every channel can use: one line, a runbook, and cuts that can be seen. Pure.
+
+The texts come from job names, log lines and programs' output, so none of them is trusted: what steers a terminal,
+breaks a header or turns a line around (https://www.unicode.org/reports/tr36, bidirectional text spoofing) is taken out
+here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from datetime import datetime
+
+from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.finding import Verdict
+from resilience.quantities import format_duration
+
+MAX_NOTICES = 25
+"""So many incidents are told in full; the others are counted. Nobody reads more of them in a message."""
+
+BODY_LINES, BODY_WIDTH = 400, 1000
+"""Of a message about no incident, in plain text."""
+
+EVIDENCE_LINES = 20
+EVIDENCE_WIDTH = 300
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff]"
+)
+"""Controls, bidirectional controls, lone surrogates and noncharacters."""
+
+_BLANKS = re.compile(r"\s+")
+_COMMAND = re.compile(r"(resil|cd) [^;?]*")
+_JUST_S = 60.0
+
+OURS = "alert"
+"""The check of what alerting says of itself, a channel that does not deliver: no incident of a watchdog."""
+
+_ASIDES = {
+    Reason.WORSE: " (worse)",
+    Reason.BETTER: " (better)",
+    Reason.REMINDER: " (reminder)",
+    Reason.ESCALATED: " (escalated)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What a person needs to know of one incident.
+
+    Attributes:
+        title: `CRITICAL: /scratch: 98% used (3f9a1c)`.
+        rows: label and value: What, Where, Since, Do, Look, Acknowledge.
+        evidence: lines as they were seen, cut where they are long.
+    """
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+    evidence: tuple[str, ...]
+
+
+def cut(text: str, limit: int, *, missing: int = 0) -> str:
+    """Given a text, return at most `limit` characters of it; where some are left out it says how many.
+
+    `missing` characters were left out before already.
+    """
+    whole = len(text) + missing
+    if whole <= limit:
+        return text
+    # The number of characters left out has at most as many digits as the length: so the result stays below the limit.
+    room = min(len(text), limit - len(f" … ({whole} more)"))
+    if room < 1:
+        return text[: max(0, limit - 1)] + "…"
+    return f"{text[:room]} … ({whole - room} more)"
+
+
+def clean_line(text: str, limit: int = 500) -> str:
+    """Given any text, return one line without anything that steers what shows it: a job's name may go into a header.
+
+    For instance, "gpt\\r\\nBcc: x" gives "gpt Bcc: x".
+    """
+    shown = text[: 4 * limit + 100]  # what is cut off is not looked at: it may be megabytes
+    line = _UNPRINTABLE.sub("?", _BLANKS.sub(" ", shown).strip())
+    return cut(line, limit, missing=len(text) - len(shown))
+
+
+def clean_lines(texts: tuple[str, ...], *, lines: int = EVIDENCE_LINES, width: int = EVIDENCE_WIDTH) -> tuple[str, ...]:
+    """Given evidence, return it as lines that can be shown; the first half and the last where there are more."""
+    room = lines * (width + 1) * 4
+    split = [line for text in texts[: 4 * lines] for line in (text[:room].splitlines() or [""])]
+    shown = [cut(_UNPRINTABLE.sub("?", line[: 4 * width].expandtabs(4)).rstrip(), width) for line in split[: 8 * lines]]
+    left_out = sum(len(text) > room for text in texts[: 4 * lines]) + max(0, len(texts) - 4 * lines)
+    if len(shown) > lines:
+        half = lines // 2
+        return (*shown[:half], f"… ({len(split) - lines} lines left out)", *shown[len(shown) - (lines - half) :])
+    return (*shown, f"… ({left_out} texts cut)") if left_out else tuple(shown)
+
+
+def state_word(alert: Alert) -> str:
+    """How it stands, in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
+    if alert.is_test:
+        return "TEST"
+    if alert.title:
+        return "INFO"
+    if alert.is_resolved:
+        return "RESOLVED"
+    word = alert.verdict.value + _ASIDES.get(alert.reason, "")
+    return f"DIGEST, {word}" if alert.is_digest else word
+
+
+def headline(alert: Alert, limit: int = 180) -> str:
+    """One line that says it all. For instance, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
+    if alert.title:  # no incident: nothing stands in any way
+        return clean_line(alert.title, limit)
+    word = state_word(alert)
+    if not alert.notices:
+        return clean_line(f"{word}: {alert.total} incidents", limit)
+    first = alert.notices[0]
+    mark = f" ({clean_line(first.episode, 24)})"
+    many = f"{alert.total} incidents, first " if alert.total > 1 else ""
+    told = f"{word}: {many}{clean_line(first.subject, 80)}: {clean_line(first.summary, 300)}"
+    return cut(told, limit - len(mark)) + mark
+
+
+def runbook(alert: Alert) -> tuple[Story, ...]:
+    """What happened, where, since when, what to do, how to acknowledge: for each incident that is told in full.
+
+    A message about no incident is one story: its title and its body.
+    """
+    if alert.title:
+        return (_news(alert),)
+    return tuple(_story(alert, notice) for notice in alert.notices[:MAX_NOTICES])
+
+
+def left_out(alert: Alert) -> str:
+    """A sentence about the incidents that are not told in full, or nothing."""
+    count = max(alert.total, len(alert.notices)) - min(len(alert.notices), MAX_NOTICES)
+    return f"And {count} more: {in_project(alert, 'resil alert list')}" if count > 0 else ""
+
+
+def in_project(alert: Alert, command: str) -> str:
+    """A command as it can be pasted into a shell anywhere."""
+    return f"cd {shlex.quote(clean_line(alert.project, 400))} && {command}" if alert.project else command
+
+
+def plain_text(alert: Alert, limit: int = 200_000) -> str:
+    """The whole message as plain text."""
+    if alert.title:
+        shown = clean_lines(alert.body, lines=BODY_LINES, width=BODY_WIDTH)
+        return (
+            cut("\n".join([headline(alert), *([""] if shown else []), *shown]), limit) + f"\n\n-- \n{footer(alert)}\n"
+        )
+    parts = [] if alert.notices else [headline(alert)]
+    for story in runbook(alert):
+        width = max(len(label) for label, _ in story.rows) + 2
+        lines = [story.title, *(f"  {label + ':':<{width}}{value}" for label, value in story.rows)]
+        if story.evidence:
+            lines += ["  Evidence:", *(f"    {line}" for line in story.evidence)]
+        parts.append("\n".join(lines))
+    if more := left_out(alert):
+        parts.append(more)
+    return cut("\n\n".join(parts), limit) + f"\n\n-- \n{footer(alert)}\n"
+
+
+def footer(alert: Alert) -> str:
+    """Who says so: the last line of a message."""
+    test = "This is a test of the channel: nothing happened. " if alert.is_test else ""
+    late = "These could not be delivered in time. " if alert.is_digest else ""
+    return f"{test}{late}resil on {clean_line(alert.host, 100)}, {moment(alert.time)}"
+
+
+def moment(seconds: float) -> str:
+    """A time for people: local, with its offset. For instance, `2026-11-20 03:12:45 +0100`."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"
+
+
+def is_command(label: str, value: str) -> bool:
+    """Whether a row of a story holds what can be pasted into a shell: most advice is a sentence."""
+    return label in ("Look", "Acknowledge", "Project") or (label == "Do" and _COMMAND.fullmatch(value) is not None)
+
+
+def _news(alert: Alert) -> Story:
+    rows: tuple[tuple[str, str], ...] = (("From", clean_line(alert.host, 100) or "resil"),)
+    if alert.project:
+        rows = (*rows, ("Project", clean_line(alert.project, 400)))
+    return Story(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
+
+
+def _story(alert: Alert, notice: Notice) -> Story:
+    episode = clean_line(notice.episode, 24)
+    over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
+    word = "TEST" if alert.is_test else "RESOLVED" if over else notice.verdict.value
+    subject, summary = clean_line(notice.subject, 300), clean_line(notice.summary, 1000)
+    where = f"{subject} (check {clean_line(notice.check, 60)}, seen on {clean_line(alert.host, 100)})"
+    age_s = max(0.0, alert.time - notice.since)
+    ago = f"{'lasted' if over else 'for'} {format_duration(age_s)}" if over or age_s >= _JUST_S else "just noticed"
+    rows = [("What", summary), ("Where", where)]
+    if notice.run:
+        rows.append(("Run", clean_line(notice.run, 200)))
+    rows.append(("Since", f"{moment(notice.since)} ({ago})"))
+    if notice.count > 1:
+        rows.append(("Told", f"{notice.count} times"))
+    if notice.advice:
+        rows.append(("Do", clean_line(notice.advice, 1000)))
+    is_incident = not alert.is_test and notice.check != OURS
+    if is_incident and not over:
+        rows.append(("Look", in_project(alert, f"resil alert show {shlex.quote(episode)}")))
+    if notice.acknowledged_by:
+        rows.append(("Acknowledged", f"by {clean_line(notice.acknowledged_by, 60)}"))
+    elif is_incident and not over:
+        rows.append(("Acknowledge", in_project(alert, f"resil alert ack {shlex.quote(episode)}")))
+    if alert.project:
+        rows.append(("Project", clean_line(alert.project, 400)))
+    title = f"{word}: {cut(subject, 80)}: {cut(summary, 200)} ({episode})"
+    return Story(title=title, rows=tuple(rows), evidence=clean_lines(notice.evidence))

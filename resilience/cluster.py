@@ -1,0 +1,76 @@
+"""A cluster and its nodes, as a scheduler describes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: as SLURM names it (not the host name: one host may carry several).
+        state: base state in SLURM's capitals: IDLE, MIXED, ALLOCATED, DOWN, UNKNOWN ...
+        flags: DRAIN, NOT_RESPONDING, MAINTENANCE ...
+        reason: why an administrator or SLURM took it out, or empty.
+        partitions: the partitions it belongs to.
+    """
+
+    name: str
+    state: str
+    flags: tuple[str, ...] = ()
+    reason: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new work can start there."""
+        bad = {"DRAIN", "NOT_RESPONDING", "FAIL", "MAINTENANCE", "POWERED_DOWN", "REBOOT_ISSUED"}
+        return self.state in {"IDLE", "MIXED", "ALLOCATED"} and not bad.intersection(self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The settings of a cluster that decide how a run must be submitted and stopped.
+
+    None means: not known. Sources: slurm.conf(5) and `scontrol show config`.
+
+    Attributes:
+        scheduler: `slurm` or `local`.
+        version: release, for instance `22.05.8`.
+        cluster: ClusterName.
+        accounting: whether sacct can answer.
+        scrontab: whether users may have a scrontab.
+        job_requeue: JobRequeue, whether jobs are requeueable unless they say otherwise.
+        kill_wait_s: KillWait, seconds between SIGTERM and SIGKILL.
+        message_timeout_s: MessageTimeout, seconds before a client gives a hung controller up.
+        over_time_limit_min: OverTimeLimit in minutes; None when unlimited or unknown.
+        proctrack: ProctrackType without its `proctrack/`.
+        max_array_size: MaxArraySize; the largest index is one less.
+        preempt_type: PreemptType without its `preempt/`, `none` when there is no preemption.
+        preempt_mode: PreemptMode.
+        send_user_signal: whether `--signal` is also sent at preemption.
+        partitions: names to their state and limits in SLURM's words, for instance `{"main": "UP"}`.
+        default_partition: where a job goes that names none, or empty.
+        raw: every `key = value` of `scontrol show config`.
+    """
+
+    scheduler: str
+    version: str = ""
+    cluster: str = ""
+    accounting: bool | None = None
+    scrontab: bool | None = None
+    job_requeue: bool | None = None
+    kill_wait_s: int | None = None
+    message_timeout_s: int | None = None
+    over_time_limit_min: int | None = None
+    proctrack: str = ""
+    max_array_size: int | None = None
+    preempt_type: str = ""
+    preempt_mode: str = ""
+    send_user_signal: bool | None = None
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    default_partition: str = ""
+    raw: Mapping[str, str] = field(default_factory=dict)

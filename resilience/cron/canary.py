@@ -1,0 +1,213 @@
+"""`resil cron canary`: a real alert on demand, raised and delivered by whoever's scheduler ticks next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.system.files import make_folder, read_regular, write_atomic
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+
+FOLDER = "canary"
+"""In `<state_dir>/.cron`: `ID.asked`, `ID.taken`, `ID.answer`."""
+DELIVERY_S = 45.0
+"""How long the channels may take altogether."""
+KEPT_S = 7 * 86400.0
+_ID = re.compile(r"canary-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryAnswer:
+    """What became of a canary.
+
+    Attributes:
+        id: as `ask` returned it.
+        asked: when, seconds since the epoch.
+        taken: when a tick took it up; None: none has yet.
+        by: whose tick: driver and host; empty before.
+        ended: when all channels had answered, or were given up; None: not yet.
+        channels: of each channel, what it answered, and how many seconds after `asked`: ("email", True, "250 OK", 3.2).
+        trouble: why nothing was sent; empty when something was.
+    """
+
+    id: str
+    asked: float
+    taken: float | None = None
+    by: str = ""
+    ended: float | None = None
+    channels: tuple[tuple[str, bool, str, float], ...] = ()
+    trouble: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every channel took it."""
+        return self.ended is not None and bool(self.channels) and all(ok for _, ok, _, _ in self.channels)
+
+
+def ask(cron: CronProject) -> str:
+    """Leave a request for the next tick, and return its id. Raise UsageError if no channel is set, StateDirectoryError
+    if it cannot be written."""
+    if not cron.project.loaded.settings.alert.channels:
+        raise UsageError("no channel is set: a canary could reach nobody", hint='[alert] channels = ["email"]')
+    world = cron.project.world
+    folder = cron.state.path / FOLDER
+    make_folder(cron.state.path, mode=cron.state.folder_mode)
+    make_folder(folder, mode=cron.state.folder_mode)
+    id = f"canary-{os.urandom(4).hex()}"
+    record = {"asked": world.clock.now(), "by": world.host.user, "host": world.host.name}
+    write_atomic(folder / f"{id}.asked", json.dumps(record) + "\n", mode=cron.state.file_mode)
+    return id
+
+
+def answer(cron: CronProject, id: str) -> CanaryAnswer:
+    """What became of a request so far. Raise UsageError if there is none of this id."""
+    if _ID.fullmatch(id) is None:
+        raise UsageError(f"{id!r} is no canary", hint="ask for one: resil cron canary")
+    asked = _read(cron, f"{id}.asked")
+    if asked is None:
+        raise UsageError(f"there is no canary {id}", hint="ask for one: resil cron canary")
+    taken = _read(cron, f"{id}.taken") or {}
+    ended = _read(cron, f"{id}.answer") or {}
+    try:
+        return CanaryAnswer(
+            id=id,
+            asked=float(asked["asked"]),
+            taken=float(taken["time"]) if "time" in taken else None,
+            by=str(taken.get("by", "")),
+            ended=float(ended["ended"]) if "ended" in ended else None,
+            channels=tuple((str(c), bool(ok), str(said), float(s)) for c, ok, said, s in ended.get("channels", ())),
+            trouble=str(ended.get("trouble", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateDirectoryError(f"the canary {id} is damaged: {error}", hint="ask for another one") from error
+
+
+def waiting(cron: CronProject) -> tuple[str, ...]:
+    """The requests that no tick has taken up yet. One look into a folder; never raises."""
+    try:
+        names = os.listdir(cron.state.path / FOLDER)  # noqa: PTH208 - names only
+    except OSError:
+        return ()
+    asked = {name.removesuffix(".asked") for name in names if name.endswith(".asked")}
+    return tuple(sorted(id for id in asked if _ID.fullmatch(id) and f"{id}.taken" not in names))
+
+
+def release(cron: CronProject, id: str, driver: str) -> None:
+    """Take a request up, raise a real incident, deliver it, end it, and write down what each channel said.
+
+    By one tick on earth: whoever comes second does nothing. Never raises.
+    """
+    world = cron.project.world
+    by = f"{driver or 'a tick'} on {world.host.name}"
+    if not _take(cron, id, {"time": world.clock.now(), "by": by}):
+        return
+    channels: list[tuple[str, bool, str, float]] = []
+    trouble = ""
+    try:
+        asked = _read(cron, f"{id}.asked") or {}
+        channels = _fly(cron, id, float(asked.get("asked") or world.clock.now()), str(asked.get("by", "")), by)
+        if not channels:
+            trouble = "no channel is set: nobody was told"
+    except ResilError as error:
+        trouble = error.message
+    except Exception as error:
+        trouble = f"{type(error).__name__}: {error}"
+    with suppress(ResilError):
+        record = {"ended": world.clock.now(), "channels": channels, "trouble": trouble}
+        path = cron.state.path / FOLDER / f"{id}.answer"
+        write_atomic(path, json.dumps(record) + "\n", mode=cron.state.file_mode)
+    _sweep(cron)
+
+
+def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tuple[str, bool, str, float]]:
+    """Tell it through ledger, outbox and channels; return what each said, and after how many seconds."""
+    from resilience.alerts.delivery import flush
+    from resilience.alerts.notifier import Notifier
+    from resilience.alerts.policy import sound
+    from resilience.alerts.routes import routes_of
+    from resilience.alerts.state import open_alert_state
+    from resilience.finding import Finding, Report, Verdict
+
+    project = cron.project
+    world, state = project.world, open_alert_state(project)
+    state.bring_home()
+    # It was asked for now: it waits for no quiet hours and for no group, and is over at once.
+    policy = replace(sound(project.loaded.settings.alert)[0], quiet_hours="", group_s=0.0, resolve_after_s=0.0)
+    notifier = Notifier(
+        ledger=state.ledger, silences=state.silences, outbox=state.outbox, policy=policy,
+        host=world.host.name, project=str(project.loaded.project),
+    )  # fmt: skip
+    summary = f"this is a drill, asked for by {who or 'somebody'} and sent by {by}: the way to you works"
+    bird = Finding(subject=id, verdict=Verdict.WARNING, fault="canary", summary=summary)
+    told = notifier.tell([Report(check="canary", findings=(bird,), time=world.clock.now())], world.clock.now())
+    names = {letter.alert.id: letter.channels for letter in told.letters}
+    if not names and told.trouble:
+        raise StateDirectoryError("; ".join(told.trouble))
+    said: dict[str, tuple[str, bool, str, float]] = {}
+    deadline = world.clock.monotonic() + DELIVERY_S
+    wanted = {(alert_id, channel) for alert_id, channels in names.items() for channel in channels}
+    while True:
+        done = flush(
+            state.outbox, routes_of(project), world=world, project=str(project.loaded.project),
+            deadline_s=max(1.0, deadline - world.clock.monotonic()), patient=False,
+        )  # fmt: skip
+        after_s = round(world.clock.now() - asked, 3)
+        for delivery in (*done.sent, *done.failed, *done.dead):
+            if (delivery.entry.alert.id, delivery.channel) in wanted:
+                took = delivery in done.sent
+                words = delivery.outcome.answer if took else delivery.outcome.error
+                said[delivery.channel] = (delivery.channel, took, words or "it was taken", after_s)
+        for entry in state.outbox.sent():  # another process may have delivered it meanwhile
+            if (entry.alert.id, entry.channel) in wanted and entry.channel not in said:
+                said[entry.channel] = (entry.channel, True, entry.answer or "it was taken", after_s)
+        missing = {channel for _, channel in wanted} - set(said)
+        if not missing or world.clock.monotonic() >= deadline:
+            break
+        world.clock.sleep(1.0)
+    for channel in sorted({channel for _, channel in wanted} - set(said)):
+        why = (done.paused or {}).get(channel, "no answer in time; it waits in the outbox")
+        said[channel] = (channel, False, why, round(world.clock.now() - asked, 3))
+    well = replace(bird, verdict=Verdict.OK, fault="", summary="the drill is over")
+    notifier.tell([Report(check="canary", findings=(well,), time=world.clock.now())], world.clock.now())
+    flush(
+        state.outbox, routes_of(project), world=world, project=str(project.loaded.project), deadline_s=15.0,
+    )  # fmt: skip
+    return sorted(said.values())
+
+
+def _take(cron: CronProject, id: str, record: dict[str, object]) -> bool:
+    """Make the file that says who took it up: one of many can (open(2), O_EXCL)."""
+    path = cron.state.path / FOLDER / f"{id}.taken"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+            os.fchmod(file.fileno(), cron.state.file_mode)
+    except OSError:
+        return False
+    return True
+
+
+def _read(cron: CronProject, name: str) -> dict[str, Any] | None:
+    found = read_regular(cron.state.path / FOLDER / name)
+    try:
+        record = json.loads(found[0]) if found is not None else None
+    except ValueError:
+        return None  # it is being written
+    return record if isinstance(record, dict) else None
+
+
+def _sweep(cron: CronProject) -> None:
+    """Forget canaries of long ago."""
+    before = cron.project.world.clock.now() - KEPT_S
+    with suppress(OSError):
+        for path in (cron.state.path / FOLDER).iterdir():
+            if path.stat().st_mtime < before:
+                path.unlink()

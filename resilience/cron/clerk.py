@@ -1,0 +1,148 @@
+"""Asks the scheduler beside the ticks: a controller that hangs must not keep what runs here waiting.
+
+A child does it, one at a time. It outlives us where it has to: what it has in hand, it holds by its own name.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resilience.cron.records import RunRecord
+from resilience.errors import ResilError
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import Entry
+    from resilience.cron.slots import Claim
+
+LONGEST_S = 900.0
+"""A child that takes longer hangs on a disk: it is left behind, and the next one is begun."""
+
+
+class Heard(NamedTuple):
+    """What the clerk has to say.
+
+    Attributes:
+        records: what is in the history now.
+        trouble: why something could not be asked or done; empty: nothing.
+    """
+
+    records: tuple[RunRecord, ...] = ()
+    trouble: str = ""
+
+
+class Clerk:
+    """One child at a time, and what waits for the next one."""
+
+    def __init__(self, cron: CronProject) -> None:
+        self._cron = cron
+        self._waiting: list[Claim] = []
+        self._pid = 0
+        self._pipe = -1
+        self._began = 0.0
+        self._received = bytearray()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a child is at it."""
+        return self._pid != 0
+
+    @property
+    def waiting(self) -> Sequence[Claim]:
+        """What waits for the next child."""
+        return self._waiting
+
+    def hand(self, claims: Sequence[Claim], entries: Sequence[Entry]) -> None:
+        """Have these slots submitted, and the earlier jobs asked about. Returns at once.
+
+        While an earlier child is at it, they wait for the next call. Raise OSError if no child can be made.
+        """
+        from resilience.system.child_life import live
+
+        known = {(claim.key, claim.slot, claim.id) for claim in self._waiting}
+        self._waiting += [claim for claim in claims if (claim.key, claim.slot, claim.id) not in known]
+        if self._pid and time.monotonic() - self._began > LONGEST_S:
+            self._leave_behind()
+        if self._pid:
+            return
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, False)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
+        if pid == 0:
+            live(lambda: self._work(entries), writing, LONGEST_S)
+        os.close(writing)
+        self._pid, self._pipe, self._began, self._waiting = pid, reading, time.monotonic(), []
+        self._received.clear()
+
+    def poll(self, timeout_s: float = 0.0) -> Heard | None:
+        """What the child said at its end; None: it is not over, or there is none. Waits up to so long."""
+        if not self._pid:
+            return None
+        until = time.monotonic() + timeout_s
+        watch = select.poll()  # select(2) knows no descriptor beyond 1023
+        watch.register(self._pipe, select.POLLIN)
+        while watch.poll(1000 * max(0.0, until - time.monotonic())):
+            chunk = os.read(self._pipe, 65536)
+            self._received += chunk
+            if not chunk:
+                return self._over()
+        return None
+
+    def close(self) -> None:
+        """Hear no more. A child that is at it goes on alone."""
+        if self._pid:
+            os.close(self._pipe)
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, os.WNOHANG)
+            self._pid, self._pipe = 0, -1
+
+    def _over(self) -> Heard:
+        import marshal
+
+        from resilience.system.child_life import HEADER
+
+        os.close(self._pipe)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        self._pid, self._pipe = 0, -1
+        try:
+            kind, value, *_ = marshal.loads(self._received[HEADER.size :])
+            if kind == "value":
+                records, trouble = value
+                return Heard(tuple(map(RunRecord.from_json, records)), trouble)
+            words = value[1] if kind == "error" else value[0]
+            return Heard((), f"the jobs of cron: {words}")
+        except (ValueError, EOFError, TypeError, KeyError):
+            return Heard((), "the child that submits the jobs of cron was killed; they are looked up in the next tick")
+
+    def _leave_behind(self) -> None:
+        import signal
+
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.close(self._pipe)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
+        self._pid, self._pipe = 0, -1
+
+    def _work(self, entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+        from resilience.cron.submit import settle_submits
+
+        records: list[dict[str, Any]] = []
+        try:
+            for record in settle_submits(self._cron.apart(), self._waiting, entries):
+                plain = record.to_json()
+                records.append({key: str(v) if isinstance(v, str) else v for key, v in plain.items()})
+        except ResilError as error:
+            return records, f"{error.message}; it is tried again in the next tick"
+        return records, ""

@@ -1,0 +1,258 @@
+"""The daily word that all is well: that nothing was heard is no proof that somebody listens.
+
+Exactly one for each local day, whoever ticks, also after an outage. The day is the slot, as a date, so no change of the
+clocks can make two of it or none: `Y-M-D` is taken once on earth. A mark says that its message is in the outbox; a tick
+that was killed between the two is made up for by the next, with a message of the same id, which the outbox takes once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from resilience.cron.records import Outcome, RunRecord
+from resilience.errors import ResilError, SettingsError
+from resilience.quantities import format_duration
+from resilience.system.files import make_folder, read_regular, write_atomic
+
+if TYPE_CHECKING:
+    from resilience.alerts.alert import Alert
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import Heartbeat
+
+FOLDER = "digest"
+"""In `<state_dir>/.cron`: `YYYYMMDD.taken`, `YYYYMMDD.queued`, and `tally`."""
+DAY_S = 86400.0
+FRESH_S = 3600.0
+"""The first of all days is told only within this: whoever installs at noon hears tomorrow morning."""
+ABANDONED_S = 300.0
+"""Who took a day so long ago and did not queue it was killed."""
+MOST_NAMED = 8
+KEPT_DAYS = 14
+_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+
+
+class Tally(NamedTuple):
+    """What was counted since the last digest.
+
+    Attributes:
+        since: from when on, seconds since the epoch.
+        ticks: how many ticks there were.
+        late_s: the greatest lateness of one.
+    """
+
+    since: float
+    ticks: int = 0
+    late_s: float = 0.0
+
+
+class Day(NamedTuple):
+    """One local day.
+
+    Attributes:
+        number: 20261120: its date.
+        due: when its digest is due, seconds since the epoch.
+    """
+
+    number: int
+    due: float
+
+
+def parse_digest_at(text: str) -> tuple[int, int]:
+    """Given `08:00`, return (8, 0). Raise SettingsError if it is no time of day. Pure."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise SettingsError(f"[cron] digest_at = {text!r} is no time of day", hint='digest_at = "08:00"')
+    return int(found[1]), int(found[2])
+
+
+def day_of(now: float, digest_at: str) -> Day:
+    """The local day whose digest may be wanted now, and when that is due: today's, or yesterday's for an hour after it
+    was due (`23:59`, and a tick at midnight).
+
+    mktime(3) moves a time that a change of the clocks leaves out, and takes either of two of the same name: which, does
+    not matter, because the date is what is taken.
+    """
+    hour, minute = parse_digest_at(digest_at)
+    local = time.localtime(now)
+    today = (local.tm_year, local.tm_mon, local.tm_mday)
+    due = time.mktime((*today, hour, minute, 0, 0, 0, -1))
+    if now < due:
+        noon = time.localtime(time.mktime((*today[:2], today[2] - 1, 12, 0, 0, 0, 0, -1)))
+        before = (noon.tm_year, noon.tm_mon, noon.tm_mday)
+        due_before = time.mktime((*before, hour, minute, 0, 0, 0, -1))
+        if now - due_before <= FRESH_S:
+            today, due = before, due_before
+    return Day(today[0] * 10000 + today[1] * 100 + today[2], due)
+
+
+def is_due(cron: CronProject) -> bool:
+    """Whether a digest may have to be sent: two looks at files, and only after its time. Never raises."""
+    if not cron.settings.digest_at:
+        return False
+    try:
+        now = cron.project.world.clock.now()
+        day = day_of(now, cron.settings.digest_at)
+        return now >= day.due and not (cron.state.path / FOLDER / f"{day.number}.queued").exists()
+    except (ResilError, OSError, ValueError, OverflowError):
+        return False
+
+
+def count(cron: CronProject, heartbeat: Heartbeat) -> None:
+    """Count a tick, where somebody wants to hear of it. Never raises."""
+    if not cron.settings.digest_at:
+        return
+    before = _tally(cron) or Tally(heartbeat.time)
+    with suppress(ResilError):
+        _write(cron, "tally", before._replace(ticks=before.ticks + 1, late_s=max(before.late_s, heartbeat.late_s)))
+
+
+def send_digest(cron: CronProject, heartbeat: Heartbeat | None) -> bool:
+    """Queue the digest of today, if nobody has; return whether this was done here.
+
+    Raise ResilError if it could not be queued: the next tick tries again.
+    """
+    now = cron.project.world.clock.now()
+    day = day_of(now, cron.settings.digest_at)
+    folder = cron.state.path / FOLDER
+    make_folder(cron.state.path, mode=cron.state.folder_mode)
+    make_folder(folder, mode=cron.state.folder_mode)
+    is_first = not any(path.name.endswith(".queued") for path in folder.iterdir())
+    if not _take(cron, day, now):
+        return False
+    if is_first and now - day.due > FRESH_S:
+        _mark(cron, day)
+        return False
+    tally = _tally(cron)
+    since = max(now - DAY_S, 0.0) if tally is None else tally.since
+    runs = [run for key in cron.state.keys() for run in cron.state.history(key) if run.time > since]  # noqa: SIM118
+    from resilience.alerts.state import open_alert_state
+
+    state = open_alert_state(cron.project)
+    incidents = [incident for incident in state.ledger.incidents(now) if incident.is_open]
+    worst = [f"{i.verdict.value} {i.check} {i.subject}: {i.summary} ({i.episode})" for i in incidents[:MOST_NAMED]]
+    alert = compose(
+        day.number, tally or Tally(since), runs, worst, heartbeat, now,
+        open_count=len(incidents), host=cron.project.world.host.name, project=str(cron.project.loaded.project),
+    )  # fmt: skip
+    for channel in cron.project.loaded.settings.alert.channels:
+        state.outbox.put(alert, channel, now)
+    _mark(cron, day)
+    with suppress(ResilError):
+        _write(cron, "tally", Tally(now))
+    _sweep(cron, day)
+    return True
+
+
+def compose(
+    day: int,
+    tally: Tally,
+    runs: Sequence[RunRecord],
+    incidents: Sequence[str],
+    heartbeat: Heartbeat | None,
+    now: float,
+    *,
+    open_count: int,
+    host: str,
+    project: str,
+) -> Alert:
+    """The message of one day. Pure.
+
+    `runs`: what became of slots since the last one; `incidents`: a line each for those that are open, at most a few.
+    """
+    from resilience.alerts.alert import Alert, Reason
+    from resilience.finding import Verdict
+
+    ended = [
+        run
+        for run in runs
+        if run.name != "scheduler" and run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)
+    ]
+    failed = [run for run in ended if run.outcome.is_failure]
+    late = f", late at most {format_duration(round(tally.late_s))}" if tally.ticks else ""
+    first = f"{_several(tally.ticks, 'tick')} in {format_duration(max(0.0, now - tally.since))}{late}"
+    entries = len({run.name for run in ended})
+    second = f"{_several(len(ended), 'run')} of {entries} {'entry' if entries == 1 else 'entries'}"
+    if ended:
+        second += f": {len(ended) - len(failed)} well, {len(failed)} failed"
+    if failed:
+        named = [f"{run.name} {_clock(run.time)}" for run in failed[-MOST_NAMED:]]
+        second += f" ({', '.join(named)}{', ...' if len(failed) > MOST_NAMED else ''})"
+    body = [first, second]
+    for outcome, word in ((Outcome.SKIPPED, "skipped"), (Outcome.MISSED, "missed")):
+        number = sum(run.count for run in runs if run.outcome is outcome)
+        if number:
+            body.append(f"{_several(number, 'slot')} {word}")
+    body.append(f"{_several(open_count, 'open incident')}{':' if incidents else ''}")
+    body += [f"  {line}" for line in incidents]
+    if heartbeat is not None and heartbeat.next_slot is not None:
+        body.append(f"next: {_moment(heartbeat.next_slot)}")
+    title = (
+        f"resil is alive: {_several(tally.ticks, 'tick')}{late}, {len(failed)} of {_several(len(ended), 'run')} failed"
+    )
+    return Alert(
+        id=f"cron-digest-{day}", thread="cron-digest", reason=Reason.FIRST, verdict=Verdict.OK, time=now, host=host,
+        project=project, notices=(), total=0, title=f"{title}, {_several(open_count, 'open incident')}",
+        body=tuple(body),
+    )  # fmt: skip
+
+
+def _take(cron: CronProject, day: Day, now: float) -> bool:
+    """Take a day: one of many can. What a tick took and never queued, because it was killed, is taken over."""
+    import os
+
+    path = cron.state.path / FOLDER / f"{day.number}.taken"
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchmod(descriptor, cron.state.file_mode)
+        finally:
+            os.close(descriptor)
+        return True
+    if path.with_name(f"{day.number}.queued").exists() or now - path.stat().st_mtime < ABANDONED_S:
+        return False
+    path.unlink(missing_ok=True)
+    return _take(cron, day, now)
+
+
+def _mark(cron: CronProject, day: Day) -> None:
+    write_atomic(cron.state.path / FOLDER / f"{day.number}.queued", "", mode=cron.state.file_mode)
+
+
+def _tally(cron: CronProject) -> Tally | None:
+    with suppress(ResilError, ValueError, TypeError):
+        found = read_regular(cron.state.path / FOLDER / "tally")
+        if found is not None:
+            since, ticks, late_s = json.loads(found[0])
+            return Tally(float(since), int(ticks), float(late_s))
+    return None
+
+
+def _write(cron: CronProject, name: str, tally: Tally) -> None:
+    folder = cron.state.path / FOLDER
+    make_folder(folder, mode=cron.state.folder_mode)
+    write_atomic(folder / name, json.dumps(list(tally)) + "\n", mode=cron.state.file_mode, durable=False)
+
+
+def _sweep(cron: CronProject, day: Day) -> None:
+    """Forget the days of long ago; numbers of dates grow, though not evenly."""
+    with suppress(OSError):
+        names = sorted(path for path in (cron.state.path / FOLDER).iterdir() if path.name[:8].isdigit())
+        for path in names[: -2 * KEPT_DAYS]:
+            path.unlink()
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M", time.localtime(moment))
+
+
+def _moment(moment: float) -> str:
+    return time.strftime("%a %H:%M", time.localtime(moment))

@@ -1,0 +1,217 @@
+"""The batch script of the scheduler's jobs, and their options. Pure, but for the file it reads."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from resilience.cron.drivers._slurm.chain import Mode
+from resilience.cron.records import RUN_NAME, Installation
+from resilience.errors import SettingsError
+from resilience.settings.cron_settings import CronSettings
+from resilience.submission import COMMENT_PREFIX
+
+SCRIPT = "driver/job.bash"
+"""In the cron folder's state: the batch script. SLURM keeps a copy of its own for every job."""
+REVIVE = "revive.bash"
+"""In the cron folder's state: what a training's batch shell runs to have a dead chain start again."""
+
+JOB_NAME = "resil-cron-"
+MINUTE_S = 60
+LEAD_S = 90
+"""The signal comes so long before the time limit; SLURM looks every 30 s, so at most 30 s earlier."""
+SHORT_S = 60
+"""A job that fails lives at least so long, so that a broken one costs a job a minute and not a job a second."""
+
+ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
+"""Options besides, for the embedded scheduler: a job that mostly waits would take a CPU for days, and a training that
+asks for all of the machine's would never start. On a cluster the site decides about sharing."""
+
+VARIABLE = "$"
+"""Facts of an installation whose names begin so are environment variables of its ticks: `$TZ`."""
+
+_OURS = {
+    "job-name": "jobs of one name run one after the other",
+    "comment": "it says whose job it is",
+    "dependency": "it is what makes jobs run one after the other",
+    "begin": "it is the moment of the tick",
+    "array": "the scheduler is one job",
+    "requeue": "the chain goes on by itself",
+    "no-requeue": "it is set already",
+    "signal": "it says that the end is near",
+    "output": "a job whose output cannot be opened is lost before its first line",
+    "error": "a job whose output cannot be opened is lost before its first line",
+    "time": "it is [cron] time_limit_s, of pulses pulse_limit_s",
+    "export": "the scheduler has an environment of its own",
+    "parsable": "it is set already",
+    "test-only": "nothing would be queued",
+    "hold": "nothing would run",
+    "wait": "nobody waits for it",
+    "kill-on-invalid-dep": "its dependency is always valid",
+}
+"""Options of sbatch that are not for [cron] sbatch, and why."""
+
+WHERE = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT",
+         "SBATCH_WCKEY", "SBATCH_CLUSTERS", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER",
+         "SLURM_SACK_SOCKET")  # fmt: skip
+"""Where a person's jobs go, as sbatch(1) reads it from the environment."""
+_ROUTES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+           "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # fmt: skip
+"""How alerts leave the site."""
+_PERSON = ("HOME", "USER", "LOGNAME", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
+_NEVER = ("RESIL_CONFIG", "RESIL_PYTHON", "RESIL_LOCAL_SPOOL", "RESIL_CRON_SCRIPT", "RESIL_CRON_ENTRY",
+          "RESIL_CRON_SLOT", "RESIL_SCHEDULER", "XDG_RUNTIME_DIR", "XDG_SESSION_ID")  # fmt: skip
+
+
+def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Given the environment of who installs, return what the scheduler's jobs get of it, word for word.
+
+    Not what a training around `resil cron install` has set about itself (RESIL_RUN, RESIL_ATTEMPT ...), and no token
+    that runs out (SLURM_JWT); nor a proxy's password, which would be seen in lists of processes.
+    """
+    kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
+    kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
+    for name, value in environ.items():
+        ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
+        if ours and name not in _NEVER:
+            kept[name] = value
+    return kept
+
+
+def job_name(installation: Installation) -> str:
+    """The name of an installation's jobs: the same from every host, however the paths are spelled there."""
+    return f"{JOB_NAME}{installation.token[:8]}"
+
+
+def time_limit_s(settings: CronSettings, mode: Mode) -> int:
+    """The time limit of a job, in whole minutes, as SLURM counts it: rounded up."""
+    wanted = settings.time_limit_s if mode is Mode.DAEMON else settings.pulse_limit_s
+    return max(1, -(-int(wanted) // MINUTE_S)) * MINUTE_S
+
+
+def lead_s(limit_s: float) -> int:
+    """How long before the time limit a job is told: a quarter of a short one."""
+    return int(min(LEAD_S, limit_s / 4))
+
+
+def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, str | None]:
+    """sbatch's options of a job of the chain, but for comment and begin.
+
+    One CPU and 2 GiB, no GPU. Raise SettingsError for what [cron] sbatch cannot mean. An empty value there takes a
+    default away (`mem = ""` where a site counts by CPU).
+    """
+    limit = time_limit_s(settings, mode)
+    options: dict[str, str | None] = {
+        "job-name": name,
+        "dependency": "singleton",
+        "no-requeue": None,
+        "time": str(limit // MINUTE_S),
+        "signal": f"B:USR1@{lead_s(limit)}",
+        "nodes": "1",
+        "ntasks": "1",
+        "cpus-per-task": "1",
+        "mem": "2G",
+        "output": "/dev/null",
+    }
+    for key, value in settings.sbatch.items():
+        option = key.lstrip("-").replace("_", "-")
+        if option in _OURS:
+            raise SettingsError(f"[cron] sbatch: {option} cannot be set: {_OURS[option]}", hint=f"take {key} out")
+        if any(ord(character) < 32 for character in option + str(value)):
+            raise SettingsError(f"[cron] sbatch: {key} has a control character", hint="write it on one line")
+        options.pop(option, None)
+        if option in ("mem-per-cpu", "mem-per-gpu"):  # sbatch takes one of them
+            options.pop("mem", None)
+        if str(value) != "":
+            options[option] = str(value)
+    return options
+
+
+def comment_mark(token: str = "") -> str:
+    """What the comment of a scheduler's job begins with, or holds where the embedded sbatch adds its own."""
+    return f"{COMMENT_PREFIX}:{RUN_NAME}:{token}"
+
+
+@cache
+def _body() -> str:
+    return Path(__file__).with_name("scheduler.bash").read_text(encoding="utf-8")
+
+
+def render_script(
+    installation: Installation,
+    settings: CronSettings,
+    *,
+    state: str,
+    config: str,
+    scheduler: str,
+    environ: Mapping[str, str],
+    tool_folders: tuple[str, ...] = (),
+    shared: bool = False,
+    spool: str = "",
+) -> str:
+    """The batch script: what it must know, and the body.
+
+    Args:
+        state: the cron folder's state, absolute: `<state_dir>/.cron`.
+        config: absolute path of resil.toml; empty: there is none.
+        scheduler: the scheduler's name: `slurm`, or `local` for the embedded one.
+        environ: the environment of who installs.
+        tool_folders: those of sbatch and squeue.
+        shared: whether a group operates the project.
+        spool: of the embedded scheduler: its folder, which holds its sbatch and squeue.
+    """
+    mode = Mode(installation.mode or settings.mode)
+    name = job_name(installation)
+    wanted = sbatch_options(name, settings, mode)
+    if scheduler == "local":
+        wanted |= ON_ONE_MACHINE
+    options = [f"--{key}" if value is None else f"--{key}={value}" for key, value in wanted.items()]
+    own = str(Path(installation.python).parent)
+    if spool:
+        tool_folders = (f"{spool}/bin", *tool_folders)
+    path = ":".join(dict.fromkeys((*tool_folders, own, "/usr/local/bin", "/usr/bin", "/bin")))
+    recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
+    kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
+    kept.setdefault("LANG", "C.UTF-8")
+    if config:
+        kept.setdefault("RESIL_CONFIG", config)
+    if spool:
+        kept["RESIL_LOCAL_SPOOL"] = spool
+    words = {
+        "token": installation.token,
+        "mode": str(mode),
+        "name": name,
+        "by": installation.by,
+        "state": state,
+        "project": installation.project,
+        "python": installation.python,
+        "scheduler": scheduler,
+        "file_mask": "007" if shared else "077",
+        "pulse_s": str(max(1, round(settings.pulse_s))),
+        "time_limit_s": str(time_limit_s(settings, mode)),
+        "short_s": str(SHORT_S),
+    }
+    lines = [
+        "#!/bin/bash",
+        "# The scheduler of resil cron. Written by `resil cron install`, which writes it anew; do not change it here.",
+        *(f"{key}={shlex.quote(value)}" for key, value in words.items()),
+        _array("clean", ["env", "-i", *(f"{key}={value}" for key, value in sorted(kept.items()))]),
+        _array("options", options),
+    ]
+    return "\n".join(lines) + "\n" + _body()
+
+
+def render_revive(state: str) -> str:
+    """`revive.bash`; what it answers stands in the batch script."""
+    return (
+        "#!/bin/bash\n"
+        "# Starts the scheduler of resil cron again if squeue answers that it is dead. Needs no Python. Exits with 0\n"
+        "# if there is nothing to do, 10 if a job was queued, 75 if nobody could look or sbatch refused.\n"
+        f"exec /bin/bash {shlex.quote(f'{state}/{SCRIPT}')} revive\n"
+    )
+
+
+def _array(name: str, words: list[str]) -> str:
+    return f"{name}=({' '.join(shlex.quote(word) for word in words)})"

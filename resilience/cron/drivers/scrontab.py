@@ -1,0 +1,213 @@
+"""Has SLURM's own cron make the ticks: an entry in the person's scrontab (scrontab(1), SLURM 20.11 and newer).
+
+SLURM keeps one job for each entry for ever, and starts it again at the next time that comes after its end: so runs of
+an entry never overlap, and a run that takes longer than the pause skips what it covers. `scancel` disables the entry.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.cron.drivers._ticks import programs
+from resilience.cron.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
+from resilience.cron.drivers._ticks.editing import with_ours, without_ours
+from resilience.cron.drivers._ticks.marks import headline, mark, tokens_of, unit_name
+from resilience.cron.drivers._ticks.place import last_words, output_file, table_state, wrong_person
+from resilience.cron.records import Installation
+from resilience.errors import ResilError
+from resilience.job import Liveness
+from resilience.runs.context import Scene
+from resilience.settings.cron_settings import CronSettings
+
+END_NOTICE_S = 60
+"""A daemon is told so long before its time limit, and ends; the entry's next minute starts it again."""
+
+_BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL"}
+_NO_OUTPUT = set(" \t\\")
+"""Characters that --output cannot have here: a backslash would end the replacement of `%%` (sbatch(1))."""
+_OWN_OPTIONS = ("job-name", "comment", "output", "error", "open-mode", "time", "signal", "array", "begin", "dependency")
+
+
+class Scrontab:
+    """The program `scrontab`."""
+
+    name = "scrontab"
+
+    def read(self, scene: Scene) -> str | None:
+        """As programs.Program.read."""
+        done = programs.ask(scene, ["scrontab", "-l"], timeout_s=scene.scheduler_deadline_s)
+        if done.returncode == 0:
+            return done.stdout
+        # Recorded from 24.11 and 26.05: `no crontab for alice` (standard output);
+        # `scrontab: fatal: scrontab is disabled on this cluster`.
+        if done.stdout.startswith("no crontab for ") or done.stderr.startswith("no crontab for "):
+            return None
+        if "is disabled on this cluster" in done.stderr + done.stdout:
+            raise programs.NotForUs(
+                "scrontab is disabled on this cluster",
+                hint="an administrator enables it: ScronParameters=enable in slurm.conf",
+            )
+        raise programs.NoAnswer(
+            f"scrontab -l failed: {programs.said(done)}",
+            hint="slurmctld may be down; jobs keep running",
+            transient=True,
+        )
+
+    def write(self, table: str, scene: Scene) -> None:
+        """As programs.Program.write."""
+        with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
+            file.write(table.encode("utf-8", "surrogateescape"))
+            file.flush()
+            # The first scrontab (20.11.0) knew no FILE and would start an editor: this one fails at once.
+            editor = {"VISUAL": "false", "EDITOR": "false"}
+            done = programs.ask(scene, ["scrontab", file.name], timeout_s=scene.scheduler_deadline_s, env=editor)
+        if done.returncode != 0:
+            raise ResilError(
+                f"scrontab refused the table, and the old one stays: {programs.said(done)}",
+                hint="is a line of yours wrong, or a limit reached? Options of our job: [cron] sbatch in resil.toml",
+            )
+
+    def remove(self, scene: Scene) -> None:
+        """As programs.Program.remove."""
+        done = programs.ask(scene, ["scrontab", "-r"], timeout_s=scene.scheduler_deadline_s)
+        if done.returncode != 0:
+            raise ResilError(f"scrontab -r failed, and the table stays: {programs.said(done)}")
+
+
+_SCRONTAB = Scrontab()
+
+
+@dataclass(frozen=True, slots=True)
+class ScrontabDriver:
+    """SLURM's cron."""
+
+    summary = "an entry in your scrontab: SLURM's own cron"
+    rank = 10
+
+    program: Scrontab = _SCRONTAB
+
+    def availability(self, scene: Scene) -> Availability:
+        """Whether the cluster has it enabled."""
+        try:
+            self.program.read(scene)
+        except programs.NotForUs as error:
+            if _is_enabled(scene):
+                reason = f"the cluster has scrontab enabled, but: {error.message}"
+                return Availability(
+                    False, reason, "is the program installed elsewhere, on a login node? Add it to PATH"
+                )
+            return Availability(False, error.message, error.hint)
+        except ResilError as error:
+            return Availability(False, error.message, error.hint)
+        return Availability(True, "scrontab is enabled on this cluster")
+
+    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+        """The lines, unless they stand there."""
+        wrong_person(installation, scene, "scrontab")
+        lines = table_lines(installation, settings, scene)
+        table = self.program.read(scene) or ""
+        if with_ours(table, lines, {installation.token} | tokens_of(table, scene.state_dir)) == table:
+            return ()
+        what = f"write these lines into the scrontab of {scene.world.host.user}, before all others"
+        more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
+        return (Step(what + more, "\n".join(lines)),)
+
+    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Write the lines."""
+        wrong_person(installation, scene, "scrontab")
+        lines = table_lines(installation, settings, scene)
+        output_file(scene, "scrontab")
+        mine = {installation.token}
+        try:
+            done = programs.change(
+                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, scene.state_dir)), scene
+            )
+        except ResilError:
+            programs.give_up(self.program, lambda table: without_ours(table, mine), scene)
+            raise
+        how = f"every {pause_minutes(settings.pulse_s)} min" if installation.mode == "pulse" else "a daemon, always"
+        return (f"wrote an entry into the scrontab of {scene.world.host.user}: {how}",) if done else ()
+
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Take the lines out; SLURM removes the waiting job, and lets a running one end."""
+        wrong_person(installation, scene, "scrontab")
+        done = programs.change(
+            self.program,
+            lambda table: without_ours(table, {installation.token} | tokens_of(table, scene.state_dir)),
+            scene,
+        )
+        return (f"took our entry out of the scrontab of {scene.world.host.user}",) if done else ()
+
+    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+        """Whether the entry is there and enabled."""
+        try:
+            wrong_person(installation, scene, "scrontab")
+            table = self.program.read(scene) or ""
+        except ResilError as error:
+            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+        found = table_state(table, installation, f"the scrontab of {installation.by}")
+        if found.liveness is not Liveness.ALIVE:
+            return found
+        if said := last_words(scene, "scrontab"):
+            found = found._replace(hint=f"the last tick failed: {said}")
+        if installation.mode != "pulse":
+            return found
+        now, pause_s = scene.world.clock.now(), 60 * pause_minutes(settings.pulse_s)
+        return found._replace(next_tick=now - now % pause_s + pause_s)
+
+
+def _is_enabled(scene: Scene) -> bool:
+    """Whether slurm.conf says so: `ScronParameters         = enable` (`(null)`: it does not)."""
+    try:
+        done = programs.ask(scene, ["scontrol", "show", "config"])
+    except ResilError:
+        return False
+    return re.search(r"^ScronParameters\s*=.*\benable\b", done.stdout, re.MULTILINE) is not None
+
+
+def pause_minutes(pulse_s: float) -> int:
+    """The pause between pulses: the longest that divides an hour, and is not longer than `pulse_s`. Pure.
+
+    A pause that divides no hour would be uneven at each full hour.
+    """
+    minutes = max(1, int(pulse_s // 60))
+    return max(divisor for divisor in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60) if divisor <= minutes)
+
+
+def table_lines(installation: Installation, settings: CronSettings, scene: Scene) -> tuple[str, ...]:
+    """Our lines. Raise ResilError if scrontab could not read them. Pure.
+
+    The `#SCRON` line is for the entry that follows (scrontab(1)); its words are split at blanks, and cannot be quoted
+    (`get_argument` in SLURM's src/scrontab/parse.c). Unlike cron's, a `%` in the command is nothing special.
+    """
+    refuse_unwritable(installation, where="a scrontab", bad=_BAD)
+    is_pulse = installation.mode == "pulse"
+    limit_s = settings.pulse_limit_s if is_pulse else settings.time_limit_s
+    output = output_file(scene, "scrontab", make=False).replace("%", "%%")
+    options = [
+        f"--job-name={unit_name(installation)}",
+        f"--comment={mark(installation.token)}",
+        f"--time={max(2, int(limit_s // 60))}",
+        f"--output={'/dev/null' if set(output) & _NO_OUTPUT else output}",
+        "--open-mode=truncate",
+    ]
+    if not is_pulse:
+        options.append(f"--signal=B:TERM@{END_NOTICE_S}")
+    for name, value in settings.sbatch.items():
+        if name in _OWN_OPTIONS:
+            raise ResilError(f"[cron] sbatch sets {name}, which the scrontab's entry sets itself", hint="leave it out")
+        options.append(f"--{name}={value}" if value else f"--{name}")
+    if unquotable := [option for option in options if set(option) & set(" \t\n\r\0")]:
+        raise ResilError(f"{unquotable[0]!r} has a blank in it, which scrontab cannot read", hint="see [cron] sbatch")
+    words = ("tick", "--driver", "scrontab") if is_pulse else ("run", "--driver", "scrontab")
+    command = shell_command(installation, tick_words(installation, *words), is_clean=False)
+    minutes = pause_minutes(settings.pulse_s)
+    when = "* * * * *" if not is_pulse or minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *"
+    return headline(installation, scene.state_dir), f"#SCRON {' '.join(options)}", f"{when} {command}"
+
+
+DRIVER = ScrontabDriver()

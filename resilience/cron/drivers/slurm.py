@@ -1,0 +1,262 @@
+"""Has a chain of small jobs make the ticks: for sites that give their users a queue, and no cron."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.cron.drivers._slurm.chain import SUCCESSORS, Mode
+from resilience.cron.drivers._slurm.keeper import Keeper, mode_of, token_in
+from resilience.cron.drivers._slurm.script import (
+    REVIVE,
+    SCRIPT,
+    render_revive,
+    render_script,
+    sbatch_options,
+    time_limit_s,
+)
+from resilience.cron.records import Installation
+from resilience.cron.state_folder import CronFolder
+from resilience.errors import ResilError, SchedulerError
+from resilience.job import Job, Liveness
+from resilience.pending_reason import explain_reason
+from resilience.quantities import format_duration
+from resilience.runs.context import Scene
+from resilience.settings.cron_settings import CronSettings
+from resilience.system.files import make_folder, read_regular, write_atomic
+
+REASON_WITHIN_S = 3.0
+"""So long `install` waits to hear why its first job does not start: SLURM looks at new jobs within a second or two."""
+
+
+_NEVER_HINT = (
+    "is [cron] time_limit_s (of pulses: pulse_limit_s) above the MaxTime that `scontrol show partition` shows? "
+    "Set it lower, or another partition in [cron] sbatch"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmDriver:
+    """The queue, as what makes the ticks. Where no SLURM is installed, the embedded scheduler's queue."""
+
+    summary: str = "a chain of small jobs in the queue"
+    rank: int = 40
+
+    def availability(self, scene: Scene) -> Availability:
+        """Whether the queue answers."""
+        try:
+            scheduler = scene.scheduler()
+            scheduler.jobs(names=["resil-cron"])
+        except ResilError as error:
+            return Availability(False, error.message, error.hint)
+        if scheduler.name == "local":
+            return Availability(True, "no SLURM is installed here: the embedded scheduler's queue makes the ticks")
+        return Availability(True, "squeue answers")
+
+    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+        """The files, and the jobs that are missing."""
+        keeper = _keeper(installation, settings, scene)
+        steps = [
+            Step(f"write {path}", text)
+            for path, (text, _) in _files(installation, settings, scene).items()
+            if _content(path) != text
+        ]
+        for wish in keeper.plan(keeper.look()).submit:
+            words = keeper.scheduler.command_line(keeper.submission(wish))
+            steps.append(Step("queue a job of the chain", " ".join(words)))
+        return steps
+
+    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Write the files and queue the first jobs."""
+        keeper = _keeper(installation, settings, scene)
+        sbatch_options(keeper.name, settings, mode_of(installation, settings))  # refused before anything is written
+        done = []
+        files = _files(installation, settings, scene)
+        fresh = [path for path in files if _content(path) is None]
+        for path, (text, mode) in files.items():
+            if _content(path) != text:
+                make_folder(path.parent, mode=keeper.folder.folder_mode)
+                write_atomic(path, text, mode=mode)
+                done.append(f"wrote {path}")
+        kept = keeper.keep()
+        try:
+            if kept.ended:
+                raise SchedulerError(f"{kept.ended} while it was being installed", hint="resil cron install")
+            if kept.trouble and not kept.waiting and not keeper.plan(keeper.look()).waiting:
+                raise SchedulerError(
+                    f"the scheduler's first job could not be queued: {kept.trouble}",
+                    hint=kept.hint or "resil cron install --backend foreground runs it without a queue",
+                )
+            if kept.submitted:
+                self._refuse_never(keeper, kept.submitted)
+        except ResilError:
+            if not kept.waiting or len(kept.submitted) == kept.waiting:  # nothing was there before
+                keeper.cancel_all(running=True)
+                for path in fresh:
+                    path.unlink(missing_ok=True)
+            raise
+        if kept.submitted:
+            done.append(
+                f"queued {_jobs(kept.submitted)} under the name {keeper.name}: {_rhythm(installation, settings)}"
+            )
+        if kept.is_stuck:
+            done.append(f"{kept.trouble}: {kept.hint}")
+        elif kept.trouble:
+            done.append(f"not all of its successors could be queued, and its jobs will try again: {kept.trouble}")
+        if kept.cancelled:
+            done.append(f"cancelled {_jobs(kept.cancelled)}: too many waited")
+        return done
+
+    def _refuse_never(self, keeper: Keeper, submitted: Sequence[int]) -> None:
+        """Raise SchedulerError if a job that was just queued can never start: some sites take it all the same."""
+        until = keeper.clock.monotonic() + REASON_WITHIN_S
+        while True:
+            ours = [job for job in keeper.jobs() if job.id.array in submitted]
+            for job in ours:
+                why = explain_reason(job.reason, str(job.id))
+                if job.state.is_waiting and why.blocks_for_ever and not job.reason.startswith("JobHeld"):
+                    raise SchedulerError(
+                        f"SLURM took the scheduler's job {job.id} and will never start it: {why.words} ({job.reason})",
+                        hint=_NEVER_HINT if _asks_too_much(job.reason) else f"{why.advice}; see [cron] sbatch",
+                    )
+            first = next((job for job in ours if job.id.array == min(submitted)), None)
+            known = first is None or not first.state.is_waiting or first.reason not in ("", "None")
+            if known or keeper.clock.monotonic() > until:
+                return
+            keeper.clock.sleep(0.2)
+
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+        """Cancel the chain's jobs that wait, and have the one that runs leave as soon as nothing of it runs.
+
+        That one knows by itself: it looks whether it is stopped, or another installation counts.
+        """
+        keeper = _keeper(installation, settings, scene)
+        cancelled = keeper.cancel_all(running=False)
+        done = [f"cancelled {_jobs(cancelled)}, which waited"] if cancelled else []
+        if told := keeper.tell_to_leave():
+            done.append(f"told {_jobs(told)} to end with what runs now, and without a successor")
+        for name in (REVIVE, SCRIPT):
+            path = keeper.folder.path / name
+            if path.exists():
+                path.unlink(missing_ok=True)
+                done.append(f"removed {path}")
+        return done
+
+    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+        """Which job ticks until when, and how many wait behind it."""
+        try:
+            keeper = _keeper(installation, settings, scene)
+            jobs = sorted(keeper.jobs(), key=lambda job: job.id.array)
+            if not jobs and not keeper.is_mine:
+                reason = f"no job of {installation.by}'s scheduler is seen; a site may hide others' jobs (PrivateData)"
+                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or look at the last tick")
+            return _judge(jobs, installation, settings, scene.world.clock.now())
+        except ResilError as error:
+            return DriverState(Liveness.UNKNOWN, f"the queue could not be looked at: {error.message}", hint=error.hint)
+        except Exception as error:
+            return DriverState(Liveness.UNKNOWN, f"looking failed: {type(error).__name__}: {error}")
+
+
+def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettings, now: float) -> DriverState:
+    """What the queue says about the chain. Pure."""
+    ours = [job for job in jobs if (token := token_in(job)) is not None and token.installation == installation.token]
+    running = [job for job in ours if not job.state.is_waiting and job.state != "COMPLETING"]
+    waiting = [job for job in ours if job.state.is_waiting]
+    again = "resil cron install queues it again"
+    if not running and not waiting:
+        return DriverState(
+            Liveness.GONE, "none of the scheduler's jobs is in the queue: its chain is broken", hint=again
+        )
+    words, hint = [], ""
+    for job in running:
+        where = f" on {job.nodes}" if job.nodes else ""
+        ends = f" until {_clock(job.end_time, now)}" if job.end_time else ""
+        words.append(f"job {job.id} runs{where}{ends}")
+    behind = " behind it" if running else ""
+    if not waiting:
+        words.append("and no job waits behind it")
+    else:
+        words.append(f"{_jobs([job.id.array for job in waiting])} {'wait' if len(waiting) > 1 else 'waits'}{behind}")
+    next_tick: float | None = now if running and mode_of(installation, settings) is Mode.DAEMON else None
+    if not running:
+        head = waiting[0]
+        why = explain_reason(head.reason, str(head.id))
+        if head.reason not in ("", "None", "BeginTime", "Dependency"):
+            words.append(f"{head.reason}: {why.words}")
+            hint = why.advice
+    if next_tick is None:
+        starts = [token.seed for job in waiting if (token := token_in(job)) is not None and token.mode is Mode.PULSE]
+        next_tick = max(min(starts), now) if starts else None
+    return DriverState(Liveness.ALIVE, ", ".join(words), next_tick, hint)
+
+
+def _asks_too_much(reason: str) -> bool:
+    """Whether the time limit may be it: SLURM says PartitionTimeLimit to some, and PartitionConfig to others."""
+    return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
+
+
+def _clock(seconds: float, now: float) -> str:
+    """The time of day, and the date where it is not today's."""
+    import time
+
+    then, today = time.localtime(seconds), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def _jobs(ids: Sequence[int]) -> str:
+    return f"{'job' if len(ids) == 1 else 'jobs'} {', '.join(map(str, ids))}"
+
+
+def _rhythm(installation: Installation, settings: CronSettings) -> str:
+    if mode_of(installation, settings) is Mode.PULSE:
+        return f"a pulse every {format_duration(settings.pulse_s)}, {SUCCESSORS} queued ahead"
+    limit = format_duration(time_limit_s(settings, Mode.DAEMON))
+    return f"one runs for up to {limit} and ticks, {SUCCESSORS} wait behind it"
+
+
+def _keeper(installation: Installation, settings: CronSettings, scene: Scene) -> Keeper:
+    folder = CronFolder(scene.state_dir, scene.group)
+    world = scene.world
+    return Keeper(folder, installation, settings, scene.scheduler(), world.clock, me=world.host.user)
+
+
+def _files(installation: Installation, settings: CronSettings, scene: Scene) -> dict[Path, tuple[str, int]]:
+    """The files that `install` writes, with their text and mode."""
+    folder = CronFolder(scene.state_dir, scene.group)
+    environ = scene.world.environ
+    scheduler = scene.scheduler()
+    script = render_script(
+        installation,
+        settings,
+        state=str(folder.path),
+        config=str(scene.project / "resil.toml") if scene.has_settings else "",
+        scheduler=scheduler.name,
+        environ=environ,
+        tool_folders=tuple(_tool_folders(environ.get("PATH"))),
+        shared=bool(scene.group),
+        spool=str(getattr(scheduler, "spool", "")),
+    )
+    # Only the owner may write what runs with the owner's rights, whoever may operate the project.
+    mode = 0o750 if scene.group else 0o700
+    return {
+        folder.path / SCRIPT: (script, mode),
+        folder.path / REVIVE: (render_revive(str(folder.path)), mode),
+    }
+
+
+def _tool_folders(path: str | None) -> Iterator[str]:
+    for program in ("sbatch", "squeue"):
+        found = shutil.which(program, path=path)
+        if found is not None:
+            yield str(Path(found).absolute().parent)
+
+
+def _content(path: Path) -> str | None:
+    found = read_regular(path, 1 << 20)
+    return found[0].decode("utf-8", "surrogateescape") if found is not None else None
+
+
+DRIVER = SlurmDriver()

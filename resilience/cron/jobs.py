@@ -1,0 +1,165 @@
+"""Hears what became of the jobs that slots have queued, by one query for all.
+
+A job under way is remembered by the name of an empty file, `jobs/<key>@<slot>@<job>@<scheduler>`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from resilience.cron.records import Entry, Outcome, RunRecord
+from resilience.errors import ResilError
+from resilience.job import Job, JobId, JobState, Liveness
+from resilience.system.files import explain_os_error, make_folder
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+    from resilience.schedulers import Scheduler
+
+
+class QueuedJob(NamedTuple):
+    """A job that a slot has queued, and that was not seen to end yet."""
+
+    key: str
+    slot: int
+    job_id: JobId
+    scheduler: str
+
+    @property
+    def file_name(self) -> str:
+        """Its name in `jobs/`."""
+        return f"{self.key}@{self.slot}@{self.job_id}@{self.scheduler}"
+
+
+def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[QueuedJob, RunRecord | None]]:
+    """What became of the jobs queued earlier: by one query. The record is in the history then; None: it is not over.
+
+    Raise SchedulerUnavailable if the queue does not answer. A job that nobody knows any more counts as not over until
+    that is certain.
+    """
+    queued = queued_jobs(cron)
+    for name in dict.fromkeys(job.scheduler for job in queued):
+        scheduler = cron.scheduler(name)
+        ids = {job.job_id.array for job in queued if job.scheduler == name}
+        rows = scheduler.jobs(finished=True, keep=lambda number, *_, ids=ids: number in ids)
+        for job in (job for job in queued if job.scheduler == name):
+            found = [row for row in rows if row.id.array == job.job_id.array]
+            record = _ending(cron, job, found, scheduler, entries.get(job.key))
+            if record is not None:
+                cron.state.record(job.key, record)
+                forget(cron, job)
+            yield job, record
+
+
+def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
+    """The jobs not seen to end yet, oldest slot first. Raise StateDirectoryError if they cannot be listed."""
+    folder = cron.state.path / "jobs"
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names only
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise explain_os_error(error, "read", folder) from error
+    found = []
+    for name in names:
+        with suppress(ValueError, ResilError):
+            rest, job_id, scheduler = name.rsplit("@", 2)
+            key, _, slot = rest.rpartition("@")
+            found.append(QueuedJob(key, int(slot), JobId.parse(job_id), scheduler))
+    return tuple(sorted(found, key=lambda job: (job.slot, job.key)))
+
+
+def forget(cron: CronProject, job: QueuedJob) -> None:
+    """A job is over."""
+    with suppress(OSError):
+        (cron.state.path / "jobs" / job.file_name).unlink()
+
+
+def remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
+    """A slot has queued a job: remember it until it is over. Raise StateDirectoryError if that cannot be written."""
+    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
+    folder = cron.state.path / "jobs"
+    make_folder(folder, mode=cron.state.folder_mode)
+    path = folder / job.file_name
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, cron.state.file_mode))
+    except OSError as error:
+        raise explain_os_error(error, "write", path) from error
+    return job
+
+
+def _ending(
+    cron: CronProject, job: QueuedJob, rows: Sequence[Job], scheduler: Scheduler, entry: Entry | None
+) -> RunRecord | None:
+    if any(row.state.is_alive for row in rows):
+        return None
+    if not rows:  # ended longer ago than the queue remembers, or the controller lost its memory
+        presence = scheduler.presence(job.job_id, mine=True)
+        if presence.liveness is not Liveness.GONE:
+            return None
+        rows = [presence.job] if presence.job is not None else []
+    name = entry.name if entry is not None else job.key.replace("+", "/")
+    if not rows:
+        summary = f"job {job.job_id} is over; how it ended is not known: the scheduler has forgotten it"
+        return replace(record_of(cron, name, job.slot, Outcome.SUBMITTED, summary=summary), job_id=str(job.job_id))
+    ok = entry.options.ok if entry is not None else (0,)
+    worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
+    return replace(
+        record_of(cron, name, job.slot, _outcome(worst, ok), summary=_words(worst)),
+        started=worst.start_time,
+        exit_code=_exit_code(worst),
+        job_id=str(job.job_id),
+        host=worst.nodes,
+        time=worst.end_time or cron.project.world.clock.now(),
+        output=f"{job.job_id}.out" if _has_output(cron, job) else "",
+    )
+
+
+def _words(job: Job) -> str:
+    code = job.exit_code
+    how = "" if code is None or (code.status, code.signal) == (0, 0) else f", exit code {code.status}"
+    how = f", signal {code.signal}" if code is not None and code.signal else how
+    return f"job {job.id} ended: {job.state}{how}"
+
+
+def _outcome(job: Job, ok: Collection[int]) -> Outcome:
+    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and _exit_code(job) in ok):
+        return Outcome.DONE
+    return Outcome.TIMEOUT if job.state is JobState.TIMEOUT else Outcome.FAILED
+
+
+def _exit_code(job: Job) -> int | None:
+    if job.exit_code is None:
+        return None
+    return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
+
+
+def prune(cron: CronProject, key: str, alive: Collection[int]) -> None:
+    """Remove the outputs of all but the newest jobs of an entry, and of those that are not over."""
+    folder = cron.state.path / "output" / key
+    with suppress(OSError):
+        names = os.listdir(folder)  # noqa: PTH208 - names only
+        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
+        for number in numbers[: -cron.settings.keep_runs or None]:
+            if number not in alive:
+                with suppress(OSError):
+                    (folder / f"{number}.out").unlink()
+
+
+def _has_output(cron: CronProject, job: QueuedJob) -> bool:
+    return (cron.state.path / "output" / job.key / f"{job.job_id}.out").is_file()
+
+
+def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
+    """A line for the history: one line of text without secrets."""
+    from resilience.system.redaction import redact
+
+    world = cron.project.world
+    line = redact(" ".join(summary.split()))[:500]
+    return RunRecord(
+        name=name, slot=slot, outcome=outcome, time=world.clock.now(), host=world.host.name, summary=line
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Whether the scheduler of cron is late, for commands that are about something else: one small read, and no more.
+
+`resil watch cron` judges it thoroughly (cron/checks/cron.py); this is for a line in `resil status` and `resil submit`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from resilience import cron_late
+from resilience.quantities import format_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from resilience.runs.project import Project
+
+
+def late_notice(project: Project) -> str:
+    """One sentence for people when the scheduler of this project is late; empty when it is not, or nobody can tell.
+
+    Reads one small file where all is well; never raises. It may wait for the state directory, as whoever asks does.
+    """
+    try:
+        folder = project.loaded.state_dir / ".cron"
+        return _notice(folder, project)
+    except Exception:  # a notice is worth no trouble
+        return ""
+
+
+def _notice(folder: Path, project: Project) -> str:
+    now = project.world.clock.now()
+    heartbeat = _read(folder / "heartbeat")
+    if heartbeat is None:
+        return _never_ticked(folder, project, now)
+    time, expected = cron_late.times_of(heartbeat)
+    late_s = _late_s(project) or float(heartbeat.get("patience_s") or 0.0)
+    if not cron_late.is_late(time, expected, now, late_s) or os.path.lexists(folder / "stop"):
+        return ""
+    driver = str(heartbeat.get("driver", ""))
+    installation = _read(folder / "driver.json")
+    if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=bool(heartbeat.get("is_last"))):
+        return ""
+    if installation is not None and float(installation.get("time", 0.0)) > time:
+        return _never_ticked(folder, project, now)  # it was installed anew since
+    said = f"its last tick was {format_duration(now - time)} ago"
+    is_dead = cron_late.is_dead(time, expected, now, late_s)
+    return _sentence(said, driver, is_dead=is_dead)
+
+
+def _never_ticked(folder: Path, project: Project, now: float) -> str:
+    installation = _read(folder / "driver.json")
+    if installation is None or os.path.lexists(folder / "stop"):
+        return ""
+    settings = project.loaded.settings.cron_settings
+    time, expected = cron_late.first_times(installation, settings.tick_s, settings.pulse_s)
+    if not cron_late.is_late(time, expected, now, settings.late_s):
+        return ""
+    is_dead = cron_late.is_dead(time, expected, now, settings.late_s)
+    said = f"it was installed {format_duration(now - time)} ago and has not ticked since"
+    return _sentence(said, str(installation.get("driver", "")), is_dead=is_dead)
+
+
+def _sentence(said: str, driver: str, *, is_dead: bool) -> str:
+    word = "is dead: nothing runs" if is_dead else "is late"
+    how = f" ({driver})" if driver else ""
+    return f"the scheduler of cron{how} {word}, {said}; see: resil cron status"
+
+
+def _late_s(project: Project) -> float:
+    cron = project.loaded.settings.cron  # where nothing was set, nothing is loaded
+    return cron.late_s if cron is not None else 0.0
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    from resilience.system.files import read_regular
+
+    found = read_regular(path)
+    if found is None:
+        return None
+    import json
+
+    record = json.loads(found[0])
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,190 @@
+"""`resil cron logs`: what an entry wrote when it ran; of a submitted one, what its job wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.cron.entries import find_name, known_names
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.runs import runs_of
+from resilience.cron.words import slot_text
+from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.job import Liveness
+from resilience.system.files import explain_os_error, open_without_waiting
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+
+POLL_S = 0.5
+"""`--follow` looks so often whether there is more."""
+
+JOB_POLL_S = 20.0
+"""And so often whether a submitted job still lives: the controller is asked for that."""
+
+SHOWN_BYTES = 4 * 2**20
+"""Of a longer output, only the end is shown."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+"""ECMA-48 control sequences, and the operating system commands of xterm (they set titles, and write clipboards)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The output of one run.
+
+    Attributes:
+        path: None: it wrote nothing, or what it wrote was removed; `reason` says which.
+    """
+
+    run: RunRecord
+    path: Path | None
+    reason: str = ""
+
+
+def find_logs(cron: CronProject, wanted: str, *, slot: str = "", last: int = 1) -> tuple[Log, ...]:
+    """The outputs of the last runs of an entry, or of one slot, oldest first.
+
+    Raise UsageError if there is no such entry or slot, or it never ran.
+    """
+    name = find_name(known_names(cron), wanted)
+    key = name.replace("/", "+")
+    began = [run for run in runs_of(cron, key) if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
+    if not began:
+        raise UsageError(f"{name} has not run yet", hint="when it will: resil cron list")
+    runs = [find_slot(began, slot, cron.project.world.clock.now())] if slot else began[-last:]
+    return tuple(_log(cron, key, run) for run in runs)
+
+
+def find_slot(runs: Sequence[RunRecord], wanted: str, now: float) -> RunRecord:
+    """Given how somebody names a slot, return its record, the newest of those that fit.
+
+    `1800000000` is seconds since the epoch; `18:00` the last time it was that; `2026-12-24T18:00` and `24 Dec 18:00`
+    (as the history shows it) are local time. Raise UsageError if there is none. Pure, but for the time zone.
+    """
+    text = " ".join(wanted.split())
+    for run in reversed(runs):
+        if text in _names_of(run.slot, now):
+            return run
+    newest = ", ".join(slot_text(run.slot, now) for run in runs[-3:])
+    raise UsageError(f"nothing ran in a slot {wanted!r}", hint=f"the last ones: {newest}; all: resil cron history NAME")
+
+
+def _names_of(slot: int, now: float) -> set[str]:
+    import time
+    from datetime import UTC, datetime
+
+    local, moment = time.localtime(slot), datetime.fromtimestamp(slot).astimezone()
+    forms = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%H:%M:%S", "%d %b %H:%M:%S"]
+    if not local.tm_sec:
+        forms += [form.removesuffix(":%S") for form in forms]
+    names = {time.strftime(form, local) for form in forms}
+    utc = datetime.fromtimestamp(slot, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return names | {str(slot), slot_text(slot), slot_text(slot, now), moment.isoformat(), utc}
+
+
+def _log(cron: CronProject, key: str, run: RunRecord) -> Log:
+    if not run.output:
+        what = "it is not known where its job writes" if run.job_id else "it wrote nothing"
+        return Log(run, None, "nothing yet" if run.outcome is Outcome.RUNNING else what)
+    # An absolute path, a job's, counts as it is.
+    path = cron.state.path / "output" / key / run.output
+    if not path.exists():
+        waits = run.outcome in (Outcome.RUNNING, Outcome.SUBMITTED)
+        return Log(run, path if waits else None, "nothing yet" if waits else "its output was removed meanwhile")
+    return Log(run, path)
+
+
+def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int]:
+    """The end of an output, where to read on, and how many bytes before it were left out.
+
+    Raise StateDirectoryError if it cannot be read.
+    """
+    try:
+        descriptor = open_without_waiting(str(path), os.O_RDONLY)
+    except FileNotFoundError:
+        return "", 0, 0
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise StateDirectoryError(f"{path} is not a regular file")
+        size = info.st_size
+        left_out = max(0, size - limit_bytes)
+        file.seek(left_out)
+        raw = file.read(limit_bytes)
+    return raw.decode("utf-8", "replace"), left_out + len(raw), left_out
+
+
+def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
+    """Yield what is written behind `position`, until the run has ended and all of it was read."""
+    clock, path = cron.project.world.clock, log.path
+    asked = clock.now()
+    while True:
+        is_over = _is_over(cron, log.run, wants_job=clock.now() - asked >= JOB_POLL_S)
+        if clock.now() - asked >= JOB_POLL_S:
+            asked = clock.now()
+        if path is None:  # it has written nothing; where it writes is known when it does
+            path = next((found.path for found in _same(cron, log.run) if found.path is not None), None)
+        if path is not None:
+            text, position = _read_on(path, position)
+            if text:
+                yield text
+                continue
+        if is_over:
+            return
+        clock.sleep(POLL_S)
+
+
+def _same(cron: CronProject, run: RunRecord) -> list[Log]:
+    key = run.name.replace("/", "+")
+    return [_log(cron, key, found) for found in runs_of(cron, key) if found.slot == run.slot]
+
+
+def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:
+    """Whether nothing more will be written. That a job's scheduler does not answer is no end."""
+    if run.job_id:
+        if not wants_job:
+            return False
+        from resilience.job import JobId
+
+        try:
+            presence = cron.project.scheduler().presence(JobId.parse(run.job_id))
+        except ResilError:
+            return False
+        return presence.liveness is Liveness.GONE
+    return all(found.run.outcome is not Outcome.RUNNING for found in _same(cron, run))
+
+
+def _read_on(path: Path, position: int) -> tuple[str, int]:
+    try:
+        descriptor = open_without_waiting(str(path), os.O_RDONLY)
+    except FileNotFoundError:
+        return "", position
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size < position:  # it was shortened: its middle was left out when it ended
+            return "", size
+        file.seek(position)
+        raw = file.read(2**20)
+    return raw.decode("utf-8", "replace"), position + len(raw)
+
+
+def without_escapes(text: str) -> str:
+    """Given what a program wrote, return it without what would steer a terminal, and progress bars as they ended. Pure.
+
+    For instance, `10%\\r20%\\r100%` gives `100%`.
+    """
+    lines = []
+    for line in _ESCAPE.sub("", text).split("\n"):
+        ended = line.rstrip("\r").rpartition("\r")[2].expandtabs()
+        lines.append("".join(c if c.isprintable() else "?" for c in ended))
+    return "\n".join(lines)

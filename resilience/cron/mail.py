@@ -1,0 +1,164 @@
+"""MAILTO: what an entry writes is mailed to whoever its crontab names, through the outbox, so that no mail is lost.
+
+As cron does (crontab(5)): a run that writes nothing sends nothing, `MAILTO=""` sends nothing, and without MAILTO nobody
+is mailed: an account of a cluster reads no local mail. The mail leaves as those of [channel.email] do, or by this
+machine's sendmail where there is no such table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.alerts.routes import MAILTO_FOLDER, mail_channel, mail_trouble
+from resilience.cron.records import Outcome
+from resilience.errors import ResilError, SettingsError
+from resilience.system.files import make_folder, read_regular, write_atomic
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import Entry, RunRecord
+
+BODY_BYTES = 8000
+"""So much of an output's beginning, and of its end, is mailed; all of it is in `resil cron logs`."""
+MOST_ADDRESSES = 10
+MOST_AT_ONCE = 100
+_ENDED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT})
+
+
+def addresses(mail_to: str | None) -> tuple[str, ...]:
+    """Given MAILTO, return its addresses: cron takes several, with commas between. Pure."""
+    found = (address.strip() for address in (mail_to or "").split(","))
+    return tuple(dict.fromkeys(filter(None, found)))[:MOST_ADDRESSES]
+
+
+def wrong_address(mail_to: str) -> str:
+    """Why the first address of MAILTO that is none cannot be mailed; empty: all of them can. Pure."""
+    from resilience.alerts.channels.email import envelope_address
+
+    try:
+        for address in addresses(mail_to):
+            envelope_address(address)
+    except SettingsError as error:
+        return error.message
+    return ""
+
+
+def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Queue the mails about all runs of an entry that ended since this was last asked; return what to tell people.
+
+    `ended`: those that this tick knows of. The others are in the history: their tick was killed before it came here.
+    What cannot be queued now is queued the next time. Never raises.
+    """
+    people = addresses(entry.mail_to)
+    if not people:
+        return ()
+    mark = _mark(cron, entry)
+    said: list[str] = []
+    try:
+        since = _since(mark)
+        history = cron.state.history(entry.key) if since is not None else ()
+        late = [run for run in history if run.output and since is not None and run.time > since]
+        runs = {(run.slot, run.output): run for run in (*late, *ended) if run.outcome in _ENDED}
+        for run in sorted(runs.values(), key=lambda run: run.time)[-MOST_AT_ONCE:]:
+            said += [line for line in mail(cron, entry, run) if line not in said]
+        newest = max((run.time for run in runs.values()), default=0.0)
+        make_folder(mark.parent, mode=cron.state.folder_mode)
+        at_least = since if since is not None else 0.0 if newest else cron.project.world.clock.now()
+        write_atomic(mark, f"{max(newest, at_least):.6f}\n", mode=cron.state.file_mode)
+    except ResilError as error:
+        said.append(f"{entry.place}: its output was not mailed to {', '.join(people)}: {error.message}")
+    return tuple(said)
+
+
+def has_news(cron: CronProject, entry: Entry) -> bool:
+    """Whether an entry's history was written since its mails were last looked after: two looks at files."""
+    try:
+        written = (cron.state.path / "history" / f"{entry.key}.jsonl").stat().st_mtime_ns
+        return written > _mark(cron, entry).stat().st_mtime_ns
+    except OSError:  # nothing ran yet, or it was never looked after: then the run that ends is known to its tick
+        return False
+
+
+def _mark(cron: CronProject, entry: Entry) -> Path:
+    name = hashlib.sha256(entry.key.encode("utf-8", "replace")).hexdigest()[:16]
+    return cron.state.path / MAILTO_FOLDER / f"{name}.since"
+
+
+def _since(mark: Path) -> float | None:
+    found = read_regular(mark)
+    try:
+        return float(found[0]) if found is not None else None
+    except ValueError:
+        return None
+
+
+def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
+    """Queue the mails about one run that ended; return what to tell people.
+
+    Raise StateDirectoryError if they cannot be queued now.
+    """
+    people = addresses(entry.mail_to)
+    if not people or not record.output:
+        return ()
+    body = _output(cron.state.path / "output" / entry.key / record.output)
+    if not any(line.strip() for line in body):
+        return ()
+    if trouble := mail_trouble(cron.project):
+        return (f"{entry.place}: {trouble}",)
+    return _queue(cron, entry, record, people, body)
+
+
+def _queue(
+    cron: CronProject, entry: Entry, record: RunRecord, people: tuple[str, ...], body: tuple[str, ...]
+) -> tuple[str, ...]:
+    from resilience.alerts.alert import Alert, Reason
+    from resilience.alerts.state import open_alert_state
+    from resilience.finding import Verdict
+
+    world, now = cron.project.world, cron.project.world.clock.now()
+    digest = hashlib.sha256(f"{entry.key}\0{record.slot}\0{record.output}".encode("utf-8", "replace")).hexdigest()[:16]
+    code = f", exit code {record.exit_code}" if record.exit_code else ""
+    alert = Alert(
+        id=f"cron-mail-{digest}",
+        thread=f"cron-mail-{hashlib.sha256(entry.key.encode('utf-8', 'replace')).hexdigest()[:16]}",
+        reason=Reason.FIRST,
+        verdict=Verdict.OK,
+        time=now,
+        host=record.host or world.host.name,
+        project=str(cron.project.loaded.project),
+        notices=(),
+        total=0,
+        title=f"Cron <{world.host.user}@{record.host or world.host.name}> {entry.name}: {record.outcome}{code}",
+        body=body,
+    )
+    outbox, said = open_alert_state(cron.project).outbox, []
+    for address in people:
+        try:
+            outbox.put(alert, mail_channel(cron.project, address), now)
+        except SettingsError as error:
+            said.append(f"{entry.place}: its output was not mailed to {address[:80]}: {error.message}")
+    return tuple(said)
+
+
+def _output(path: Path) -> tuple[str, ...]:
+    """What a run wrote, its beginning and its end; it was redacted as it was kept."""
+    from resilience.system.redaction import redact
+
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if size <= 2 * BODY_BYTES:
+                return tuple(redact(file.read().decode("utf-8", "replace")).splitlines())
+            head = file.read(BODY_BYTES).decode("utf-8", "replace")
+            file.seek(size - BODY_BYTES)
+            tail = file.read().decode("utf-8", "replace")
+        left_out = f"... ({size - 2 * BODY_BYTES} bytes left out: resil cron logs) ..."
+        return (*redact(head).splitlines(), left_out, *redact(tail).splitlines())
+    return ()

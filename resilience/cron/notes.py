@@ -1,0 +1,55 @@
+"""What guards noted about a late scheduler of cron: looked at anew, and told as the watchdog `cron` would tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from resilience.errors import ResilError
+from resilience.finding import Report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from resilience.runs.project import Project
+
+CHECK = "cron"
+"""The watchdog in whose name it is told: what both find is one incident."""
+
+
+def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...]:
+    """A report about the scheduler where a guard left a note of it; nothing where the reports speak of it already.
+
+    A note is a hint and no more: anybody of the group can write one. What is told is what is seen now. Never raises.
+    """
+    if not _note(project).exists() or any(report.check == CHECK for report in reports):
+        return ()
+    from resilience.cron.checks._cron.judging import judge_scheduler
+    from resilience.cron.checks._cron.look import look_at_scheduler
+    from resilience.cron.checks._cron.words import SCHEDULER
+    from resilience.cron.state_folder import CronFolder
+
+    now = project.world.clock.now()
+    with suppress(ResilError):
+        folder = CronFolder(project.loaded.state_dir, project.loaded.settings.run.group)
+        reading = look_at_scheduler(folder, now)
+        if reading is not None and not reading.nothing:
+            findings = judge_scheduler(SCHEDULER, reading, 0.0, now)
+            return (Report(check=CHECK, findings=tuple(findings), time=now),)
+    return ()
+
+
+def forget(project: Project) -> None:
+    """What was noted has been told. Never raises."""
+    with suppress(OSError):
+        _note(project).unlink(missing_ok=True)
+
+
+def is_noted(project: Project) -> bool:
+    """Whether a guard left a note."""
+    return _note(project).exists()
+
+
+def _note(project: Project) -> Path:
+    return project.loaded.state_dir / ".cron" / "notes" / "late"

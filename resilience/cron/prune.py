@@ -1,0 +1,200 @@
+"""`resil cron prune`: removes what is kept of cron for too long. `plan` says what, and one place removes it.
+
+Outputs beyond [cron] keep_runs of each entry, old outputs of the driver's jobs, all that belongs to entries that are
+gone for 30 days, what crashed writers left, and the marks of runs that are dead.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.errors import ResilError
+from resilience.job import Liveness
+
+if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
+
+GONE_S = 30 * 86400.0
+"""An entry that is not in the table any more, and has left no trace for so long, is gone: nobody waits for it."""
+
+LEFTOVER_S = 86400.0
+"""A temporary file older than this was left by a writer that crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One file that is kept for too long.
+
+    Attributes:
+        what: `outputs`, `gone entries`, `driver outputs`, `leftovers`.
+        size_bytes: what it takes of the disk.
+    """
+
+    what: str
+    path: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was, or would be, removed.
+
+    Attributes:
+        marks: how many marks of dead runs.
+        lines: how many lines of histories.
+        trouble: what could not be removed.
+    """
+
+    removals: tuple[Removal, ...] = ()
+    marks: int = 0
+    lines: int = 0
+    trouble: tuple[str, ...] = ()
+
+
+def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
+    """Remove it. Raise ResilError if the table cannot be read: then nobody knows which entries are gone."""
+    from resilience.cron.table.books import settle
+    from resilience.cron.table.history import shorten
+
+    now = cron.project.world.clock.now()
+    if not cron.state.path.is_dir():
+        return Pruned()
+    cron.state.check()
+    trouble: list[str] = []
+    marks = _dead_marks(cron, now) if dry_run else len(settle(cron.state, now=now))
+    found = plan(cron, now)
+    if dry_run:
+        return Pruned(found, marks)
+    removed = []
+    for removal in found:
+        try:
+            removal.path.unlink()
+            removed.append(removal)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            trouble.append(f"{removal.path}: {error.strerror or error}")
+    for folder in {removal.path.parent for removal in removed}:
+        if folder.parent == cron.state.path / "output":
+            with suppress(OSError):
+                folder.rmdir()  # only when nothing is left in it
+    lines = 0
+    for key in _keys(cron):
+        try:
+            lines += shorten(cron.state, key)
+        except ResilError as error:
+            trouble.append(error.message)
+    return Pruned(tuple(removed), marks, lines, tuple(trouble))
+
+
+def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
+    """Every file that is kept for too long, each once. Raise ResilError if the table cannot be read."""
+    table = cron.read_table()
+    known = {entry.key for entry in table.entries}
+    path = cron.state.path
+    found: dict[Path, Removal] = {}
+    running = _running(cron)
+    for key in _keys(cron):
+        files = _files_of(cron, key)
+        # Where the whole cron folder is missing, it is not mounted, and nothing is gone.
+        is_gone = key not in known and cron.folder.is_dir() and all(now - f.written > GONE_S for f in files)
+        outputs = [file for file in files if file.path.parent.parent == path / "output"]
+        if is_gone and not any(run_key == key for run_key, _ in running):
+            chosen, what = files, "gone entries"
+        else:
+            busy = {f"{slot}" for run_key, slot in running if run_key == key} | _jobs(cron, key)
+            chosen, what = _beyond(outputs, cron.settings.keep_runs, busy), "outputs"
+        found |= {file.path: Removal(what, file.path, file.size_bytes) for file in chosen}
+    driver = [file for file in _files(path / "driver") if file.path.suffix == ".out"]
+    for file in sorted(driver, key=lambda file: file.written, reverse=True)[max(1, cron.settings.keep_runs) :]:
+        found[file.path] = Removal("driver outputs", file.path, file.size_bytes)
+    for file in _leftovers(path, now):
+        found.setdefault(file.path, Removal("leftovers", file.path, file.size_bytes))
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    size_bytes: int
+    written: float
+
+
+def _files(folder: Path) -> Iterator[_File]:
+    """The regular files of a folder."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode):
+                    yield _File(Path(entry.path), info.st_blocks * 512, info.st_mtime)
+
+
+def _keys(cron: CronProject) -> tuple[str, ...]:
+    keys = dict.fromkeys(cron.state.keys())
+    with suppress(FileNotFoundError, NotADirectoryError):
+        keys |= dict.fromkeys(sorted(os.listdir(cron.state.path / "output")))  # noqa: PTH208 - names only
+    return tuple(keys)
+
+
+def _files_of(cron: CronProject, key: str) -> list[_File]:
+    """All that is kept of an entry: slots, history, outputs."""
+    path = cron.state.path
+    files = [file for file in _files(path / "slots") if file.path.name.rpartition("@")[0] == key]
+    histories = {f"{key}.jsonl", f"{key}.jsonl.old"}
+    files += [file for file in _files(path / "history") if file.path.name in histories]
+    return files + list(_files(path / "output" / key))
+
+
+def _beyond(outputs: Sequence[_File], keep_runs: int, busy: set[str]) -> list[_File]:
+    """The outputs beyond the newest `keep_runs`; those of what runs now stay."""
+    counted = [(age, file) for file in outputs if (age := _age(file)) is not None and _stem(file.path) not in busy]
+    newest_first = sorted(counted, key=lambda one: (one[0], one[1].path.name), reverse=True)
+    return [file for _, file in newest_first[max(0, keep_runs) :]]
+
+
+def _age(file: _File) -> float | None:
+    """By what outputs are ordered: `<slot>.txt` by the slot, `<job>.out` by its last write; None: it is no output."""
+    if not _stem(file.path).isdigit():
+        return None
+    return {".txt": float(_stem(file.path)), ".out": file.written}.get(file.path.suffix)
+
+
+def _stem(path: Path) -> str:
+    """`1800000000` of `1800000000-2.txt`."""
+    return path.name.partition(".")[0].partition("-")[0]
+
+
+def _jobs(cron: CronProject, key: str) -> set[str]:
+    """The jobs of an entry that were not seen to end: `jobs/<key>@<slot>@<job>@<scheduler>`."""
+    names = (file.path.name.rsplit("@", 3) for file in _files(cron.state.path / "jobs"))
+    return {parts[2].partition("_")[0] for parts in names if len(parts) == 4 and parts[0] == key}
+
+
+def _leftovers(path: Path, now: float) -> Iterator[_File]:
+    for folder in (path, path / "slots", path / "history", path / "running", path / "driver"):
+        for file in _files(folder):
+            name = file.path.name
+            is_temporary = name.startswith(".") and name.endswith(".tmp") and now - file.written > LEFTOVER_S
+            is_damaged = name.endswith(".damaged") and now - file.written > GONE_S
+            if is_temporary or is_damaged:
+                yield file
+
+
+def _running(cron: CronProject) -> set[tuple[str, int]]:
+    from resilience.cron.table.running import marks
+
+    return {(mark.key, mark.slot) for mark in marks(cron.state)}
+
+
+def _dead_marks(cron: CronProject, now: float) -> int:
+    from resilience.cron.table.running import here, liveness, marks
+
+    at = here()
+    return sum(liveness(mark, now=now, at=at)[0] is Liveness.GONE for mark in marks(cron.state))

@@ -1,0 +1,270 @@
+"""The folder `<state_dir>/.cron`: which slots are taken, what became of them, and that the scheduler lives.
+
+Several schedulers may be at it, on several hosts, over NFS: no lock decides. A slot is taken by making a file of its
+own name, which the file server does once (link(2), as in open(2) on O_EXCL and NFS); everything else is written whole,
+or appended with a single write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
+from resilience.cron.slots import AHEAD_S, Slots, link_once
+from resilience.errors import StateDirectoryError
+from resilience.system.files import append_line, explain_os_error, make_folder, read_lines, read_regular, write_atomic
+
+FOLDER = ".cron"
+"""In the state directory, beside the runs."""
+
+
+class CronFolder:
+    """What is remembered of the scheduler of one project.
+
+    Attributes:
+        path: `<state_dir>/.cron`; it need not exist.
+        group: Unix group that may operate the project, or empty.
+        slots: which slots are taken, and by whom.
+    """
+
+    def __init__(self, state_dir: Path, group: str = "") -> None:
+        self.path = state_dir / FOLDER
+        self.group = group
+        self.slots = Slots(self.path, folder_mode=self.folder_mode, file_mode=self.file_mode)
+
+    @property
+    def folder_mode(self) -> int:
+        """Mode of its folders."""
+        return 0o2770 if self.group else 0o700
+
+    @property
+    def file_mode(self) -> int:
+        """Mode of its files."""
+        return 0o660 if self.group else 0o600
+
+    def check(self) -> None:
+        """Raise StateDirectoryError if others could have written here: what runs, runs with our rights."""
+        try:
+            info = self.path.lstat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise explain_os_error(error, "look at", self.path) from error
+        if not stat.S_ISDIR(info.st_mode):
+            raise StateDirectoryError(f"{self.path} is not a folder", hint=f"move it away: mv {self.path} /tmp")
+        if info.st_uid != os.geteuid() and not self.group:
+            raise StateDirectoryError(
+                f"{self.path} belongs to somebody else (user {info.st_uid}): nothing is run from there",
+                hint="choose a state_dir of your own in resil.toml, or set [run] group if you operate it together",
+            )
+        if info.st_mode & (0o002 if self.group else 0o022):
+            fix = f"chmod {'o' if self.group else 'go'}-w {self.path}"
+            raise StateDirectoryError(f"others may write in {self.path}: nothing is run from there", hint=fix)
+
+    # ---- slots ------------------------------------------------------------------------------------------------
+
+    def last_slots(self, now: float | None = None) -> dict[str, int]:
+        """Of every entry by its key: the newest slot taken, or the moment from which on its slots count.
+
+        With `now`, slots that only a wrong clock can have taken do not count. Raise StateDirectoryError if it cannot
+        be read.
+        """
+        found: dict[str, int] = {}
+        with suppress(Damaged):
+            found = {key: seen.since for key, seen in self.seen().items()}
+        for key, taken in self.slots.taken().items():
+            if counted := [slot for slot in taken if now is None or slot <= now + AHEAD_S]:
+                found[key] = max(counted[-1], found.get(key, 0))
+        return found
+
+    def take(self, key: str, slot: int, by: Mapping[str, Any], now: float | None = None) -> bool:
+        """Take a slot for good: True for exactly one caller on earth.
+
+        `by` says who took it, for people. Raise StateDirectoryError if the folder cannot be written: then nobody has
+        it.
+        """
+        claim = self.slots.claim(key, slot, by, lambda: slot if now is None else now)
+        if claim is None:
+            return False
+        self.slots.close(claim)
+        return True
+
+    def seen(self) -> dict[str, Seen]:
+        """Since when the entries of the table are known. Raise Damaged, or StateDirectoryError if it is unreadable."""
+        found = {}
+        for key, record in (self._read("seen") or {}).items():
+            try:
+                found[key] = Seen(int(record[0]), str(record[1]))
+            except (TypeError, ValueError, LookupError) as error:
+                raise Damaged(f"{self.path / 'seen'} is damaged: {key} is {record!r}") from error
+        return found
+
+    def note_seen(self, seen: Mapping[str, Seen]) -> None:
+        """Remember since when the entries of the table are known."""
+        self._write("seen", {key: list(value) for key, value in seen.items()})
+
+    # ---- history ----------------------------------------------------------------------------------------------
+
+    def record(self, key: str, run: RunRecord) -> None:
+        """Add a line to an entry's history. Raise StateDirectoryError if it cannot be written."""
+        folder = self.path / "history"
+        path = folder / f"{key}.jsonl"
+        try:
+            info = path.lstat()
+        except OSError:
+            make_folder(folder, mode=self.folder_mode)
+        else:
+            if not stat.S_ISREG(info.st_mode):  # a FIFO, a folder, a link to somewhere else
+                self.set_aside(f"history/{key}.jsonl")
+        append_line(path, run.to_json(), mode=self.file_mode, sync=False)
+
+    def history(self, key: str) -> tuple[RunRecord, ...]:
+        """What became of an entry's slots, oldest first; of each slot the last that is known."""
+        found: dict[int, RunRecord] = {}
+        for record in self._lines(self.path / "history" / f"{key}.jsonl"):
+            with suppress(KeyError, TypeError, ValueError):
+                run = RunRecord.from_json(record)
+                if not (run.outcome is Outcome.RUNNING and run.slot in found):
+                    found[run.slot] = run
+        return tuple(found[slot] for slot in sorted(found))
+
+    def _lines(self, path: Path) -> Iterator[Mapping[str, Any]]:
+        with suppress(OSError):
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield from read_lines(path)
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all entries that were ever heard of."""
+        return tuple(sorted(dict.fromkeys(self._keys())))
+
+    def _keys(self) -> Iterator[str]:
+        yield from (key for key in self.slots.taken() if "#" not in key)  # a slot taken once more for a rerun
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(self.path / "history")  # noqa: PTH208 - names only
+            yield from (n.removesuffix(".jsonl") for n in names if n.endswith(".jsonl") and n[0] != ".")
+
+    # ---- the scheduler itself ---------------------------------------------------------------------------------
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Leave the sign of life of a tick. Raise StateDirectoryError if it cannot be written."""
+        self._write("heartbeat", heartbeat.to_json())
+
+    def expect_no_more(self, host: str = "", pid: int = 0) -> Heartbeat | None:
+        """Say that nobody is to miss the ticks that came, whoever made them or only this process's; return the last.
+
+        None: there were none to miss. A scheduler that still lives takes it back with its next tick. Raise
+        StateDirectoryError if that cannot be written.
+        """
+        last = self.heartbeat()
+        if last is None or last.is_last or (pid and (last.host, last.pid) != (host, pid)):
+            return None
+        self.beat(replace(last, is_last=True))
+        return last
+
+    def heartbeat(self) -> Heartbeat | None:
+        """The last sign of life; None: there never was one. Raise StateDirectoryError if it cannot be read."""
+        record = self._read("heartbeat")
+        try:
+            return Heartbeat.from_json(record) if record is not None else None
+        except (TypeError, ValueError) as error:
+            raise Damaged(f"{self.path / 'heartbeat'} is damaged: {error}") from error
+
+    def install(self, installation: Installation) -> Installation:
+        """Say what makes the ticks from now on. The first one wins: return the one that counts."""
+        make_folder(self.path, mode=self.folder_mode)
+        temporary = self.path / f".driver.{os.urandom(6).hex()}.tmp"
+        content = json.dumps(installation.to_json(), indent=1) + "\n"
+        write_atomic(temporary, content, mode=self.file_mode)
+        try:
+            is_first = link_once(temporary, self.path / "driver.json", content.encode(), mode=self.file_mode)
+        except OSError as error:
+            raise explain_os_error(error, "write", self.path / "driver.json") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        return installation if is_first else self.installation() or installation
+
+    def installation(self) -> Installation | None:
+        """What `install` said; None: nothing. Raise StateDirectoryError if it cannot be read."""
+        record = self._read("driver.json")
+        try:
+            return Installation.from_json(record) if record is not None else None
+        except TypeError as error:
+            raise StateDirectoryError(f"{self.path / 'driver.json'} is damaged: {error}") from error
+
+    def uninstall(self) -> None:
+        """Forget what `install` said."""
+        with suppress(FileNotFoundError):
+            (self.path / "driver.json").unlink()
+
+    def stop(self, by: str, why: str, now: float) -> None:
+        """Have no tick run anything any more, and no job submit its successor, until `unstop`."""
+        self._write("stop", {"by": by, "why": why, "time": now})
+
+    def stopped(self) -> Mapping[str, Any] | None:
+        """Who stopped the scheduler, why and when; None: nobody did. Whatever lies there stops it, damaged or not."""
+        try:
+            return self._read("stop")
+        except Damaged as error:
+            return {"by": "", "why": error.message, "time": 0.0}
+
+    def unstop(self) -> None:
+        """Undo `stop`."""
+        with suppress(FileNotFoundError):
+            (self.path / "stop").unlink()
+
+    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+        make_folder(self.path, mode=self.folder_mode)
+        write_atomic(self.path / name, json.dumps(record) + "\n", mode=self.file_mode, durable=False)
+
+    def _read(self, name: str) -> Mapping[str, Any] | None:
+        path = self.path / name
+        try:
+            found = read_regular(path, limit_bytes=2**22)
+        except StateDirectoryError as error:
+            if error.__cause__ is None or not path.is_file():  # a FIFO, a folder, a link
+                raise Damaged(error.message, hint=f"remove it: rm -r {path}") from error
+            raise
+        if found is None:
+            return None
+        try:
+            record = json.loads(found[0])
+            if not isinstance(record, dict):
+                raise ValueError("it is no table")
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
+        return record
+
+    def set_aside(self, name: str) -> None:
+        """Put a damaged file aside as `NAME.damaged`. Raise StateDirectoryError if even that cannot be done."""
+        path = self.path / name
+        aside = path.with_name(f"{path.name}.damaged")
+        try:
+            if aside.is_dir() and not aside.is_symlink():
+                aside = path.with_name(f"{path.name}.{os.urandom(3).hex()}.damaged")
+            path.rename(aside)
+        except OSError as error:
+            raise explain_os_error(error, "put aside", path) from error
+
+
+class Seen(NamedTuple):
+    """Since when an entry is known.
+
+    Attributes:
+        since: seconds since the epoch; slots up to then are none of its.
+        schedule: what its schedule was, zone included: another one is another beginning.
+    """
+
+    since: int
+    schedule: str = ""
+
+
+class Damaged(StateDirectoryError):
+    """Something lies in a file's place that nobody can have written so."""

@@ -1,0 +1,302 @@
+"""Read the cron folder: its folders of drop-ins, and its crontab. Looks, and lets the pure modules judge.
+
+No file that is not a regular one is ever opened: a FIFO would hold the scheduler for ever. What cannot be looked at
+does not run, and is told.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+
+from resilience.cron.records import Entry, EntryOptions, Ignored, Table
+from resilience.cron.table.crontab_file import parse_crontab
+from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
+from resilience.cron.table.links import explain, facts_of, follow
+from resilience.cron.table.options import default_options
+from resilience.cron.table.policy import Policy, Refusal
+from resilience.cron.table.strangers import judge_stranger
+from resilience.settings.cron_settings import CronSettings
+from resilience.system.files import explain_os_error
+
+CRONTAB = "crontab"
+GONE = "it is gone"
+CRONTAB_BYTES = 8 * 1024**2
+"""More of a crontab is not read: hundreds of thousands of lines are no table."""
+
+
+def read_table(
+    folder: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
+) -> Table:
+    """Read what a cron folder says: a missing one is an empty table.
+
+    `uid` is of whose rights everything runs with (default: this process), `group` the Unix group that may operate the
+    project, or empty; `project` the project's folder, up to which the folders above the cron folder are judged
+    (default: the cron folder's parent). Raise StateDirectoryError if the folder cannot be read: that is no empty
+    table; OptionError if the settings say what nobody can do.
+    """
+    time.tzset()  # who runs for months must hear when the machine's time zone changes
+    return _Reader(folder, settings, uid=uid, group=group, project=project).table()
+
+
+def look_again(
+    entry: Entry,
+    folder: Path,
+    settings: CronSettings,
+    *,
+    uid: int | None = None,
+    group: str = "",
+    project: Path | None = None,
+) -> Ignored | None:
+    """Why a drop-in may not run any more, just before it starts; None: it may. Lines of the crontab always may."""
+    if not entry.path:
+        return None
+    reader = _Reader(folder, settings, uid=uid, group=group, project=project)
+    path = Path(entry.path)
+    try:
+        refusal = reader.refusal_above() or reader.refusal_of(path.parent)
+    except OSError as error:
+        return Ignored(entry.place, explain(error), "", True)
+    found = reader.drop_in(path.parent.name, path, refusal)
+    return found if isinstance(found, Ignored) else None
+
+
+class _Reader:
+    """One look at a cron folder."""
+
+    def __init__(
+        self, folder: Path, settings: CronSettings, *, uid: int | None, group: str, project: Path | None
+    ) -> None:
+        self.folder = folder.absolute()
+        self.settings = settings
+        self.uid = os.geteuid() if uid is None else uid
+        self.group = group
+        self.project = (project or self.folder.parent).absolute()
+        is_inside = self.folder.is_relative_to(self.project)
+        self.place = shown(str(self.folder.relative_to(self.project) if is_inside else self.folder))
+
+    @cached_property
+    def default(self) -> EntryOptions:
+        return default_options(self.settings, is_drop_in=True)
+
+    @cached_property
+    def gid(self) -> int | None:
+        if not self.group:
+            return None
+        import grp
+
+        try:
+            return grp.getgrnam(self.group).gr_gid
+        except KeyError:
+            return None
+
+    @cached_property
+    def policy(self) -> Policy:
+        return Policy(
+            uid=self.uid,
+            gid=self.gid,
+            group=self.group,
+            is_private=partial(_is_private, uid=self.uid),
+            name_of=_name_of,
+        )
+
+    def table(self) -> Table:
+        entries: list[Entry] = []
+        ignored: list[Ignored] = []
+        self.default  # noqa: B018 - settings that nobody can do are told before anything is read
+        if self.group and self.gid is None:
+            hint = "correct [run] group in resil.toml, or ask whoever runs this machine"
+            ignored.append(
+                Ignored(
+                    self.place, f"there is no group {self.group!r} on this machine: only the owner's run", hint, True
+                )
+            )
+        try:
+            names = list(self.names(self.folder))
+        except FileNotFoundError:
+            if self.folder.is_symlink():
+                ignored.append(Ignored(self.place, "it is a link to nothing", f"rm {self.folder}", True))
+            return Table((), tuple(ignored))
+        except OSError as error:
+            raise explain_os_error(error, "read", self.folder) from error
+        above = self.refusal_above()
+        if above is not None:
+            ignored.append(Ignored(self.place, above.reason, above.hint, True))
+        for name, path in names:
+            if name in SCHEDULES:
+                found = self.section(name, path, above)
+            elif name == CRONTAB:
+                found = self.crontab(path, above)
+            else:
+                stranger = judge_stranger(name, f"{self.place}/{shown(name)}", _mode_of(path))
+                found = Table(ignored=(stranger,) if stranger else ())
+            entries += found.entries
+            ignored += found.ignored
+        return Table(tuple(entries), tuple(ignored))
+
+    def names(self, folder: Path) -> Iterator[tuple[str, Path]]:
+        """What lies in a folder, in the order of names, as run-parts has it. Raise OSError."""
+        yield from ((name, folder / name) for name in sorted(os.listdir(folder)))  # noqa: PTH208
+
+    def refusal_above(self) -> Refusal | None:
+        """What the policy has against the cron folder, the folders up to the project, and links on the way."""
+        try:
+            return self.refusal_of(self.folder) or self._refusal_up_to_project()
+        except OSError as error:
+            return Refusal(explain(error))
+
+    def _refusal_up_to_project(self) -> Refusal | None:
+        top = Path(os.path.realpath(self.project))
+        real = Path(os.path.realpath(self.folder))
+        is_inside = real.is_relative_to(top)
+        for folder in real.parents:
+            if is_inside and not folder.is_relative_to(top):
+                break
+            judge_it = self.policy.judge_folder if is_inside else self.policy.judge_above
+            if refusal := judge_it(facts_of(folder)):
+                return refusal
+        return None
+
+    def refusal_of(self, folder: Path) -> Refusal | None:
+        """What the policy has against a folder, and the links that lead to it. Raise OSError."""
+        real, refusal = self._follow(folder) if folder.is_symlink() else (folder, None)
+        return refusal or self.policy.judge_folder(facts_of(real))
+
+    def _follow(self, path: Path) -> tuple[Path, Refusal | None]:
+        """Where a link leads, and what the policy has against a folder on the way. Raise OSError."""
+        walk = follow(path)
+        for folder in walk.strict:
+            if refusal := self.policy.judge_folder(facts_of(folder)):
+                return walk.path, refusal
+        for folder in walk.passed:
+            if refusal := self.policy.judge_above(facts_of(folder)):
+                return walk.path, refusal
+        return walk.path, None
+
+    def section(self, name: str, path: Path, above: Refusal | None) -> Table:
+        """One of the folders of drop-ins."""
+        place = f"{self.place}/{name}"
+        try:
+            if not path.is_dir():
+                reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else "it is no folder"
+                return Table(ignored=(Ignored(place, reason, f"mkdir {name}, and put drop-ins into it", True),))
+            own = self.refusal_of(path)
+            names = list(self.names(path))
+        except OSError as error:
+            return Table(ignored=(Ignored(place, explain(error), "", True),))
+        looked = [self.drop_in(name, file, above or own) for _, file in names]
+        # An editor's or a copy's temporary file: it was there a moment ago.
+        there = (one for one in looked if not (isinstance(one, Ignored) and one.reason == GONE))
+        judged = list(leave_out_twins(there))
+        if own is not None:
+            judged.insert(0, Ignored(place, own.reason, own.hint, True))
+        return Table(
+            tuple(one for one in judged if isinstance(one, Entry)),
+            tuple(one for one in judged if isinstance(one, Ignored)),
+        )
+
+    def drop_in(self, section: str, path: Path, refusal: Refusal | None) -> Entry | Ignored:
+        """Look at one name, and have it judged. `refusal`: what there is against its folder."""
+        blank = Found(
+            name=path.name, folder=section, path=str(path), place=f"{self.place}/{section}/{shown(path.name)}"
+        )
+        return judge(self._look(blank, path, refusal), self.default)
+
+    def _look(self, blank: Found, path: Path, refusal: Refusal | None) -> Found:
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            return blank._replace(trouble=GONE)
+        except OSError as error:
+            return blank._replace(trouble=explain(error))
+        try:
+            real = path
+            if stat.S_ISLNK(info.st_mode):
+                real, on_the_way = self._follow(path)
+                refusal = refusal or on_the_way
+                info = real.lstat()
+            if not stat.S_ISREG(info.st_mode):
+                return blank._replace(mode=info.st_mode)
+            head, info = _read(real, HEAD_BYTES)
+            own = self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
+            return blank._replace(
+                mode=info.st_mode,
+                is_executable=os.access(real, os.X_OK),
+                size_bytes=info.st_size,
+                head=head,
+                refusal=refusal or own,
+            )
+        except OSError as error:
+            return blank._replace(trouble=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
+
+    def crontab(self, path: Path, above: Refusal | None) -> Table:
+        """The crontab."""
+        place = f"{self.place}/{CRONTAB}"
+        try:
+            info = path.lstat()
+            real, on_the_way = self._follow(path) if stat.S_ISLNK(info.st_mode) else (path, None)
+            info = real.lstat()
+            if not stat.S_ISREG(info.st_mode):
+                return Table(ignored=(Ignored(place, "it is no file", "write lines into a file of that name", True),))
+            text, info = _read(real, CRONTAB_BYTES)
+            refusal = above or on_the_way or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
+        except OSError as error:
+            return Table(ignored=(Ignored(place, explain(error), "", True),))
+        if refusal is not None:
+            return Table(ignored=(Ignored(place, refusal.reason, refusal.hint, True),))
+        if len(text) < info.st_size:
+            text = text.rpartition(b"\n")[0]
+        users = {"root", *filter(None, map(os.environ.get, ("LOGNAME", "USER")))}
+        table = parse_crontab(text, place, self.settings, users=users)
+        if len(text) < info.st_size - 1:
+            reason = f"only its first {CRONTAB_BYTES // 1024**2} MiB are read, of {info.st_size} bytes"
+            return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
+        return table
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return None
+
+
+def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
+    """The beginning of a regular file and its status. Raise OSError, also if it is none any more."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{path} was exchanged while it was looked at")
+        parts = []
+        while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 1024**2))):
+            parts.append(part)
+            limit_bytes -= len(part)
+        return b"".join(parts), info
+    finally:
+        os.close(descriptor)
+
+
+def _name_of(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _is_private(gid: int, *, uid: int) -> bool:
+    """Whether a group is a user's own alone, as many systems give one to everybody (adduser.conf(5), USERGROUPS)."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

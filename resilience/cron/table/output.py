@@ -1,0 +1,106 @@
+"""The files of what runs wrote: `<state_dir>/.cron/output/<key>/<slot>.txt`, few and small."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from resilience.cron.state_folder import CronFolder
+from resilience.errors import StateDirectoryError
+from resilience.system.files import explain_os_error, make_folder
+
+_NAME = re.compile(r"(\d+)(?:-(\d+))?\.txt")
+_AT_MOST = 100
+"""No slot is run more often than this."""
+
+
+def output_folder(folder: CronFolder, key: str) -> Path:
+    """Where an entry's outputs lie; it need not exist."""
+    return folder.path / "output" / key
+
+
+class OutputFile:
+    """The file of one run's output. It is made when there is something to write, so that silent runs take no inode."""
+
+    def __init__(self, folder: CronFolder, key: str, slot: int) -> None:
+        self._folder, self._key, self._slot = folder, key, slot
+        self._descriptor = -1
+        self._hole = ""
+        self.path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name; empty as long as nothing was written."""
+        return self.path.name if self.path is not None else ""
+
+    def append(self, content: bytes) -> None:
+        """Write at its end. Raise StateDirectoryError if it cannot be written; the next words then say so first."""
+        if not content:
+            return
+        if self._hole:
+            content = f"\n... words are missing here: {self._hole} ...\n".encode("utf-8", "replace") + content
+        place = self.path or output_folder(self._folder, self._key)
+        try:
+            if self._descriptor < 0:
+                self._open()
+            view = memoryview(content)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            self._hole = ""
+        except OSError as error:
+            self._hole = os.strerror(error.errno or 0)
+            raise explain_os_error(error, "write", self.path or place) from error
+
+    def close(self) -> None:
+        """Some file servers tell only here that there was no room. Raise StateDirectoryError then."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                raise explain_os_error(error, "write", self.path or Path(self.name)) from error
+
+    def _open(self) -> None:
+        folder = output_folder(self._folder, self._key)
+        make_folder(folder, mode=self._folder.folder_mode)
+        for number in range(1, _AT_MOST):  # a slot that was cut short may run again: its words are kept beside
+            path = folder / (f"{self._slot}.txt" if number == 1 else f"{self._slot}-{number}.txt")
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                self._descriptor = os.open(path, flags, self._folder.file_mode)
+            except FileExistsError:
+                continue
+            self.path = path
+            os.fchmod(self._descriptor, self._folder.file_mode)
+            return
+        raise StateDirectoryError(f"{folder} holds too many outputs of slot {self._slot}", hint="resil cron prune")
+
+
+def outputs(folder: CronFolder, key: str) -> tuple[str, ...]:
+    """The names of the kept outputs of an entry, oldest slot first. Raise StateDirectoryError if it cannot be read."""
+    path = output_folder(folder, key)
+    try:
+        names = os.listdir(path)  # noqa: PTH208 - names only
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+    found = [(int(match[1]), int(match[2] or 1), name) for name in names if (match := _NAME.fullmatch(name))]
+    return tuple(name for _, _, name in sorted(found))
+
+
+def prune(folder: CronFolder, key: str, keep_runs: int, *, running: frozenset[int] = frozenset()) -> int:
+    """Remove all outputs of an entry but the newest `keep_runs`, and those of slots that run; return how many.
+
+    Raise StateDirectoryError if the folder cannot be read. What cannot be removed is left.
+    """
+    names, removed = outputs(folder, key), 0
+    for name in names[: max(0, len(names) - keep_runs)]:
+        match = _NAME.fullmatch(name)
+        if match is not None and int(match[1]) not in running:
+            with suppress(OSError):
+                (output_folder(folder, key) / name).unlink()
+                removed += 1
+    return removed

@@ -1,0 +1,87 @@
+"""The words for what cron does: schedules, options and moments as people say them. Pure."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+from resilience.cron.records import EntryOptions
+from resilience.quantities import format_duration
+
+_FOLDER_WORDS = {
+    "@hourly": "every hour", "@daily": "every day at 00:00", "@midnight": "every day at 00:00",
+    "@weekly": "on Sunday at 00:00", "@monthly": "on the 1st at 00:00", "@yearly": "on 1 January at 00:00",
+    "@annually": "on 1 January at 00:00", "@reboot": "once after each start of the machine",
+    "@minutely": "every minute", "@quarter_hourly": "every 15 minutes",
+}  # fmt: skip
+
+
+def unusual_options(options: EntryOptions, usual: EntryOptions) -> dict[str, str]:
+    """Given an entry's options, return those that are not as where nothing was said, as they are written. Pure."""
+    written = {
+        "timeout": span_text(options.timeout_s),
+        "catch_up": {0: "none", 1: "once"}.get(options.catch_up, f"all<={options.catch_up}"),
+        "overlap": options.overlap.value,
+        "jitter": span_text(options.jitter_s),
+        "ok": _codes(options.ok),
+        "rerun": "",
+        "sbatch": "cron",
+    }
+    fields = {"timeout": "timeout_s", "jitter": "jitter_s", "sbatch": "takes_cron_sbatch"}
+    names = {name: fields.get(name, name) for name in written}
+    return {name: written[name] for name, field in names.items() if getattr(options, field) != getattr(usual, field)}
+
+
+def span_text(seconds: float) -> str:
+    """A duration as it is written in an option: `1h30m`, `0s`."""
+    return format_duration(seconds).replace("min", "m").replace(" ", "")
+
+
+def _codes(codes: Iterable[int]) -> str:
+    """`0-3` of 0, 1, 2, 3."""
+    spans: list[list[int]] = []
+    for code in sorted(set(codes)):
+        if spans and code == spans[-1][1] + 1:
+            spans[-1][1] = code
+        else:
+            spans.append([code, code])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def schedule_in_words(schedule: str, zone: str = "") -> str:
+    """Given a schedule, return it as people say it; what cannot be said is as it is written. Pure.
+
+    For instance, `30 2 * * 1` gives `at 02:30 on Monday`.
+    """
+    text = " ".join(schedule.split())
+    words = _FOLDER_WORDS.get(text.lower(), "")
+    if not words and text.lower().startswith("@every "):
+        words = f"every {text[7:]}"
+    if match := re.fullmatch(r"\*/([0-9]+) \* \* \* \*", text):
+        words = f"every {int(match[1])} minutes" if 60 % max(1, int(match[1])) == 0 else ""
+    if not words and not text.startswith("@"):
+        from datetime import UTC, datetime
+
+        from cronsim import CronSim, CronSimError
+
+        try:
+            said = CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)).explain()
+            words = said[:1].lower() + said[1:]
+        except (CronSimError, ValueError, IndexError):
+            words = ""
+    words = words or text
+    return f"{words} ({zone})" if zone else words
+
+
+def slot_text(slot: float, now: float | None = None) -> str:
+    """A moment as people read it: `18:00` today, `24 Dec 18:00` else; seconds where there are some."""
+    moment = time.localtime(slot)
+    clock = "%H:%M:%S" if moment.tm_sec else "%H:%M"
+    if now is not None:
+        today = time.localtime(now)
+        if moment[:3] == today[:3]:
+            return time.strftime(clock, moment)
+        if moment.tm_year != today.tm_year:
+            return time.strftime(f"%Y-%m-%d {clock}", moment)
+    return time.strftime(f"%d %b {clock}", moment)

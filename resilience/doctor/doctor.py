@@ -1,0 +1,181 @@
+"""`resil doctor`: is the scheduler here, what does it support, and can a run live here."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience import layout
+from resilience.cluster import ClusterConfig
+from resilience.doctor.cluster import Diagnosis, diagnose_cluster
+from resilience.errors import ResilError, UsageError
+from resilience.finding import Verdict
+from resilience.runs.project import Project
+from resilience.runs.submit_script import template_library
+from resilience.runs.switches import read_switch
+from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
+
+CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything the doctor found, in the order in which it looked."""
+
+    diagnoses: tuple[Diagnosis, ...]
+
+    @property
+    def worst(self) -> Verdict:
+        """The worst of it."""
+        return max((diagnosis.verdict for diagnosis in self.diagnoses), default=Verdict.OK)
+
+
+def examine(project: Project) -> Examination:
+    """Look at settings, scheduler, state directory, runs and cron. Never raises: what fails is a finding."""
+    looks: tuple[tuple[str, Callable[[Project], Iterator[Diagnosis]]], ...] = (
+        ("settings", _settings),
+        ("scheduler", _scheduler),
+        ("state directory", _state_directory),
+        ("templates", _templates),
+        ("runs", _runs),
+        ("cron", _cron),
+    )
+    return Examination(tuple(diagnosis for topic, look in looks for diagnosis in _guarded(topic, look, project)))
+
+
+def _guarded(topic: str, look: Callable[[Project], Iterator[Diagnosis]], project: Project) -> Iterator[Diagnosis]:
+    """What a look finds; one that fails has found that it cannot tell. An outsider's plugin may raise anything."""
+    try:
+        yield from look(project)
+    except ResilError as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
+    except (Exception, SystemExit) as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+
+
+def _settings(project: Project) -> Iterator[Diagnosis]:
+    path = project.loaded.path
+    if path is None:
+        yield Diagnosis("settings", Verdict.OK, "no resil.toml; defaults count", "write a commented one: resil init")
+    else:
+        yield Diagnosis("settings", Verdict.OK, str(path))
+
+
+def _scheduler(project: Project) -> Iterator[Diagnosis]:
+    name = project.scheduler_name()
+    path = project.world.environ.get("PATH")
+    if name == "slurm":
+        missing = [client for client in CLIENTS if shutil.which(client, path=path) is None]
+        if missing:
+            yield Diagnosis(
+                "SLURM commands",
+                Verdict.CRITICAL,
+                f"not on PATH: {', '.join(missing)}",
+                'log in to a node of the cluster, or load its module; without SLURM: [scheduler] name = "local"',
+            )
+            return
+    try:
+        scheduler = project.scheduler()
+    except UsageError as error:
+        yield Diagnosis("scheduler", Verdict.CRITICAL, error.message, error.hint)
+        return
+    try:
+        config = scheduler.config()
+    except ResilError as error:
+        yield Diagnosis("scheduler", Verdict.UNKNOWN, f"{name}: {error.message}", error.hint)
+        return
+    yield from _describe(config)
+    yield from diagnose_cluster(config)
+    variables = sorted(key for key in project.world.environ if key.startswith("SBATCH_"))
+    if variables:
+        yield Diagnosis(
+            "environment", Verdict.WARNING, f"set: {', '.join(variables)}; they override #SBATCH lines", "unset them"
+        )
+
+
+def _describe(config: ClusterConfig) -> Iterator[Diagnosis]:
+    if config.scheduler == "local":
+        yield Diagnosis(
+            "scheduler", Verdict.OK, "the embedded one: jobs run on this machine", "for a cluster, use its login node"
+        )
+    else:
+        cluster = f" on cluster {config.cluster}" if config.cluster else ""
+        yield Diagnosis("scheduler", Verdict.OK, f"SLURM {config.version}{cluster} answers")
+
+
+def _state_directory(project: Project) -> Iterator[Diagnosis]:
+    path = project.loaded.state_dir
+    try:
+        try_to_write(nearest_existing(path))
+        yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
+    except OSError as error:
+        yield Diagnosis(
+            "state directory",
+            Verdict.CRITICAL,
+            f"cannot write in {path}: {error.strerror or error}",
+            "set state_dir under [run] in resil.toml to a folder of yours on the shared file system",
+        )
+        return
+    mount = mount_of(path, current_mounts())
+    if mount is None:
+        yield Diagnosis("file system", Verdict.UNKNOWN, "cannot tell what it lies on", "it must be shared by all nodes")
+    elif project.scheduler_name() == "local" and mount.type not in MEMORY_TYPES:
+        yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}; jobs run on this machine")
+    elif mount.is_node_local:
+        yield Diagnosis(
+            "file system",
+            Verdict.WARNING,
+            f"{mount.type} at {mount.point} is most probably local to this node",
+            "jobs on other nodes would not see switches and journals; choose a shared folder as state_dir",
+        )
+    else:
+        yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}, shared")
+
+
+def _templates(project: Project) -> Iterator[Diagnosis]:
+    try:
+        names = sorted({info.name for info in template_library(project).list()})
+        yield Diagnosis("templates", Verdict.OK, ", ".join(names))
+    except (ResilError, OSError) as error:
+        yield Diagnosis("templates", Verdict.CRITICAL, str(error), "reinstall resil")
+
+
+def _runs(project: Project) -> Iterator[Diagnosis]:
+    for directory in project.runs():
+        try:
+            policy = project.switch_policy(directory)
+            for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH):
+                switch = read_switch(directory, kind, policy)
+                if switch is None:
+                    continue
+                text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", not obeyed: {switch.refusal}")
+                yield Diagnosis(
+                    f"run {directory.run}", Verdict.WARNING, text, f"take it back: resil clear {directory.run}"
+                )
+        except ResilError as error:
+            yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
+
+
+def _cron(project: Project) -> Iterator[Diagnosis]:
+    """Whether the scheduler lives; where there is none, what could make its ticks. `resil cron doctor` says more."""
+    from resilience.cron.project import open_cron
+    from resilience.doctor.cron import outlook
+
+    yield outlook(open_cron(project))
+
+
+def try_to_write(folder: Path) -> None:
+    """Write a file there and remove it. Raise OSError."""
+    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
+        probe.write(b"can write\n")
+        probe.flush()
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest one above it that is there. Raise OSError if that cannot be seen."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

@@ -1,0 +1,44 @@
+"""What a check may look at besides its own settings: the world, the project, its runs, the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # `resil watch fs` needs none of them
+    from resilience.runs.run_directory import RunDirectory
+    from resilience.schedulers import Scheduler
+    from resilience.system.world import World
+
+
+class Scene(NamedTuple):
+    """Where a check stands.
+
+    Attributes:
+        world: clock, runner, environment, host, current folder.
+        project: the project folder.
+        state_dir: where the run directories are kept; it need not exist.
+        run: the project's own run, by name; it need not exist.
+        group: Unix group that may operate the runs, or empty.
+        scheduler: makes the client when it is first needed; a name asks for that scheduler's instead of the one that
+            new jobs go to, `cluster=` one of SLURM's where there are several. Raises UsageError if there is no such
+            scheduler.
+        scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
+        has_settings: whether a resil.toml was found.
+    """
+
+    world: World
+    project: Path
+    state_dir: Path
+    run: str
+    group: str
+    scheduler: Callable[..., Scheduler]
+    scheduler_deadline_s: float = 60.0
+    has_settings: bool = False
+
+    def runs(self) -> tuple[RunDirectory, ...]:
+        """Every run of the state directory. Raise StateDirectoryError if it cannot be read."""
+        from resilience.runs.run_directory import find_runs
+
+        return tuple(find_runs(self.state_dir, self.group))

@@ -1,0 +1,214 @@
+"""`resil init`: a commented resil.toml and the cron folder, without asking anything."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.errors import UsageError
+from resilience.quantities import parse_slurm_time_s, quote_toml
+from resilience.runs.project import run_name_from
+from resilience.runs.submit_plan import split_signal
+from resilience.runs.submit_script import read_own_script
+from resilience.runs.templates.directives import parse_directives
+from resilience.settings.load import FILE_NAME
+from resilience.submission import ArrayExpression, serial_array
+from resilience.system.files import make_folder, write_atomic
+from resilience.system.shipped import shipped_folder
+
+_TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
+"""Of those below, what becomes `name`, `array` and `signal_lead_s`."""
+
+_NOT_SETTINGS = frozenset(
+    {"array", "dependency", "comment", "signal", "job-name", "output", "error", "open-mode"}
+    | {"parsable", "test-only", "wait", "wrap", "begin", "hold"}
+)
+"""Directives that resil writes itself, or that belong to one submit."""
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_PROGRAM = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """What was written, and what of the script could not be taken over."""
+
+    written: tuple[Path, ...]
+    kept: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
+    """Write resil.toml and cron/ into a folder. What is there already is kept, unless forced.
+
+    Raise UsageError if there is a resil.toml and `force` is not given, or the source is no batch script.
+    """
+    target = folder / FILE_NAME
+    if os.path.lexists(target) and not force:
+        raise UsageError(f"{target} exists already", hint="look at it: resil config show; write a new one: --force")
+    text, notes = compose_settings(folder.name, read_own_script(source) if source is not None else "")
+    make_folder(folder, mode=0o755)
+    write_atomic(target, text, mode=0o644)
+    written, kept = [target], []
+    shipped = shipped_folder("cron")
+    for path in sorted(shipped.rglob("*")):
+        destination = folder / "cron" / path.relative_to(shipped)
+        if path.is_dir():
+            make_folder(destination, mode=0o755)
+        elif destination.exists():
+            kept.append(destination)
+        else:
+            make_folder(destination.parent, mode=0o755)
+            content = path.read_bytes()
+            write_atomic(destination, content, mode=0o755 if is_program(path.name, content) else 0o644)
+            written.append(destination)
+    return Initialized(tuple(written), tuple(kept), notes)
+
+
+def is_program(name: str, content: bytes) -> bool:
+    """Whether a shipped file is one that is run: it says by what, and run-parts(8) would take its name. Pure.
+
+    Not by its mode: what unpacks a wheel need not keep that. A batch script, which sbatch reads, is none.
+    """
+    return content.startswith(b"#!") and _PROGRAM.fullmatch(name) is not None
+
+
+def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
+    """The text of a commented resil.toml, and notes about directives that were left out. Pure."""
+    options: dict[str, str | None] = {}
+    notes: list[str] = []
+    if script:
+        options = dict(parse_directives(script).options)
+        left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
+        notes = [f"--{key} was left out: resil or each submit says it" for key in left]
+        notes.append("command is still the example: put there what the script runs, and its modules into setup")
+    run = run_name_from((options.get("job-name") or name).strip())
+    lead = _lead(options.get("signal") or "")
+    sbatch = []
+    for key, value in options.items():
+        if key not in _NOT_SETTINGS:
+            refusal = _refusal(key, value)
+            if refusal:
+                notes.append(f"{key!r} was left out: {refusal}")
+            else:
+                sbatch.append(f"{key} = {'true' if value is None else quote_toml(value)}")
+    return _TEMPLATE.format(
+        run=quote_toml(run),
+        array=quote_toml(_array(options.get("array") or "")),
+        lead=quote_toml(lead),
+        sbatch="\n".join(sbatch) if sbatch else _SBATCH_EXAMPLE,
+    ), tuple(notes)
+
+
+def _array(directive: str) -> str:
+    """A script's array as [submit] writes it: there, a bare number is how many jobs."""
+    try:
+        expression = ArrayExpression.parse(directive)
+        text = "1" if expression.count == 1 else directive.strip()
+        serial_array(text)
+    except UsageError:
+        return "10"
+    return text
+
+
+def _lead(signal: str) -> str:
+    try:
+        return f"{split_signal(signal)[1]}s" if "@" in signal else "5m"
+    except UsageError:
+        return "5m"
+
+
+def _refusal(key: str, value: str | None) -> str:
+    """Why a directive cannot become a line of [sbatch], or an empty text."""
+    if _OPTION.fullmatch(key) is None:
+        return "it is no option of sbatch"
+    if any(not character.isprintable() for character in value or ""):
+        return "its value holds a control character"
+    if key == "time":
+        try:
+            parse_slurm_time_s(value or "")
+        except UsageError as error:
+            return error.message
+    return ""
+
+
+_SBATCH_EXAMPLE = """\
+# partition = "gpu"
+# account = "project-123"
+# nodes = 4
+# gpus-per-node = 8
+# cpus-per-task = 16
+# exclusive = true
+time = "20:00:00\""""
+
+_TEMPLATE = """\
+# Settings of resil. What is commented out shows the default, or an example.
+# Every setting: resil config show; check this file: resil config check
+
+[run]
+name = {run}
+# The training, as you would type it in a shell. It resumes from its last checkpoint by itself, and asks the guard once
+# per step (from resilience.guard import TrainingGuard).
+command = "python train.py"
+# How it is launched: python, srun, torchrun, accelerate, deepspeed, container. See: resil templates
+template = "python"
+# Shell lines before the launch.
+# setup = ["module load cuda", "source .venv/bin/activate"]
+# Where the run keeps its state: must be on a file system that all nodes share.
+# state_dir = ".resil"
+# Colleagues of this Unix group may stop the run by its switch files.
+# group = "my-group"
+
+[submit]
+# As `resil submit --array`: 10 means ten jobs, one after another.
+array = {array}
+# This long before the time limit, the batch shell tells the run to save and stop.
+signal_lead_s = {lead}
+
+[guard]
+# When the training saves and stops by itself.
+# host_memory_percent = 95
+# first_save_s = "2m"
+# signals = ["USR1", "TERM"]
+
+[watch]
+# What `resil watch --all` looks at. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
+# checks = ["fs", "inodes", "job", "log"]
+
+[alert]
+# Who is told when a watchdog finds something; see also: resil alert test
+# channels = ["email"]
+# escalation = ["1h: list"]
+# quiet_hours = "22:00-07:00"
+
+# [channel.email]
+# to = ["you@example.org"]
+# host = "smtp.example.org"
+# Secrets are files of mode 0600, never settings.
+# password_file = "~/.config/resil/smtp-password"
+
+[cron]
+# Who runs what lies in cron/, once `resil cron install` was typed: the first of these that works here, unless one is
+# named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
+# backend = "auto"
+# Options of sbatch for the scheduler's own job (backend slurm), and for cron/slurm/*. One CPU each, and no GPU.
+# sbatch = {{ partition = "cpu", account = "project-123" }}
+# Batch shells of trainings start the scheduler again when it is dead.
+# revive = true
+# A dead man's switch elsewhere, which tells you when nothing here can any more.
+# ping_url_file = "~/.config/resil/ping-url"
+# digest_at = "08:00"
+
+[sbatch]
+# Any long option of sbatch.
+{sbatch}
+
+[environment]
+# Exported before the launch. No secrets here: scripts can be read by others.
+# NCCL_DEBUG = "WARN"
+
+[template]
+# Variables of the template; `resil templates NAME` lists them.
+# gpus_per_node = 8
+"""

@@ -1,0 +1,225 @@
+"""What a kill switch that was just thrown will do, and when: looked up once, said in sentences.
+
+The switch lies there before anybody looks, so whatever cannot be found out is said as unknown and stops nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilience import layout
+from resilience.errors import ResilError, StateDirectoryError
+from resilience.job import JobState
+from resilience.quantities import format_duration
+from resilience.runs.attempt import Attempt
+from resilience.runs.attempts import last_events
+from resilience.runs.kill_stage import KillStage, clock_time, describe
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.status import RunStatus, run_statuses
+from resilience.runs.steer import own_script
+from resilience.runs.submissions import read_intents
+from resilience.switch import Scope
+from resilience.system.files import open_without_waiting, read_regular
+
+DEFAULT_BOUND_S = 300.0
+"""How long a training has to come to a step when nothing was learned (slurm_templates/_attempt.bash)."""
+NOTICE_S = 5.0
+"""The batch shell and the guard look so often, unless set otherwise."""
+LEARNED = "learned/0.json"
+"""What rank 0's guard has measured, for the batch shell: docs/reference/run-directory.md."""
+_START = re.compile(rb'^\{"event":"start",.*"attempt":(\d+)[,}]', re.MULTILINE)
+_OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
+_JOURNAL_BYTES = 16 * 2**20
+_STAGES = b"resil_stages"
+"""A function of the batch shell: scripts that an older resil wrote lack it, and end nothing by force."""
+_LAUNCH = b"resil_journal launch"
+"""Scripts that an older resil wrote lack it: whether the setup of an attempt is over cannot be known then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillOutlook:
+    """What is known of a run whose kill switch was just thrown.
+
+    Attributes:
+        headline: as of `resil status`: running, queued, not queued, finished, unknown.
+        attempt: the one that trains now, or None.
+        is_in_setup: whether it has not launched its training yet: nothing ends the commands before that.
+        is_guarded: whether the guard was seen in it; None when that could not be looked up.
+        ever_guarded: whether one was ever seen in this run; None when that could not be looked up.
+        within_s: how long a step and a save take at most, as far as they were measured; None when they were not.
+        bound_s: how long the training has to come to a step.
+        stage: what the batch shell has done already, because the switch was thrown before.
+        queued: how many jobs wait.
+        script: the person's own script that the run was queued with, or empty.
+        is_old: whether the batch script was written by a resil that ended nothing by force.
+        owner: who can cancel the jobs; empty when that is who asks.
+    """
+
+    headline: str
+    attempt: Attempt | None = None
+    is_in_setup: bool = False
+    is_guarded: bool | None = False
+    ever_guarded: bool | None = False
+    within_s: float | None = None
+    bound_s: float = DEFAULT_BOUND_S
+    stage: KillStage | None = None
+    queued: int = 0
+    script: str = ""
+    is_old: bool = False
+    owner: str = ""
+
+
+def look(project: Project, directory: RunDirectory) -> KillOutlook:
+    """Look at the run, and once at the queue. Raise StateDirectoryError if the run's own files cannot be read."""
+    (status,) = run_statuses(project, (directory,))
+    attempt = _training(directory, status)
+    learned = _learned(directory)
+    step_s, save_s = _number(learned.get("slowest_step_s")), _number(learned.get("slowest_save_s"))
+    intents = read_intents(directory)
+    script = _content(intents[-1].script) if intents else b""
+    owner = (intents[-1].by if intents else "") or directory.owner()
+    me = project.world.host.user
+    return KillOutlook(
+        headline=status.headline,
+        attempt=attempt,
+        is_in_setup=attempt is not None and _LAUNCH in script and not _journalled(directory, attempt, "launch"),
+        is_guarded=_saw_guard(directory, attempt) if attempt is not None else False,
+        ever_guarded=_ever_saw_guard(directory),
+        within_s=None if step_s is None or save_s is None else step_s + save_s + NOTICE_S,
+        bound_s=_bound_s(directory, learned),
+        stage=status.kill,
+        queued=sum(n for row in status.rows for state, n in row.counts.items() if JobState(state).is_waiting),
+        script=own_script(directory),
+        is_old=bool(script) and _STAGES not in script,
+        owner="" if me in (owner, "root") else owner,
+    )
+
+
+def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[str]:
+    """Say what happens now, and what a person can still do. Pure."""
+    is_finished = outlook.headline == "finished"
+    said = ["the run is finished"] if is_finished else []
+    if outlook.script:
+        said += _of_own_script(outlook)
+    elif outlook.attempt is not None:
+        said += _of_attempt(outlook, outlook.attempt, now)
+    elif outlook.headline == "running":
+        said.append("a job runs that has launched nothing yet, and will not")
+    elif outlook.headline != "unknown" and not is_finished:
+        said.append("nothing of it runs now")
+    if outlook.headline == "unknown":
+        said.append("the scheduler did not say what runs")
+    if outlook.queued and not outlook.script:
+        end = "end in seconds as they start"
+        if scope is Scope.ALL:
+            end = "are cancelled as the first of them starts" if outlook.attempt is None else "are cancelled then"
+        said.append(f"queued jobs ({outlook.queued}) {end}")
+    if is_finished and outlook.attempt is None and not outlook.script:
+        return [*said, f"to take the switch back: resil clear {run}"]
+    at_once = f"its owner {outlook.owner} can end it at once" if outlook.owner else "to end it at once"
+    said.append(f"to let it go on: resil clear {run}; {at_once}, without a save: resil cancel {run}")
+    return said
+
+
+def _of_own_script(outlook: KillOutlook) -> list[str]:
+    said = [f"this run was queued with a script of its own, {outlook.script}: nobody ends a training that hangs"]
+    if outlook.ever_guarded is False:
+        return [
+            *said,
+            "no guard was ever seen in this run: it stops only if its training looks at the switch by itself",
+        ]
+    return [*said, "a training with a guard stops at its next step, after a save"]
+
+
+def _of_attempt(outlook: KillOutlook, attempt: Attempt, now: float) -> list[str]:
+    name = f"attempt {attempt.number} (job {attempt.label})"
+    if outlook.stage is not None:
+        return [f"{name} is being ended already: {describe(outlook.stage, now)}"]
+    if outlook.is_in_setup and not outlook.is_guarded:
+        return [f"{name} is in its setup, which nothing ends: it stops as soon as that is over"]
+    at = clock_time(now + outlook.bound_s + NOTICE_S, now)
+    ends = f"the batch shell ends {name} at {at}: SIGTERM, and SIGKILL after KillWait"
+    if outlook.is_old:
+        ends = "the batch script is of an older resil, so nobody ends a training that hangs"
+    if outlook.ever_guarded is False:
+        return [f"no guard was ever seen in this run: nothing will be saved. {ends[0].upper()}{ends[1:]}"]
+    if outlook.is_guarded is False:
+        return [
+            f"{name} stops at its first step if it has a guard: none was seen in it so far",
+            f"if it does not, {ends}",
+        ]
+    within = "" if outlook.within_s is None else f": within about {format_duration(round(outlook.within_s))}"
+    if not outlook.is_old:
+        ends = f"if it has not by {at}: stacks of all ranks, SIGTERM, and SIGKILL after KillWait"
+    return [f"{name} stops at its next step, after a save{within}", ends]
+
+
+def _training(directory: RunDirectory, status: RunStatus) -> Attempt | None:
+    """The attempt that trains, or is in its setup, and is not over; the next one may wait for it already."""
+    for attempt in reversed(status.attempts[-3:]):
+        if attempt.end is None and _journalled(directory, attempt, "attempt_start"):
+            return attempt
+    return None
+
+
+def _journalled(directory: RunDirectory, attempt: Attempt, name: str) -> bool:
+    events = last_events(directory, attempt.job_id)
+    return any(e.get("event") == name and e.get("attempt") == attempt.number for e in events)
+
+
+def _learned(directory: RunDirectory) -> Mapping[str, Any]:
+    try:
+        found = read_regular(directory.path / LEARNED)
+        record = json.loads(found[0]) if found is not None else {}
+    except (ResilError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _bound_s(directory: RunDirectory, learned: Mapping[str, Any]) -> float:
+    """As the batch shell counts: the setting of the last submit, what was learned, or five minutes."""
+    try:
+        guard = directory.settings().get("guard")
+    except StateDirectoryError:
+        guard = None
+    wanted = _number(guard.get("kill_timeout_s")) if isinstance(guard, dict) else None
+    return wanted or _number(learned.get("kill_after_s")) or DEFAULT_BOUND_S
+
+
+def _saw_guard(directory: RunDirectory, attempt: Attempt) -> bool | None:
+    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.0.jsonl"
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            return str(attempt.number).encode() in _START.findall(file.read(_JOURNAL_BYTES))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+
+
+def _ever_saw_guard(directory: RunDirectory) -> bool | None:
+    try:
+        journal = os.listdir(directory.path / layout.JOURNAL)  # noqa: PTH208
+        beats = os.listdir(directory.path / layout.BEATS)  # noqa: PTH208
+    except OSError:
+        return None
+    return any(map(_OF_A_RANK.fullmatch, journal)) or any(not name.startswith(".") for name in beats)
+
+
+def _content(script: str) -> bytes:
+    """Of a rendered script; empty when it cannot be read."""
+    try:
+        return Path(script).read_bytes()
+    except OSError:
+        return b""
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else None

@@ -1,0 +1,143 @@
+"""What every story needs: the world, the settings, the run directories, and the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.errors import UsageError
+
+if TYPE_CHECKING:  # `resil watch fs` needs none of them
+    from resilience.errors import ResilError
+    from resilience.plugins import Family
+    from resilience.runs.run_directory import RunDirectory
+    from resilience.schedulers import Scheduler
+    from resilience.settings.load import Loaded
+    from resilience.switch import OwnerPolicy
+    from resilience.system.world import World
+
+
+def run_name_from(text: str) -> str:
+    """Given any text, a folder's name for instance, return a run's name made of it. Pure."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text).lstrip("._-")[:100] or "run"
+
+
+@cache
+def schedulers() -> Family:
+    """The schedulers there are. Looked for only when one is needed: a remembered answer needs none."""
+    from resilience.plugins import Family
+
+    return Family("schedulers", "SCHEDULER")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One project folder with its settings, as one command sees it.
+
+    Attributes:
+        unread: why the user's own settings were done without; None when they were read, or there are none.
+    """
+
+    world: World
+    loaded: Loaded
+    _clients: dict[str, Scheduler] = field(default_factory=dict, compare=False, repr=False)
+    unread: ResilError | None = None
+
+    def scheduler_name(self) -> str:
+        """The scheduler that new jobs go to: the one set, or SLURM where sbatch is installed, else the embedded one."""
+        wanted = self.loaded.settings.scheduler.name
+        if wanted != "auto":
+            return wanted
+        import shutil
+
+        found = shutil.which("sbatch", path=self.world.environ.get("PATH"))
+        return "slurm" if found else "local"
+
+    def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
+        """The client of a scheduler, made once. Raise UsageError if there is no such scheduler.
+
+        `cluster` is one of SLURM's where there are several; empty is the one that the person's own commands ask.
+        """
+        wanted = name or self.scheduler_name()
+        key = f"{wanted}@{cluster}" if cluster else wanted
+        if key not in self._clients:
+            environ = self.world.environ
+            self._clients[key] = schedulers().load(wanted)(
+                clock=self.world.clock,
+                runner=self.world.runner,
+                environ={**environ, "SLURM_CLUSTERS": cluster} if cluster else environ,
+                deadline_s=self.loaded.settings.scheduler.deadline_s,
+            )
+        return self._clients[key]
+
+    def default_run(self, script: Path | None = None) -> str:
+        """The run's name when none is given: the settings', the script's, or the project folder's.
+
+        Raise UsageError if the settings give one that cannot be a run's name.
+        """
+        if self.loaded.settings.run.name:
+            from resilience.submission import check_run_name
+
+            return check_run_name(self.loaded.settings.run.name)
+        if script is not None and self.loaded.path is None:
+            return run_name_from(script.stem)
+        return run_name_from(self.loaded.project.name)
+
+    def directory(self, run: str) -> RunDirectory:
+        """The directory of a run, by name, or by a path to it. It need not exist."""
+        from resilience.runs.run_directory import RunDirectory
+
+        group = self.loaded.settings.run.group
+        if "/" in run:
+            path = (self.world.cwd / run).resolve()
+            return RunDirectory(path, group)
+        return RunDirectory(self.loaded.state_dir / run, group)
+
+    def existing(self, run: str = "") -> RunDirectory:
+        """The directory of a run that was submitted before.
+
+        Without a name, the project's own run, or the only one there is. Raise UsageError if there is none, or several.
+        """
+        if run:
+            directory = self.directory(run)
+            if directory.exists():
+                return directory
+            raise self._no_such_run(run)
+        own = self.directory(self.default_run())
+        if own.exists():
+            return own
+        runs = self.runs()
+        if len(runs) == 1:
+            return runs[0]
+        if not runs:
+            raise UsageError(
+                f"no run was submitted from here yet (looked in {self.loaded.state_dir})",
+                hint="start one: resil submit",
+            )
+        raise UsageError("there are several runs; which one?", hint=f"name one of: {', '.join(d.run for d in runs)}")
+
+    def switch_policy(self, directory: RunDirectory) -> OwnerPolicy:
+        """Whose switches a run obeys: as it was submitted, which may be a colleague's doing and not these settings'.
+
+        Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
+        be looked at.
+        """
+        from resilience.runs.switches import policy_of_run
+
+        return policy_of_run(directory)
+
+    def runs(self) -> tuple[RunDirectory, ...]:
+        """Every run of the state directory."""
+        from resilience.runs.run_directory import find_runs
+
+        return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))
+
+    def _no_such_run(self, run: str) -> UsageError:
+        from difflib import get_close_matches
+
+        names = [directory.run for directory in self.runs()]
+        near = get_close_matches(run, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see them all: resil status"
+        return UsageError(f"there is no run {run!r} in {self.loaded.state_dir}", hint=hint)

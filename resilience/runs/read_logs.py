@@ -1,0 +1,138 @@
+"""`resil logs`: the newest output of a run, and what is added to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from resilience.errors import ResilError, SchedulerUnavailable
+from resilience.runs.jobs_of import newest
+from resilience.runs.last_step import logs_by_age, newest_log
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import jobs_of_run, scheduler_of
+from resilience.runs.submissions import read_intents
+from resilience.system.files import explain_os_error, open_without_waiting
+
+POLL_S = 0.5
+LOOK_S = 30.0
+"""How often the scheduler is asked whether another job writes now, where only it knows the log."""
+TAIL_LIMIT_BYTES = 2**20
+"""Not more than this is shown of the end: a progress bar may write one line of gigabytes."""
+_BLOCK_BYTES = 65536
+
+
+def find_log(project: Project, directory: RunDirectory) -> Path:
+    """The log written to last: of the rendered scripts, else of what the scheduler says the newest job writes.
+
+    Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler could tell, and does not.
+    """
+    own = newest_log(directory)
+    if own is not None:
+        return own
+    intents = read_intents(directory)
+    try:
+        scheduler = project.scheduler(scheduler_of(intents))
+        jobs = jobs_of_run(scheduler.jobs(finished=True), directory.run, intents)
+        job = newest([job for job in jobs if not job.state.is_waiting])
+        path = Path(scheduler.job(job.id).stdout) if job is not None else None
+        if path is not None and os.path.lexists(path) and not path.is_dir():
+            return path
+    except SchedulerUnavailable as error:
+        raise SchedulerUnavailable(
+            f"run {directory.run} has no log in {directory.path}, and who else knows it did not say: {error.message}",
+            hint=error.hint,
+        ) from error
+    except ResilError as error:
+        raise ResilError(
+            f"run {directory.run} has no log in {directory.path}; {error.message}", hint=error.hint
+        ) from error
+    except OSError as error:
+        raise explain_os_error(error, "look at", Path(str(error.filename))) from error
+    raise ResilError(
+        f"run {directory.run} has written no log yet", hint=f"see what it waits for: resil status {directory.run}"
+    )
+
+
+def last_lines(path: Path, count: int) -> tuple[bytes, int]:
+    """The last lines of a file, as they are, and the position where they end; the rest is not read.
+
+    Of very long lines only the end is shown. Raise StateDirectoryError if it cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            end = os.fstat(file.fileno()).st_size
+            blocks: list[bytes] = []
+            position, breaks = end, 0
+            while position > 0 and breaks <= count and end - position < TAIL_LIMIT_BYTES:
+                size = min(_BLOCK_BYTES, position)
+                position -= size
+                file.seek(position)
+                blocks.append(file.read(size))
+                breaks += blocks[-1].count(b"\n")
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+    tail = b"".join(reversed(blocks))
+    ends_open = not tail.endswith(b"\n")
+    cut = len(tail) if count == 0 else _after_break(tail, count + (0 if ends_open else 1))
+    return tail[cut:], end
+
+
+def _after_break(text: bytes, nth: int) -> int:
+    """Where the text behind the nth line break from the end begins; 0 if it has fewer."""
+    position = len(text)
+    for _ in range(nth):
+        position = text.rfind(b"\n", 0, position)
+        if position < 0:
+            return 0
+    return position + 1
+
+
+def follow(project: Project, directory: RunDirectory, path: Path, position: int) -> Iterator[tuple[Path, bytes]]:
+    """Yield (file, new bytes) for ever, from a position on; what a newer attempt writes is taken up as it appears.
+
+    Two attempts may write for a while; each log goes on where it was left. A log that was truncated or replaced begins
+    again. Raise StateDirectoryError if it cannot be read.
+    """
+    clock = project.world.clock
+    positions = {log: _size(log) for log in logs_by_age(directory)} | {path: position}
+    looked = clock.monotonic()
+    while True:
+        chunk, positions[path] = _read_on(path, positions[path])
+        if chunk:
+            yield path, chunk
+            continue
+        newer = newest_log(directory)
+        if newer is None and clock.monotonic() - looked >= LOOK_S:
+            looked = clock.monotonic()
+            with suppress(ResilError):  # not answered now: the log that is known is followed on
+                newer = find_log(project, directory)
+        if newer is not None and newer != path:
+            path = newer
+            if positions.setdefault(path, 0) != _size(path):
+                continue
+        clock.sleep(POLL_S)
+
+
+def _read_on(path: Path, position: int) -> tuple[bytes, int]:
+    """The next bytes and where they end. A log that is not there just now has none; it may be being replaced."""
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            if os.fstat(file.fileno()).st_size < position:
+                position = 0  # truncated by a requeue without --open-mode=append
+            file.seek(position)
+            chunk = file.read(_BLOCK_BYTES)
+            return chunk, position + len(chunk)
+    except FileNotFoundError:
+        return b"", 0
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,246 @@
+"""`resil status`: every run in one row per job or array, what happens next, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from resilience import layout
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.job import Job, JobState
+from resilience.runs.attempt import Attempt, AttemptEnd
+from resilience.runs.attempts import last_beat, last_events, newest_save, read_attempts
+from resilience.runs.fold_jobs import JobRow, fold
+from resilience.runs.kill_stage import KillStage, kill_stage
+from resilience.runs.last_save import LastSave
+from resilience.runs.last_step import last_step
+from resilience.runs.project import Project
+from resilience.runs.queue_memory import QueueAnswer, ask_queue
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import jobs_of_run, scheduler_of, submitters
+from resilience.runs.submissions import read_intents
+from resilience.runs.switches import read_switch
+from resilience.switch import Switch
+
+LOST_ATTEMPTS_TOLD = 2
+"""Of the newest attempts: what was lost long ago is no news."""
+
+ATTEMPTS_AT_ONCE = 3
+"""Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
+
+SIGN_OF_LIFE_S = 30.0
+"""A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
+
+LOST_SLACK_S = 5.0
+"""An attempt younger than this, by a clock of another machine, may have begun after the queue was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What is known about one run.
+
+    Attributes:
+        rows: its jobs, what runs first.
+        next_in_line: what will run next, or empty.
+        step: the last step seen, or None.
+        attempts: every attempt so far, oldest first.
+        finished: whether the training said that it is done.
+        switches: the switches that lie there, honoured or not.
+        save: what the guard has told of its saves, or None.
+        kill: the stage of a running attempt that is being ended by its kill switch or by stop_after, or None.
+        lost: sentences about work that a dead node or a reboot took.
+        headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
+        trouble: why the scheduler could not be asked; the rows are then what it said `age_s` seconds ago.
+        unreadable: why the run's own files could not be read, or empty.
+    """
+
+    run: str
+    path: str
+    scheduler: str
+    rows: tuple[JobRow, ...]
+    next_in_line: str
+    step: int | None
+    attempts: tuple[Attempt, ...]
+    finished: bool
+    switches: tuple[Switch, ...]
+    lost: tuple[str, ...]
+    headline: str
+    save: LastSave | None = None
+    kill: KillStage | None = None
+    trouble: str = ""
+    age_s: float = 0.0
+    unreadable: str = ""
+
+
+def run_statuses(
+    project: Project, directories: Sequence[RunDirectory], *, fresh: bool = False
+) -> tuple[RunStatus, ...]:
+    """Look at the runs; each scheduler is asked once for all of them, and not at all while its answer is young.
+
+    A run whose files cannot be read is told as `unreadable` beside the others. Raise StateDirectoryError if it is the
+    only one asked for.
+    """
+    answers: dict[tuple[str, tuple[str, ...]], QueueAnswer] = {}
+    statuses = []
+    for directory in directories:
+        try:
+            intents = read_intents(directory)
+            name = scheduler_of(intents) or project.scheduler_name()
+            asked = name, submitters(directory, intents, project.world.host.user)
+            if asked not in answers:
+                answers[asked] = _ask(project, *asked, fresh)
+            jobs = jobs_of_run(answers[asked].jobs, directory.run, intents)
+            statuses.append(_status(project, directory, name, jobs, answers[asked]))
+        except StateDirectoryError as error:
+            if len(directories) == 1:
+                raise
+            statuses.append(_unreadable(directory, error))
+    return tuple(statuses)
+
+
+def _ask(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
+    """The queue of those who submitted a run; they may be colleagues."""
+    is_own = people == (project.world.host.user,)
+
+    def fetch() -> tuple[Job, ...]:
+        return project.scheduler(scheduler).jobs(users=None if is_own else people, finished=True)
+
+    try:
+        return ask_queue(project.world, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
+    except UsageError as error:
+        if scheduler == project.scheduler_name():
+            raise
+        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's journal must not hide the others
+
+
+def _unreadable(directory: RunDirectory, error: StateDirectoryError) -> RunStatus:
+    return RunStatus(
+        run=directory.run,
+        path=str(directory.path),
+        scheduler="",
+        rows=(),
+        next_in_line="",
+        step=None,
+        attempts=(),
+        finished=False,
+        switches=(),
+        lost=(),
+        headline="unreadable",
+        unreadable=error.message,
+    )
+
+
+def _status(
+    project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
+) -> RunStatus:
+    rows = fold(jobs, project.world.clock.now())
+    finished = directory.is_finished()
+    now = project.world.clock.now()
+    attempts = read_attempts(directory)
+    if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
+        trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
+        answer = answer._replace(trouble=trouble)
+    attempts = mark_lost(attempts, jobs, answer, now)
+    save = newest_save(directory, [attempt.job_id for attempt in attempts])
+    return RunStatus(
+        run=directory.run,
+        path=str(directory.path),
+        scheduler=scheduler,
+        rows=rows,
+        next_in_line=_next_in_line(jobs),
+        step=_newest_step(last_step(directory), save, attempts),
+        attempts=attempts,
+        finished=finished,
+        switches=_switches(project, directory),
+        lost=_lost(jobs, attempts),
+        headline=_headline(rows, finished, answer),
+        save=save,
+        kill=kill_under_way(directory, attempts),
+        trouble=answer.trouble,
+        age_s=answer.age_s,
+    )
+
+
+def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
+    """Whether the newest attempt, which never said that it ended, beat a moment ago, and no row says it is over."""
+    if not attempts or attempts[-1].end is not None or any(job.raw_id == attempts[-1].job_id for job in jobs):
+        return False
+    beat = last_beat(directory, attempts[-1])
+    return beat is not None and abs(now - beat) < SIGN_OF_LIFE_S
+
+
+def mark_lost(attempts: Sequence[Attempt], jobs: Sequence[Job], answer: QueueAnswer, now: float) -> tuple[Attempt, ...]:
+    """The attempts, those marked LOST that never wrote an end and whose job has no processes any more. Pure.
+
+    Only a scheduler that answered can tell, and only of attempts that had begun when it did.
+    """
+    if answer.trouble or not answer.is_known:
+        return tuple(attempts)
+    alive = {job.raw_id for job in jobs if job.state.may_have_processes}
+    seen_at = now - answer.age_s - LOST_SLACK_S
+    return tuple(
+        replace(attempt, end=AttemptEnd.LOST)
+        if attempt.end is None and attempt.job_id not in alive and attempt.start_time < seen_at
+        else attempt
+        for attempt in attempts
+    )
+
+
+def _headline(rows: Sequence[JobRow], finished: bool, answer: QueueAnswer) -> str:
+    if finished:
+        return "finished"
+    if answer.trouble or not answer.is_known:
+        return "unknown"  # what was seen earlier is shown, and proves nothing about now
+    if any(row.state.may_have_processes for row in rows):
+        return "running"
+    if any(row.is_alive for row in rows):
+        return "queued"
+    return "not queued"
+
+
+def _next_in_line(jobs: Sequence[Job]) -> str:
+    waiting = sorted((job for job in jobs if job.state.is_waiting), key=lambda job: (job.id.array, job.id.task or 0))
+    if not waiting:
+        return ""
+    first = waiting[0]
+    total = sum(job.task_count for job in waiting)
+    label = f"{first.id.array}_[{first.tasks}]" if first.is_array_record else str(first.id)
+    return f"{label} ({total} {'job' if total == 1 else 'jobs'} waiting)"
+
+
+def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    sentences = []
+    for job in jobs:
+        if job.state is JobState.NODE_FAIL or (job.state.is_waiting and job.reason == "NodeDown"):
+            sentences.append(f"job {job.id} was lost with its node{f' {job.nodes}' if job.nodes else ''}")
+    for attempt in attempts[-LOST_ATTEMPTS_TOLD:]:
+        if attempt.end is AttemptEnd.LOST:
+            host = f" on {attempt.host}" if attempt.host else ""
+            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) never said how it ended")
+    return tuple(sentences)
+
+
+def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
+    """The last step, `seen` in a heartbeat of some seconds ago, or in a log: a save of this attempt may be newer."""
+    if save is None or not attempts or save.attempt != attempts[-1].number:
+        return seen
+    return max((step for step in (seen, save.step) if step is not None), default=None)
+
+
+def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:
+    """The stage of the newest attempt that is being ended; one that only waits for it may be newer."""
+    for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]):
+        if attempt.end is None:
+            stage = kill_stage(last_events(directory, attempt.job_id), attempt.number)
+            if stage is not None:
+                return stage
+    return None
+
+
+def _switches(project: Project, directory: RunDirectory) -> tuple[Switch, ...]:
+    try:
+        policy = project.switch_policy(directory)
+        found = (read_switch(directory, kind, policy) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH))
+        return tuple(switch for switch in found if switch is not None)
+    except StateDirectoryError:
+        return ()

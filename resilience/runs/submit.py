@@ -1,0 +1,302 @@
+"""`resil submit`: queue a run, exactly once, and only if that is what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resilience import layout
+from resilience.errors import (
+    ResilError,
+    StateDirectoryError,
+    SubmissionUncertain,
+    UsageError,
+)
+from resilience.job import JobId
+from resilience.runs import queue_memory
+from resilience.runs.jobs_of import refuse_if_alive
+from resilience.runs.living_jobs import live_jobs
+from resilience.runs.open_intents import refuse_if_another_was_first, settle_open_intents
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import (
+    Intent,
+    Outcome,
+    new_token,
+    read_intents,
+    record_intent,
+    record_result,
+)
+from resilience.runs.submit_facts import lint_facts, passed_options
+from resilience.runs.submit_footing import look_at_footing, undo
+from resilience.runs.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
+from resilience.runs.submit_script import guard_variables, owner_policy, read_own_script, render_script
+from resilience.runs.switches import policy_of, read_switch
+from resilience.runs.templates.lint import LintFinding, Severity, lint
+from resilience.schedulers import Scheduler
+from resilience.settings.show import to_toml
+from resilience.submission import Submission, check_run_name
+from resilience.switch import describe_age
+from resilience.system.files import write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A submit that could be carried out as it stands.
+
+    Attributes:
+        script: the text that would run.
+        submissions: one, or the links of a chain (without their dependency on each other yet).
+        findings: what the lint has to say; none of them refuses.
+    """
+
+    directory: RunDirectory
+    plan: SubmitPlan
+    script: str
+    submissions: tuple[Submission, ...]
+    findings: tuple[LintFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitResult:
+    """What was queued.
+
+    Attributes:
+        ids: the jobs, in their order.
+        notes: what the scheduler said besides.
+        recovered: whether a job was found by its token after the call had failed.
+    """
+
+    run: str
+    directory: Path
+    ids: tuple[JobId, ...]
+    notes: tuple[str, ...]
+    recovered: bool
+
+
+def prepare(project: Project, request: SubmitRequest) -> Prepared:
+    """Work out everything and write nothing.
+
+    Raise UsageError, SettingsError or TemplateError if it cannot be meant; the message names the reason of the lint.
+    """
+    check_run_name(request.run)
+    directory = project.directory(request.run)
+    settings = project.loaded.settings
+    plan = plan_submit(request, settings, str(directory.path / layout.LOGS))
+    tokens = [new_token() for _ in range(plan.jobs)]
+    if request.script is None:
+        script = render_script(project, request, plan, directory)
+        paths = [str(directory.path / layout.SCRIPTS / f"{token}.sbatch") for token in tokens]
+    else:
+        own = (project.world.cwd / request.script).resolve()
+        script = read_own_script(own)
+        paths = [str(own)] * plan.jobs
+    environment = {"RESIL_RUN": request.run, "RESIL_RUN_DIR": str(directory.path)}
+    if request.script is not None:  # a rendered script says these itself
+        environment |= guard_variables(project.loaded)
+    submissions = tuple(
+        Submission(
+            token=token,
+            run=request.run,
+            script=path,
+            script_args=request.script_args,
+            options=plan.options,
+            extra_args=request.extra_args,
+            directory=str(project.world.cwd if request.script is not None else project.loaded.project),
+            environment=environment,
+            fresh=True,
+        )
+        for token, path in zip(tokens, paths, strict=True)
+    )
+    options = {**plan.options, **passed_options(request.extra_args)}
+    findings = lint(script, options, lint_facts(project, request, plan, directory, script))
+    refused = [finding for finding in findings if finding.severity is Severity.REFUSE]
+    if refused:
+        others = "".join(f"\n       also: {finding.message}" for finding in refused[1:])
+        raise UsageError(refused[0].message + others, hint=refused[0].hint)
+    return Prepared(directory, plan, script, submissions, tuple(findings))
+
+
+def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
+    """The exact commands that `perform` would run, for people."""
+    scheduler = project.scheduler()
+    previous: JobId | None = None
+    lines = []
+    for number, submission in enumerate(prepared.submissions):
+        chained = _behind(submission, previous) if number else submission
+        text = describe_command(scheduler.command_line(chained))
+        lines.append(text if not number else text.replace("afterany:1 ", "afterany:<job before> "))
+        previous = JobId(1)
+    return tuple(lines)
+
+
+def test_only(project: Project, prepared: Prepared, request: SubmitRequest) -> str:
+    """Ask the scheduler whether and when it would start; nothing is queued and nothing is left behind."""
+    scheduler = project.scheduler()
+    submission = prepared.submissions[0]
+    if request.script is not None:
+        return scheduler.test(submission)
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="resil-test-") as folder:
+        path = Path(folder) / "script.sbatch"
+        write_atomic(path, prepared.script)
+        return scheduler.test(replace(submission, script=str(path)))
+
+
+def perform(
+    project: Project, request: SubmitRequest, prepared: Prepared, progress: Callable[[str], None] = lambda _: None
+) -> SubmitResult:
+    """Queue it: one job per intent, whatever happens to the controller meanwhile.
+
+    Raise RunAlive if the run lives and neither `--after` nor `--force` was given, SchedulerUnavailable if that could
+    not be found out, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if
+    it could not be found out whether the job was queued: the next submit looks first.
+    """
+    directory, scheduler = prepared.directory, project.scheduler()
+    # In this order: a submit that comes between the two lines is not known, and is given way to.
+    known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
+    footing = look_at_footing(directory)
+    if footing.run_file is not None:
+        _check_run(project, request, directory, scheduler, progress)
+    ids: list[JobId] = []
+    notes: list[str] = []
+    recovered = False
+    try:
+        directory.create(to_toml(project.loaded, request.run))
+        for number, submission in enumerate(prepared.submissions):
+            current = _behind(submission, ids[-1]) if number else submission
+            first = None if number or request.force else known
+            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request, first)
+            ids.append(submitted[0])
+            notes += [note for note in submitted[1] if note not in notes]
+            recovered = recovered or submitted[2]
+            if len(prepared.submissions) > 1:
+                progress(f"queued {number + 1} of {len(prepared.submissions)}: job {submitted[0]}")
+    except ResilError as error:
+        if ids:
+            queued = ", ".join(map(str, ids))
+            error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
+        elif not isinstance(error, SubmissionUncertain):
+            undo(directory, footing, known)
+        raise
+    finally:
+        queue_memory.forget(project.world, scheduler.name)
+    return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
+
+
+def _check_run(
+    project: Project,
+    request: SubmitRequest,
+    directory: RunDirectory,
+    scheduler: Scheduler,
+    progress: Callable[[str], None],
+) -> None:
+    """Find out whether queueing this run now makes sense. Raise if it does not."""
+    others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
+    clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
+    settled = [found for client in clients for found in settle_open_intents(project, directory, client, progress)]
+    _look_at_kill_switch(project, request, directory, progress)
+    if request.force:
+        return
+    if directory.is_finished():
+        raise UsageError(
+            f"run {request.run} is finished: its jobs would end at once",
+            hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
+        )
+    if request.after is None:
+        me = project.world.host.user
+        alive = [job for client in clients for job in live_jobs(client, directory, me)]
+        if settled and not alive:
+            progress("it is over already; queueing anew")
+        refuse_if_alive(request.run, alive)
+
+
+def _look_at_kill_switch(
+    project: Project, request: SubmitRequest, directory: RunDirectory, progress: Callable[[str], None]
+) -> None:
+    """Name a kill switch that lies there, with its age: it may be forgotten. Raise UsageError unless forced."""
+    try:
+        policy = policy_of(directory, owner_policy(project.loaded.settings.run))
+        kill = read_switch(directory, layout.KILL_SWITCH, policy)
+    except StateDirectoryError:
+        if not request.force:
+            raise
+        return
+    if kill is None:
+        return
+    if not kill.honoured:
+        progress(f"run {request.run} has a kill switch that is not obeyed: {kill.refusal}")
+        return
+    ago = describe_age(project.world.clock.now() - kill.when)
+    why = f" ({kill.why})" if kill.why else ""
+    thrown = f"run {request.run} has a kill switch, thrown by {kill.who}{ago}{why}"
+    if not request.force:
+        raise UsageError(
+            f"{thrown}: its jobs would end at once",
+            hint=f"take it back: resil clear {request.run}; or queue all the same: --force",
+        )
+    progress(f"{thrown}: its jobs end at once until it is taken back: resil clear {request.run}")
+
+
+def _behind(submission: Submission, previous: JobId | None) -> Submission:
+    """The submission, queued behind another job as well."""
+    if previous is None:
+        return submission
+    options = dict(submission.options)
+    before = f"afterany:{previous.whole}"
+    options["dependency"] = before  # the first link carried the person's own dependency; the others follow it
+    return replace(submission, options=options)
+
+
+def _submit_one(
+    project: Project,
+    directory: RunDirectory,
+    scheduler: Scheduler,
+    submission: Submission,
+    script: str,
+    request: SubmitRequest,
+    known: Collection[str] | None,
+) -> tuple[JobId, tuple[str, ...], bool]:
+    """Journal the intent, submit, journal the result. `known` are the tokens that were looked at, or are our own:
+    another submit that is not among them was first. None: no matter who was first.
+    """
+    clock = project.world.clock
+    written = Path(submission.script) if request.script is None else None
+    try:
+        if written is not None:
+            # SLURM keeps a copy of its own: only the intent must outlast a power cut.
+            write_atomic(written, script, mode=directory.folder_mode & 0o777, durable=False)
+        argv = scheduler.command_line(submission)
+        by = project.world.host.user
+        record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
+        if known is not None:
+            refuse_if_another_was_first(directory, submission.token, known, clock.now())
+    except ResilError:  # it cannot be journalled, or must not be, so it is not sent
+        _drop(written)
+        raise
+    try:
+        submitted = scheduler.submit(submission)
+    except SubmissionUncertain as error:  # the next submit looks it up before it does anything
+        with suppress(StateDirectoryError):
+            record_result(directory, submission.token, Outcome.UNCERTAIN, clock.now(), why=error.message)
+        raise
+    except ResilError as error:
+        with suppress(StateDirectoryError):  # then the next submit looks it up; this refusal is what matters
+            record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
+        _drop(written)
+        raise
+    notes = submitted.notes
+    try:
+        record_result(directory, submission.token, Outcome.SUBMITTED, clock.now(), job_id=submitted.id)
+    except StateDirectoryError as error:
+        notes += (f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token",)
+    return submitted.id, notes, submitted.recovered
+
+
+def _drop(script: Path | None) -> None:
+    if script is not None:
+        with suppress(OSError):
+            script.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""The switch files: how people steer a run that is not theirs to signal.
+
+SLURM lets only the owner of a job signal or cancel it; file permissions let colleagues stop it. A switch is a
+regular file, opened O_NOFOLLOW and O_NONBLOCK, whose owner passes the policy; anything else is named, never obeyed,
+and never blocks.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from resilience import layout
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.quantities import quote_toml
+from resilience.runs.run_directory import RunDirectory
+from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.system.clock import iso_time
+from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
+
+
+def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
+    """Whose switches a run obeys: what the settings say, else what the folder's own permissions allow."""
+    if wanted:
+        try:
+            return OwnerPolicy(wanted)
+        except ValueError:
+            raise UsageError(f"{wanted!r} is no owner policy", hint="there are: owner, group, any") from None
+    return policy_of_mode(_stat(directory.path / layout.SWITCHES).st_mode)
+
+
+def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
+    """Whose switches a run obeys: as it was submitted, else what the folder's permissions allow.
+
+    Raise StateDirectoryError if even those cannot be looked at.
+    """
+    try:
+        recorded = directory.settings().get("run")
+    except StateDirectoryError:
+        recorded = None
+    if isinstance(recorded, dict):
+        wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
+        if wanted in set(OwnerPolicy):
+            return OwnerPolicy(wanted)
+    return policy_of(directory)
+
+
+def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
+    """Write a switch file with who, when and why, and return its path.
+
+    On a full disk, or a full quota, it is an empty file, which is a switch too: it is obeyed, and says no more than
+    whose it is. Raise StateDirectoryError if not even that fits.
+    """
+    path = directory.path / layout.SWITCHES / switch.kind
+    lines = [
+        f"who = {quote_toml(switch.who)}",
+        f"when = {quote_toml(iso_time(switch.when))}",
+        f"why = {quote_toml(switch.why)}",
+    ]
+    if switch.kind == layout.KILL_SWITCH:
+        lines.append(f"scope = {quote_toml(switch.scope.value)}")
+    if switch.label:
+        lines.append(f"label = {quote_toml(switch.label)}")
+    # Readable by all who can enter the folder: jobs of the owner must read what a colleague wrote.
+    mode = directory.file_mode | 0o044
+    try:
+        write_atomic(path, "\n".join(lines) + "\n", mode=mode)
+    except StateDirectoryError as error:
+        if getattr(error.__cause__, "errno", 0) in FULL and _make_empty(path, mode):
+            return path
+        if switch.kind == layout.KILL_SWITCH:
+            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {directory.path}"
+        raise
+    return path
+
+
+def _make_empty(path: Path, mode: int) -> bool:
+    """Make an empty file that needs no room but its name; say whether there is one now, ours or somebody's."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Switch | None:
+    """Read a switch, or return None when it is not thrown.
+
+    Something that is no regular file, or whose owner breaks the policy, comes back with `honoured` False and the
+    reason.
+    """
+    path = directory.path / layout.SWITCHES / kind
+    try:
+        found = read_regular(path)
+    except StateDirectoryError as error:
+        if error.transient:
+            raise
+        unreadable = _look_at(path) if isinstance(error.__cause__, PermissionError) else None
+        if unreadable is None:
+            return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
+        # A colleague's umask closed the file to us. That it lies there is the wish; the text is only a comment.
+        found = b"", unreadable
+    if found is None:
+        return None
+    content, info = found
+    return parse_switch(
+        kind,
+        content,
+        who=_user_name(info.st_uid),
+        written=info.st_mtime,
+        run=directory.run,
+        refusal=_refusal(info, directory, policy),
+    )
+
+
+def clear_switch(directory: RunDirectory, kind: str) -> bool:
+    """Remove a switch; return whether there was one. Raise StateDirectoryError if it cannot be removed."""
+    path = directory.path / layout.SWITCHES / kind
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise explain_os_error(error, "remove", path) from error
+    return True
+
+
+def _refusal(info: os.stat_result, directory: RunDirectory, policy: OwnerPolicy) -> str:
+    run_uid = directory.owner_uid()
+    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run_uid, run_gid=_stat(directory.path).st_gid):
+        return ""
+    return refuse_owner(policy, _user_name(info.st_uid), _group_name(info.st_gid))
+
+
+def _look_at(path: Path) -> os.stat_result | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info if stat.S_ISREG(info.st_mode) else None
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise explain_os_error(error, "look at", path) from error
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,266 @@
+"""What is wrong with a batch script and its options, before anything is queued. Pure.
+
+There is no other linter for sbatch: SLURM fails such jobs without a word, or days later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resilience.errors import ResilError
+from resilience.quantities import parse_slurm_time_s
+from resilience.runs.templates.directives import Directives, parse_directives
+from resilience.runs.templates.sbatch_variables import option_of
+from resilience.submission import MAX_LEAD_S, ArrayExpression
+
+SIGNAL_SLACK_S = 60
+"""SLURM looks at time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
+
+
+class Severity(StrEnum):
+    """REFUSE: it cannot work. WARN: it probably is not what was meant."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """One thing that is wrong: the reason, and what to do about it."""
+
+    severity: Severity
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintFacts:
+    """What the lint knows of the world. The defaults mean: not known, and nothing is said about it.
+
+    Attributes:
+        run: the run's name.
+        run_dir_owner: name of the run that the run directory already belongs to.
+        state_dir: where run directories are kept.
+        state_dir_is_node_local: whether other nodes cannot see it.
+        max_array_size: MaxArraySize of the cluster; the largest index is one less.
+        measured_save_s: how long the slowest save of this run took.
+        stop_after_s: when the attempt is to end without a time limit ([guard] stop_after); 0: not at all.
+        missing_directories: folders of output files that do not exist.
+        signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
+        sbatch_environment: names of the `SBATCH_*` variables that are set.
+    """
+
+    run: str = ""
+    run_dir_owner: str = ""
+    state_dir: str = ""
+    state_dir_is_node_local: bool = False
+    max_array_size: int | None = None
+    measured_save_s: float | None = None
+    stop_after_s: float = 0.0
+    missing_directories: tuple[str, ...] = ()
+    signal_slack_s: int = SIGNAL_SLACK_S
+    sbatch_environment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    script: str
+    directives: Directives
+    options: Mapping[str, str | None]
+    """Directives and command line together; the command line wins, as with sbatch."""
+    asked: frozenset[str]
+    """Names of the options on the command line."""
+    facts: LintFacts
+
+    def text(self, name: str) -> str:
+        return self.options.get(name) or ""
+
+
+def lint(script: str, options: Mapping[str, str | None], facts: LintFacts) -> tuple[LintFinding, ...]:
+    """Judge a batch script and the options it is queued with; the worst come first."""
+    directives = parse_directives(script)
+    case = _Case(script, directives, {**dict(directives.options), **options}, frozenset(options), facts)
+    findings = [finding for rule in RULES for finding in rule(case)]
+    return tuple(sorted(findings, key=lambda finding: finding.severity is Severity.WARN))
+
+
+def _refuse(message: str, hint: str = "") -> LintFinding:
+    return LintFinding(Severity.REFUSE, message, hint)
+
+
+def _warn(message: str, hint: str = "") -> LintFinding:
+    return LintFinding(Severity.WARN, message, hint)
+
+
+def _form(case: _Case) -> Iterator[LintFinding]:
+    if not case.script.startswith("#!"):
+        yield _refuse("the script does not begin with #!, so sbatch refuses it", "make its first line #!/bin/bash")
+    if case.directives.crlf:
+        yield _refuse("the script has DOS line ends (CRLF), so sbatch refuses it", "sed -i 's/\\r$//' SCRIPT")
+    for line in case.directives.late:
+        yield _warn(f"{line!r} comes after the first command: sbatch ignores it", "move it to the top")
+    for problem in case.directives.problems:
+        yield _warn(f"sbatch may refuse the directive {problem}")
+
+
+def _time(case: _Case) -> Iterator[LintFinding]:
+    value = case.text("time")
+    if not value:
+        return
+    try:
+        parse_slurm_time_s(value)
+    except ResilError as error:
+        yield _refuse(f"--time: {error.message}", error.hint)
+
+
+def _time_limit_s(case: _Case) -> int | None:
+    try:
+        return parse_slurm_time_s(case.text("time")) if case.text("time") else None
+    except ResilError:
+        return None
+
+
+def _signal(case: _Case) -> Iterator[LintFinding]:
+    value = case.text("signal")
+    if not value:
+        return
+    flags, colon, body = value.rpartition(":")
+    name, at, number = body.partition("@")
+    if not name or (at and not number.isdigit()) or set(flags.upper()) - {"B", "R"}:
+        yield _refuse(f"--signal={value} is no signal with a lead in seconds", "write B:USR1@300")
+        return
+    lead_s = int(number) if at else 60
+    if lead_s > MAX_LEAD_S:
+        yield _refuse(f"--signal={value}: sbatch refuses a lead above {MAX_LEAD_S} s", "write B:USR1@300")
+        return
+    limit_s = _time_limit_s(case)
+    if limit_s is not None and lead_s >= limit_s - case.facts.signal_slack_s:
+        yield _refuse(
+            f"--signal={value} with a time limit of {limit_s} s would be sent as soon as the job begins "
+            f"{_early(case.facts.signal_slack_s)}, perhaps before anything can catch it",
+            f"choose a lead well below {limit_s} s, or a longer --time",
+        )
+    stop_after_s = case.facts.stop_after_s
+    if 0 < stop_after_s <= lead_s:
+        yield _warn(
+            f"stop_after of {stop_after_s:g} s is no longer than the lead of {lead_s} s, so the training is asked to "
+            "stop as soon as it begins",
+            f"set stop_after in [guard] well above {lead_s} s, or a shorter signal_lead_s in [submit]",
+        )
+    saving_s = case.facts.measured_save_s
+    if saving_s is not None and lead_s < saving_s:
+        yield _warn(
+            f"--signal={value} leaves {lead_s} s, but a save of this run took {saving_s:.0f} s",
+            f"choose a lead of at least {2 * saving_s:.0f} s",
+        )
+    if "B" not in flags.upper() and _traps(case.script, name):
+        yield _warn(
+            f"--signal={value} goes to srun's tasks only; the trap for {name} in the script will never run",
+            f"write B:{value.removeprefix('R:')}",
+        )
+    if colon and "B" in flags.upper() and not _traps(case.script, name) and "exec " not in case.script:
+        yield _warn(
+            f"--signal={value} goes to the batch shell alone, which has no trap for {name} and would die of it",
+            f"add a trap for {name} and wait for the training in the background, or use one of resil's templates",
+        )
+
+
+def _early(slack_s: int) -> str:
+    return f"(it may come up to {slack_s} s early)" if slack_s else "(it comes exactly then)"
+
+
+def _traps(script: str, signal: str) -> bool:
+    bare = signal.removeprefix("SIG")
+    lines = (line.split("#")[0] for line in script.splitlines())
+    return any("trap " in line and (bare in line or '"$resil_signal"' in line) for line in lines)
+
+
+def _array(case: _Case) -> Iterator[LintFinding]:
+    if "array" not in case.options:
+        return
+    value = case.text("array")
+    try:
+        array = ArrayExpression.parse(value)
+    except ResilError as error:
+        yield _refuse(f"--array: {error.message}" if value else "--array is empty", error.hint or "write 1-10%1")
+        return
+    limit = case.facts.max_array_size
+    if limit is not None and array.largest > limit - 1:
+        yield _refuse(
+            f"--array={value}: this cluster allows indices up to {limit - 1} (MaxArraySize={limit})",
+            f"write for instance 1-{limit - 1}%1, and queue the next array behind it",
+        )
+    if value.strip() == "0":
+        yield _warn("--array=0 is one task, with index 0", "for ten tasks one after another: --array 10")
+    output = case.text("output")
+    if array.count > 1 and output and not any(mark in output for mark in ("%j", "%J", "%a", "%A_")):
+        yield _warn(f"all tasks of the array write to {output}", "put %A_%a (array and task) or %j (job) into --output")
+
+
+def _dependency(case: _Case) -> Iterator[LintFinding]:
+    value = case.text("dependency")
+    for part in value.replace("?", ",").split(","):
+        if part.strip().split("_")[0].isdigit():
+            yield _warn(
+                f"--dependency={value} has no type: SLURM takes it for afterany, so it starts after a failure as well",
+                f"write afterany:{part.strip()}, or afterok:{part.strip()} if that is meant",
+            )
+
+
+def _requeue(case: _Case) -> Iterator[LintFinding]:
+    if "requeue" in case.options and case.text("open-mode") != "append":
+        yield _warn("a requeue empties the output file", "add --open-mode=append")
+
+
+def _name(case: _Case) -> Iterator[LintFinding]:
+    value = case.text("job-name")
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        yield _refuse(f"--job-name {value!r} holds a line end or another control character", "one word, please")
+
+
+def _directories(case: _Case) -> Iterator[LintFinding]:
+    for folder in case.facts.missing_directories:
+        yield _refuse(f"the folder {folder} for the output does not exist: SLURM fails such a job without a word",
+                      f"mkdir -p {folder}")  # fmt: skip
+    if case.facts.state_dir_is_node_local:
+        yield _warn(
+            f"the state directory {case.facts.state_dir} is on this machine's own disk: other nodes see another",
+            "set state_dir in resil.toml to a folder on the shared file system",
+        )
+    owner = case.facts.run_dir_owner
+    if owner and case.facts.run and owner != case.facts.run:
+        yield _refuse(
+            f"the run directory already belongs to the run {owner!r}, not to {case.facts.run!r}",
+            "two runs in one folder would obey each other's switches: choose another name or state_dir",
+        )
+
+
+def _environment(case: _Case) -> Iterator[LintFinding]:
+    given = set(dict(case.directives.options))
+    for variable in case.facts.sbatch_environment:
+        option = option_of(variable)
+        if option is None or option in case.asked:
+            continue
+        if option in given:
+            yield _warn(
+                f"{variable} is set in your environment and wins over the script's own --{option}",
+                f"unset {variable}, or give --{option} on the command line, which wins over both",
+            )
+        else:
+            yield _warn(f"{variable} is set in your environment and adds --{option}", f"unset {variable} if not meant")
+
+
+RULES: tuple[Callable[[_Case], Iterator[LintFinding]], ...] = (
+    _form,
+    _time,
+    _signal,
+    _array,
+    _dependency,
+    _requeue,
+    _name,
+    _directories,
+    _environment,
+)
+"""Every rule; each yields what it finds."""

@@ -1,0 +1,223 @@
+"""A job to be submitted: its array, its dependency, and how it is sent. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from resilience.errors import UsageError
+from resilience.job import JobId
+
+# ASCII: SLURM counts with 0 to 9 only. 18 digits: int() refuses very long texts with an error of its own.
+_PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+MAX_TASKS = 4_000_001
+"""More than SLURM's own upper bound of MaxArraySize (slurm.conf(5)): an expression beyond it is a slip."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpression:
+    """Which tasks an array has, and how many may run at once.
+
+    Attributes:
+        ranges: (first, last, step) each.
+        throttle: the number after `%`, or None. None and 0 both mean: no limit (seen with sbatch 22.05).
+    """
+
+    ranges: tuple[tuple[int, int, int], ...]
+    throttle: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ArrayExpression:
+        """Given an expression, return it. Raise UsageError if sbatch would refuse it."""
+        body, percent, limit = text.strip().partition("%")
+        if percent and _NUMBER.fullmatch(limit) is None:
+            raise _bad(text, "what follows % must be a number")
+        ranges = []
+        for part in body.split(","):
+            match = _PART.fullmatch(part)
+            if match is None:
+                raise _bad(text, f"{part!r} is not an index or a range")
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+            if last < first:
+                raise _bad(text, f"the range {part!r} runs backwards")
+            if step == 0:
+                raise _bad(text, f"the step in {part!r} is zero")
+            ranges.append((first, last, step))
+        expression = cls(tuple(ranges), int(limit) if percent else None)
+        if expression.count > MAX_TASKS:
+            raise _bad(text, f"that would be {expression.count} tasks")
+        return expression
+
+    @property
+    def count(self) -> int:
+        """How many tasks. An index written twice is one task, as it is to SLURM."""
+        written = sum((last - first) // step + 1 for first, last, step in self.ranges)
+        ends = sorted((first, last) for first, last, _ in self.ranges)
+        apart = all(before[1] < after[0] for before, after in pairwise(ends))
+        return written if apart or written > MAX_TASKS else len(self.indices())
+
+    @property
+    def largest(self) -> int:
+        """The largest index; it must stay below the cluster's MaxArraySize."""
+        return max(last - (last - first) % step for first, last, step in self.ranges)
+
+    def indices(self) -> tuple[int, ...]:
+        """Every index once, sorted."""
+        return tuple(sorted({i for first, last, step in self.ranges for i in range(first, last + 1, step)}))
+
+    def __str__(self) -> str:
+        parts = []
+        for first, last, step in self.ranges:
+            parts.append(str(first) if first == last else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
+        return ",".join(parts) + ("" if self.throttle is None else f"%{self.throttle}")
+
+
+def serial_array(text: str) -> ArrayExpression:
+    """Given what a person writes after `--array`, return the array meant.
+
+    A bare number is how many jobs: `10` gives `1-10%1`. Without `%` the jobs run one after another. Raise UsageError if
+    that is no array, or one of no jobs.
+    """
+    stripped = text.strip()
+    if _NUMBER.fullmatch(stripped):
+        if int(stripped) == 0:
+            raise UsageError("an array of 0 jobs would queue nothing", hint="--array 10 queues ten, one after another")
+        stripped = f"1-{stripped}"
+    expression = ArrayExpression.parse(stripped)
+    return expression if expression.throttle is not None else ArrayExpression(expression.ranges, 1)
+
+
+def _bad(text: str, why: str) -> UsageError:
+    return UsageError(
+        f"{text!r} is not an array: {why}", hint="--array 10 (ten, one after another), 1-10%2, 0-20:5 or 3,5,9"
+    )
+
+
+TYPES = ("after", "afterany", "afterok", "afternotok", "aftercorr", "afterburstbuffer")
+_JOB = re.compile(r"[1-9][0-9]*(_[0-9]+|_\*)?(\+[0-9]+)?")
+
+
+def write_dependency(text: str) -> str:
+    """Given a dependency as people write it, return it with every type spelt out.
+
+    For instance, `12` gives `afterany:12`, `12:13` gives `afterany:12:13` and `afterok:12:13,singleton` stays. Raise
+    UsageError if SLURM would refuse it.
+    """
+    stripped = text.strip()
+    separators = {c for c in stripped if c in ",?"}
+    if len(separators) > 1:
+        raise _bad_dependency(text, "`,` (all of them) and `?` (any of them) cannot be mixed")
+    separator = separators.pop() if separators else ","
+    return separator.join(_write_part(part.strip(), text) for part in stripped.split(separator))
+
+
+def _write_part(part: str, whole: str) -> str:
+    kind, colon, jobs = part.partition(":")
+    kind = kind.lower()  # SLURM takes any case
+    if part.lower() == "singleton":
+        return kind
+    if not colon or _JOB.fullmatch(kind):
+        kind, jobs = "afterany", part
+    if kind not in TYPES:
+        raise _bad_dependency(whole, f"there is no type {kind!r}")
+    for job in jobs.split(":"):
+        if _JOB.fullmatch(job) is None:
+            raise _bad_dependency(whole, f"{job!r} is not a job id")
+        if "+" in job and kind != "after":
+            raise _bad_dependency(whole, "only `after` takes a delay in minutes")
+    return f"{kind}:{jobs}"
+
+
+def _bad_dependency(text: str, why: str) -> UsageError:
+    return UsageError(
+        f"{text!r} is not a dependency: {why}", hint=f"write for instance afterany:123; types: {', '.join(TYPES)}"
+    )
+
+
+COMMENT_PREFIX = "resil"
+MAX_LEAD_S = 65535
+"""Largest lead that sbatch accepts in --signal (sbatch(1))."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_run_name(name: str) -> str:
+    """Given a run's name, return it. Raise UsageError if it cannot be a folder, a comment field and a word alike."""
+    if _RUN_NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"{name!r} cannot be a run's name",
+            hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
+        )
+    return name
+
+
+def make_comment(run: str, token: str) -> str:
+    """The text kept in a job's --comment: `resil:<run>:<token>`."""
+    return f"{COMMENT_PREFIX}:{run}:{token}"
+
+
+def split_comment(comment: str) -> tuple[str, str] | None:
+    """Given a job's comment, return (run, token), or None when it is not one of ours."""
+    prefix, _, rest = comment.partition(":")
+    run, _, token = rest.partition(":")
+    return (run, token.split(" ")[0]) if prefix == COMMENT_PREFIX and run and token else None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One intent to queue one job or one array: exactly one job may ever come of it.
+
+    Attributes:
+        token: random word that identifies the intent; it is looked up before any retry.
+        run: name of the run it belongs to.
+        script: absolute path of the batch script.
+        script_args: arguments of the script.
+        options: sbatch's long options without dashes, in order, to their values; None for a flag that takes none.
+            For instance `{"array": "1-10%1", "requeue": None}`.
+        extra_args: sbatch arguments passed through as they are, before the script.
+        directory: where to submit from; the job's working directory unless `chdir` says otherwise.
+        environment: variables added to the environment of the submission.
+        variables: of the person's SBATCH_* those that count; None: all, as with sbatch.
+        fresh: the token was made just now and was never sent: it need not be looked up before the first try.
+    """
+
+    token: str
+    run: str
+    script: str
+    script_args: tuple[str, ...] = ()
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    extra_args: tuple[str, ...] = ()
+    directory: str = "."
+    environment: Mapping[str, str] = field(default_factory=dict)
+    variables: Collection[str] | None = None
+    fresh: bool = False
+
+    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Given an environment, return it without the SBATCH_* that do not count."""
+        return {
+            name: value
+            for name, value in environ.items()
+            if self.variables is None or not name.startswith("SBATCH_") or name in self.variables
+        }
+
+    @property
+    def comment(self) -> str:
+        """The text by which the job is found again."""
+        return make_comment(self.run, self.token)
+
+
+class Submitted(NamedTuple):
+    """The one job that came of a submission.
+
+    Attributes:
+        id: the job's or array's id.
+        notes: what the scheduler said besides, a line each (for instance a site's job_submit message).
+        recovered: True when the call failed or timed out and the job was found by its token.
+    """
+
+    id: JobId
+    notes: tuple[str, ...] = ()
+    recovered: bool = False

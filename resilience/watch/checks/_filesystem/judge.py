@@ -1,0 +1,298 @@
+"""What was seen of one file system, as findings. Pure.
+
+At a threshold exactly it is still well, as in the ranges of the Nagios plugin API. Every limit of a subject is judged,
+and the worst one speaks; all of them stand in what was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+
+from resilience.finding import Figure, Finding, Verdict
+from resilience.quantities import format_bytes, format_duration
+from resilience.watch.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount, amount_text
+from resilience.watch.checks._filesystem.look import CRIT_PERCENT, WARN_PERCENT, Look, Thresholds
+from resilience.watch.checks._filesystem.reading import FileSystemReading
+from resilience.watch.checks._filesystem.runway import judge_checkpoints, judge_growth, top_command
+from resilience.watch.reading import Timed
+
+
+def judge_reading(
+    subject: str, readings: Sequence[Timed[FileSystemReading]], look: Look, now: float
+) -> tuple[Finding, ...]:
+    """Say what the newest reading of a subject amounts to; an OK finding when nothing is wrong."""
+    reading = readings[-1].reading
+    asked_at = readings[-1].time
+    if reading.trouble:
+        return (_trouble(subject, reading),)
+    amounts = [Amount.from_row(row) for row in reading.amounts]
+    findings: list[Finding] = []
+    if look.kind == BYTES:
+        findings += _read_only(subject, reading, look)
+    limited = [item for item in amounts if item.limit is not None]
+    judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
+    if not judged:
+        findings += [found for item in amounts for found in _grace(subject, item, look, now - asked_at)]
+        findings += _silent(subject, reading, "it tells nothing")
+        findings += [] if findings else _no_limit(subject, reading, look)
+        return tuple(_with_looked(findings, reading, []))
+    # A file system that nobody can write to fills no further.
+    can_fill = not reading.read_only
+    worst = max(judged, key=lambda entry: (entry[0], _share(entry[2], look.thresholds)))
+    verdict, why, fullest = worst
+    room = min((_free(item, look.thresholds) for _, _, item in judged if item.kind != PERCENT), default=None)
+    state = _state(fullest, look.thresholds, now - asked_at)
+    roles = f"; {', '.join(reading.roles)}" if reading.roles else ""
+    fault = "space" if look.kind == BYTES else "inodes"
+    if verdict is not Verdict.OK and can_fill:
+        findings.append(
+            Finding(
+                subject=subject,
+                verdict=verdict,
+                fault=fault,
+                summary=f"{state}{why}{roles}",
+                advice=_advice(fullest, reading, look),
+            )
+        )
+    notes: list[str] = []
+    if can_fill:
+        growing, notes = judge_growth(subject, reading, limited, look)
+        findings += growing if room is None or room > 0 else []
+        findings += judge_checkpoints(subject, reading, room, look) if room is not None else []
+    for item in amounts:
+        findings += _grace(subject, item, look, now - asked_at)
+    findings += _silent(subject, reading, state)
+    findings += _purge(subject, reading, look)
+    if not findings:
+        note = "read-only; " if reading.read_only else ""
+        findings.append(Finding(subject=subject, verdict=Verdict.OK, summary=f"{note}{state}{roles}"))
+    findings.sort(key=lambda finding: finding.verdict, reverse=True)
+    figures = tuple(f for _, _, item in judged for f in _figures(item, reading, look.thresholds))
+    findings[0] = replace(findings[0], figures=figures)
+    told = [f"{_state(item, look.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, look.thresholds)}"
+            for _, reason, item in judged]  # fmt: skip
+    return tuple(_with_looked(findings, reading, [*told, *notes]))
+
+
+def _trouble(subject: str, reading: FileSystemReading) -> Finding:
+    verdict = {"unreadable": Verdict.UNKNOWN}.get(reading.trouble, Verdict.CRITICAL)
+    was_there = reading.path in reading.mounts
+    is_wanted = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
+    if verdict is Verdict.CRITICAL and not is_wanted:
+        verdict = Verdict.WARNING  # a variable that names a folder which this node never had
+    roles = f" ({', '.join(reading.roles)})" if reading.roles else ""
+    return Finding(subject=subject, verdict=verdict, fault=reading.trouble, summary=f"{reading.detail}{roles}",
+                   advice=reading.advice, looked=reading.looked)  # fmt: skip
+
+
+def _read_only(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
+    """A remount after an error, mostly. What never was writable and is not needed is as it should be."""
+    if not reading.read_only or look.read_only_is_meant:
+        return []
+    if not (reading.is_needed or reading.seen_writable or reading.is_named):
+        return []
+    was = "it could be written before" if reading.seen_writable else "nothing can be written there"
+    verdict = Verdict.CRITICAL if reading.is_needed or reading.seen_writable else Verdict.WARNING
+    return [
+        Finding(
+            subject=subject, verdict=verdict, fault="read-only",
+            summary=f"is mounted read-only: {was} ({reading.device} at {reading.mount}, {reading.type})",
+            advice="the kernel does this after errors of the disk: see `dmesg`, tell the administrators; "
+            "if it is meant, set read_only = true",
+        )
+    ]  # fmt: skip
+
+
+def _silent(subject: str, reading: FileSystemReading, state: str) -> list[Finding]:
+    """A limit that was to be told and was not: what the file system says of itself is no answer to that."""
+    if not reading.silent:
+        return []
+    return [
+        Finding(
+            subject=subject, verdict=Verdict.UNKNOWN, fault="silent",
+            summary=f"not told how much is left of a limit: {'; '.join(reading.silent)}; of the file system: {state}",
+            advice="run it by hand, as the user and in the environment that runs the watchdog",
+        )
+    ]  # fmt: skip
+
+
+def _no_limit(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
+    if look.kind == INODES:
+        return [Finding(subject=subject, verdict=Verdict.OK, summary="no inode limit: it reports none")]
+    return [
+        Finding(
+            subject=subject, verdict=Verdict.UNKNOWN, fault="no-size",
+            summary=f"reports no size ({reading.type or 'unknown type'}): how full it is cannot be told",
+            advice="if a command of your site can tell, set command in its table",
+        )
+    ]  # fmt: skip
+
+
+def _levels(
+    item: Amount, reading: FileSystemReading, thresholds: Thresholds
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """Percent that warn and alarm, and free amounts that do, for one limit."""
+    if item.kind == PERCENT:  # nothing else can be asked of it
+        warn = thresholds.warn_percent if thresholds.warn_percent is not None else WARN_PERCENT
+        return warn, thresholds.crit_percent if thresholds.crit_percent is not None else CRIT_PERCENT, None, None
+    if _is_large(item, reading, thresholds) and not thresholds.percent_was_set:
+        if thresholds.warn_free is None and thresholds.crit_free is None:
+            return None, None, thresholds.large_warn_free, thresholds.large_crit_free
+        return None, None, thresholds.warn_free, thresholds.crit_free
+    return thresholds.warn_percent, thresholds.crit_percent, thresholds.warn_free, thresholds.crit_free
+
+
+def _is_large(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> bool:
+    """A file system that is shared by many and so large that a percent of it is many disks."""
+    return (
+        thresholds.large is not None and item.scope == FILE_SYSTEM and not reading.is_local
+        and item.limit is not None and item.limit > thresholds.large
+    )  # fmt: skip
+
+
+def _usable(item: Amount, thresholds: Thresholds) -> float:
+    assert item.limit is not None
+    return item.limit * thresholds.usable_percent / 100
+
+
+def _free(item: Amount, thresholds: Thresholds) -> float:
+    return max(0.0, _usable(item, thresholds) - item.used)
+
+
+def _share(item: Amount, thresholds: Thresholds) -> float:
+    """Percent used of what is usable."""
+    return 100 * item.used / _usable(item, thresholds) if _usable(item, thresholds) else 100.0
+
+
+def _fullness(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> tuple[Verdict, str]:
+    """How bad it is that so much is used, and which threshold says so."""
+    warn_percent, crit_percent, warn_free, crit_free = _levels(item, reading, thresholds)
+    share, free = _share(item, thresholds), _free(item, thresholds)
+    if item.limit is not None and item.used >= item.limit:
+        return Verdict.CRITICAL, "; it is full"
+    for verdict, percent, least in (
+        (Verdict.CRITICAL, crit_percent, crit_free),
+        (Verdict.WARNING, warn_percent, warn_free),
+    ):
+        if percent is not None and share > percent:
+            return verdict, f"; more than {percent:g}%"
+        if least is not None and free < least:
+            return verdict, f"; less than {amount_text(least, item.kind)} free"
+    return Verdict.OK, ""
+
+
+def _rule(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> str:
+    """Why it is well, for --explain."""
+    warn_percent, crit_percent, warn_free, crit_free = _levels(item, reading, thresholds)
+    rules = []
+    for word, percent, free in (("warns", warn_percent, warn_free), ("critical", crit_percent, crit_free)):
+        parts = [f"beyond {percent:g}%"] if percent is not None else []
+        parts += [f"below {amount_text(free, item.kind)} free"] if free is not None else []
+        rules += [f"{word} {' or '.join(parts)}"] if parts else []
+    if _is_large(item, reading, thresholds) and not thresholds.percent_was_set and thresholds.large is not None:
+        rules.append(
+            f"shared and larger than {amount_text(thresholds.large, item.kind)}, so percents are not looked at"
+        )
+    return "; ".join(rules)
+
+
+def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
+    """`91.2% of 10.0 TiB used, 900 GiB free (lfs quota of group lab, just now)`."""
+    share = floor(10 * _share(item, thresholds) + 1e-6) / 10  # 94.99 is not 95
+    what = "" if item.kind == BYTES else " inodes" if item.kind == INODES else ""
+    usable = f" usable ({thresholds.usable_percent:g}%)" if thresholds.usable_percent != 100 else ""
+    if item.kind == PERCENT:
+        text = f"{share:g}% used"
+    else:
+        assert item.limit is not None
+        whole = amount_text(_usable(item, thresholds), item.kind)
+        text = f"{share:g}% of {whole}{usable}{what} used, {amount_text(_free(item, thresholds), item.kind)} free"
+    age_s = max(0.0, since_s) + (item.age_s or 0.0)
+    age = f"{format_duration(age_s)} old" if age_s >= 60 else "just now" if item.age_s is not None else "asked just now"
+    scope = "" if item.scope in (FILE_SYSTEM, "quota", "folder") else f" of {item.scope}"
+    note = f"; {item.note}" if item.note else ""
+    return f"{text} ({item.source}{scope}, {age}{note})"
+
+
+def _advice(item: Amount, reading: FileSystemReading, look: Look) -> str:
+    quota = "" if item.scope in (FILE_SYSTEM, "folder") else ", or ask for a larger quota"
+    return f"see what takes it: `{top_command(reading, look)}`; remove or move what is not needed{quota}"
+
+
+def _grace(subject: str, item: Amount, look: Look, since_s: float) -> list[Finding]:
+    """The soft limit is passed: writing ends when the grace period does, however much is free."""
+    if item.soft is None or item.used <= item.soft:
+        return []
+    whose = "" if item.scope == "quota" else f" of {item.scope}"
+    what = " inodes" if item.kind == INODES else ""
+    over = f"{amount_text(item.used - item.soft, item.kind)}{what} over the soft limit{whose}"
+    advice = f"remove {amount_text(item.used - item.soft, item.kind)} before that, or ask for a larger quota"
+    if item.grace_s is None:
+        verdict, rest = Verdict.WARNING, "how much of the grace period is left is not told"
+    else:
+        left_s = max(0.0, item.grace_s - max(0.0, since_s))
+        if left_s > 0:
+            verdict = Verdict.CRITICAL if left_s < look.thresholds.crit_runway_s else Verdict.WARNING
+            rest = f"writing ends in {format_duration(left_s)}, with the grace period"
+        else:
+            verdict, rest = Verdict.CRITICAL, "the grace period is over: nothing more can be written"
+            advice = advice.replace(" before that", "")
+    return [Finding(subject=subject, verdict=verdict, fault="quota-grace", advice=advice,
+                    summary=f"{over} ({amount_text(item.soft, item.kind)}, {item.source}); {rest}")]  # fmt: skip
+
+
+def _purge(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
+    seen = reading.purge
+    if not seen or not look.purge_s or not seen.get("files"):
+        return []
+    files, oldest_s = int(seen["files"]), float(seen["oldest_s"])
+    least = "" if seen.get("is_whole", True) else "at least "
+    overdue = " (some are due now)" if oldest_s >= look.purge_s else ""
+    newest = "" if seen.get("spares_newest", True) else ", the newest among them"
+    return [
+        Finding(
+            subject=subject,
+            verdict=Verdict.CRITICAL if newest else Verdict.WARNING,
+            fault="purge",
+            summary=f"{least}{files:,} file{'s' if files != 1 else ''} in {seen['folder']} will be deleted for age "
+            f"within {format_duration(look.purge_warn_s)}{overdue}{newest}: {format_bytes(seen['size_bytes'])}, "
+            f"the oldest unused for {format_duration(oldest_s)} of {format_duration(look.purge_s)}",
+            advice="copy what is worth keeping to where nothing is purged; at most sites reading a file renews it",
+            evidence=(str(seen["example"]),) if seen.get("example") else (),
+        )
+    ]
+
+
+def _figures(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -> list[Figure]:
+    """Performance data: what is used, with the amounts at which it warns and alarms, 0 and the limit."""
+    warn_percent, crit_percent, warn_free, crit_free = _levels(item, reading, thresholds)
+    usable = _usable(item, thresholds)
+
+    def level(percent: float | None, free: float | None) -> float | None:
+        used = [usable * percent / 100] if percent is not None else []
+        used += [max(0.0, usable - free)] if free is not None else []
+        return floor(min(used)) if used else None
+
+    whose = "" if item.scope in (FILE_SYSTEM, "quota", "folder") else f" {item.scope}"
+    name = {BYTES: "used", INODES: "inodes", PERCENT: "used_percent"}[item.kind]
+    label = f"{name}{whose}" if item.scope != "folder" else f"{name} du"
+    label = f"{name} quota" if item.scope == "quota" and item.kind != PERCENT else label
+    return [Figure(label=label, value=item.used, unit={BYTES: "B", PERCENT: "%"}.get(item.kind, ""),
+                   warn=level(warn_percent, warn_free), crit=level(crit_percent, crit_free), minimum=0.0,
+                   maximum=item.limit)]  # fmt: skip
+
+
+def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: Sequence[str]) -> list[Finding]:
+    """What was looked at, with each finding: whoever reads one of them has it all."""
+    where = f"{reading.path} lies on {reading.device} ({reading.type}), mounted at {reading.mount}"
+    roles = (f"it holds: {', '.join(reading.roles)}",) if reading.roles else ()
+    lag = ("quota tools do not say how old their figures are: some sites renew them twice an hour, some thrice a day",)
+    shared = (
+        "what a shared file system says of itself knows no quota, snapshot, compression or tape behind it: where your "
+        "site's own command says otherwise, set command",
+    )
+    has_tool = any(row.get("age_s", 0.0) is None for row in reading.amounts)
+    looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()), *(() if reading.is_local else shared))
+    return [replace(finding, looked=(*looked, *finding.looked)) for finding in findings]

@@ -1,0 +1,300 @@
+"""What new lines of a log mean: the state of a log and a chunk of bytes in, the new state out. Pure."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from resilience.watch.checks._log import lines as lines_of
+from resilience.watch.checks._log.markers import ORDINARY, Marker, marker, words_of
+from resilience.watch.checks._log.patterns import BAR, EPOCH, EPOCH_STEP, RANKS, Found, find, seconds_per_step
+from resilience.watch.checks._log.threshold import median
+from resilience.watch.checks._log.words import LogState
+
+MOST_LINES = 5000
+"""Of one chunk; a log that writes more between two looks has its newest lines read."""
+MOST_SAID = 64
+MOST_BARS = 8
+INTERVALS = 12
+"""Steps are judged by so many of the last intervals."""
+PAUSES = 3
+"""So many older ones are kept as well that were pauses, as every 500 steps for an evaluation or a save."""
+PAUSE_TIMES, FAULT_TIMES, FAULT_S = 2.0, 20.0, 1200.0
+"""A pause is so many times the usual interval. What was longer than both of the others was a fault, not to be waited
+for again."""
+RARE_S = 1200.0
+"""A log without steps that grows only so seldom is waited for longer; of others that say more, growth is no measure."""
+BY_ITS_WORD_S = 360.0
+"""How long one step takes may stand in its line, but not that only each hundredth is told. Until the second line shows
+that, such a figure counts if it is longer than this, and else the time for the start."""
+_COMPLAINT = re.compile(
+    rb"retry|attempt|wait|time[- ]?out|timed out|fail|warn|keep-alive|rendezvous|heartbeat|unreachable|refused",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(rb"\d+")
+
+
+def begun_again(state: LogState) -> LogState:
+    """Given the state of a log whose file was truncated or replaced, return it for the new content: rotated or begun
+    anew, which the next step tells."""
+    return state._replace(
+        inode=0, mtime_ns=0, offset=0, size=0, mark=0, best=None, fell_from=None, restarts=0, bars=(), end="", error="",
+        error_kind="", errored=0.0, said=(), repeats=0, phase="start", unfinished=False,
+    )  # fmt: skip
+
+
+def digest(
+    state: LogState,
+    chunk: bytes,
+    *,
+    written: float,
+    own: re.Pattern[bytes] | None = None,
+    in_blocks: bool = False,
+) -> LogState:
+    """Given what is known of a log and what is new in it, return what is known now.
+
+    `written` is when the last of it was written, by the watcher's clock, as well as that is known. A log that is
+    written `in_blocks` is silent for many steps, whatever its lines say that one takes.
+    """
+    return _Digest(state, written, own, in_blocks).take(chunk)
+
+
+class _Digest:
+    """One chunk being taken in."""
+
+    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, in_blocks: bool) -> None:
+        self.before = state
+        self.written = written
+        self.own = own
+        self.in_blocks = in_blocks
+        self.kind, self.step, self.text = state.kind, state.step, state.text
+        self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
+        self.stride, self.phase, self.end = state.stride, state.phase, state.end
+        self.bar, self.epoch, self.top = state.bar, state.epoch, state.top
+        self.error, self.error_kind, self.errored = state.error, state.error_kind, state.errored
+        self.bars = dict(state.bars)
+        self.said = dict.fromkeys(state.said)
+        self.repeats = state.repeats
+        self.talks = self.lives = self.grows = False
+        self.is_broken = bool(state.end) or (state.phase == "start" and state.step is not None)
+        self.steps = 0
+        self.step_line = b""
+        self.step_stamps: list[float] = []
+        self.last_line = b""
+        self.first_line = b""
+        self.words: tuple[bytes, ...] = ()
+
+    def take(self, chunk: bytes) -> LogState:
+        """All of it."""
+        finished, rest = lines_of.split(chunk)
+        self.words = words_of(chunk)
+        for raw in finished[-MOST_LINES:]:
+            line = lines_of.plain(raw)
+            if line and not line.isspace() and not lines_of.PULSE.match(line):
+                self._line(line)
+        rest = lines_of.plain(rest)
+        if rest and not rest.isspace() and not lines_of.PULSE.match(rest):
+            self.talks = self.grows = True
+            found = find(rest, self.own)
+            if found is not None:
+                self._found(found, rest)
+        return self._state(bool(rest))
+
+    def _line(self, line: bytes) -> None:
+        self.talks = True
+        self.first_line = self.first_line or line
+        self.last_line = line
+        told = marker(line, self.words) if self.words else None
+        progressed = False
+        if told is None or told.kind != "resume":
+            found = find(line + b"\n", self.own)
+            progressed = found is not None and self._found(found, line)
+        if told is not None:
+            self._marker(told, line)
+        if not progressed:
+            # Complaints count their retries; what a training says counts its steps.
+            identity = lines_of.identity(_DIGITS.sub(b"", line) if _COMPLAINT.search(line) else line)
+            if identity in self.said:
+                self.repeats += 1
+            else:
+                self.grows = True
+                self.said[identity] = None
+                # Who begins an evaluation, or is through with a save, goes on; who says so again does not.
+                self.lives = self.lives or (told is not None and told.kind in ("saved", "save", "eval"))
+
+    def _marker(self, told: Marker, line: bytes) -> None:
+        if told.kind == "end":
+            self.end = lines_of.shown(line)
+            self._break()
+        elif told.kind == "resume":
+            self.phase = "start"
+            self._break()
+        elif told.kind == "saved":
+            self.phase = "train"
+        elif told.kind in ("save", "eval"):
+            self.phase = told.kind
+        elif not self.error or (told.kind == "fatal" and self.error_kind in ORDINARY):
+            self.error, self.error_kind, self.errored = lines_of.shown(line), told.word, self.written
+
+    def _break(self) -> None:
+        """The time between two trainings is no step interval."""
+        self.is_broken = True
+        self.step_stamps.clear()
+
+    def _found(self, found: Found, line: bytes) -> bool:
+        """Take in a place in the training; say whether it is further than before."""
+        rank, known = RANKS[found.kind], RANKS[self.kind]
+        if found.epoch is not None and found.kind != EPOCH_STEP:
+            self._epoch(found.epoch)
+        if found.kind == BAR and self._evaluates(found, rank > known):
+            if self._bar_moves(found):
+                self.lives, self.phase = True, "eval"
+            return True
+        if rank > known:
+            return False
+        if rank < known:
+            self.kind, self.step, self.best, self.fell_from = found.kind, None, None, None
+        further = self._bar_moves(found) if found.kind == BAR else self._goes_on(found)
+        if further:
+            self._advanced(found, line)
+        return further
+
+    def _epoch(self, epoch: float) -> None:
+        """Of those who count their steps anew in each epoch a smaller step in the next one is no step back."""
+        if self.epoch is not None and int(epoch) > int(self.epoch):
+            self.best = None
+        self.epoch = epoch
+
+    def _evaluates(self, found: Found, is_weaker: bool) -> bool:
+        """Whether a bar is of an evaluation: by its label, or while one is under way and it is not the training's."""
+        if found.evaluates:
+            return True
+        return self.phase == "eval" and (is_weaker or self.bar not in (0, found.key))
+
+    def _goes_on(self, found: Found) -> bool:
+        value, step = found.value, self.step
+        if step is None or value > step:
+            if step is not None:
+                self.stride = value - step
+            if self.best is None or value > self.best:
+                self.best, self.fell_from, self.restarts = value, None, 0
+            self.step = value
+            return True
+        if value == step:
+            return False
+        if self.best is None:  # another file: begun anew from a checkpoint
+            self.best = self.step = value
+            return True
+        if self.phase == "start":  # loaded a checkpoint
+            self.step = value
+            self.restarts += 1
+            return True
+        if step - value <= (self.stride or 1):  # ranks that write into one log are a step apart
+            return False
+        if value <= (self.stride or 1) and step in (self.top, self.fell_from):
+            # Twice from the same step to the beginning: a counter that begins anew in each epoch.
+            self.top, self.fell_from, self.best, self.step = step, None, value, value
+            return True
+        self.fell_from = max(self.fell_from or step, step)
+        self.step, self.text = value, found.text
+        return False
+
+    def _bar_moves(self, found: Found) -> bool:
+        """A bar that was complete and begins anew is the next round; one that falls back before that has failed."""
+        old = self.bars.pop(found.key, None)
+        position = int(found.value)
+        self.bars[found.key] = -1 if found.is_complete else position
+        if old is None or (old == -1 and not found.is_complete) or -1 < old < position:
+            if found.kind == BAR and not found.evaluates:
+                self.step = found.value
+            return True
+        if old > position + max(2, old // 20) and not found.evaluates:
+            self.fell_from, self.step, self.text = float(old), found.value, found.text
+        elif old > position:
+            self.bars[found.key] = old  # bars of several ranks are a little apart
+        return False
+
+    def _advanced(self, found: Found, line: bytes) -> None:
+        self.steps += 1
+        self.text, self.step_line = found.text, line
+        if found.kind == BAR:
+            self.bar = found.key
+        when = lines_of.stamp(line)
+        if when is not None:
+            self.step_stamps.append(when)
+        self.phase, self.end, self.error, self.error_kind, self.errored = "train", "", "", "", 0.0
+        self.said.clear()
+        self.repeats = 0
+
+    def _state(self, unfinished: bool) -> LogState:
+        before = self.before
+        is_first = before.looked == 0
+        advanced = before.advanced
+        if self.steps:
+            advanced = self._when_advanced()
+        elif self.lives or (self.grows and self._is_weak()):
+            advanced = self.written
+            if before.error and before.error_kind in ORDINARY and self.error == before.error:
+                self.error, self.error_kind, self.errored = "", "", 0.0
+        elif is_first:
+            advanced = self._silent_since()
+        return before._replace(
+            kind=self.kind, step=self.step, text=self.text, stride=self.stride, best=self.best,
+            fell_from=self.fell_from, restarts=self.restarts, phase=self.phase, end=self.end, error=self.error,
+            error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
+            said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
+            talked=self.written if self.talks or is_first else before.talked,
+            advanced=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch, top=self.top,
+        )  # fmt: skip
+
+    def _is_weak(self) -> bool:
+        """Whether nothing better than growth is known: no step, bars that are complete, and epochs, which may be whole
+        ones or rounded: the Trainer of Hugging Face has two decimals, and writes the same one for hours."""
+        return self.kind in ("", EPOCH) or (self.kind == BAR and all(position == -1 for position in self.bars.values()))
+
+    def _when_advanced(self) -> float:
+        """The last write, less what the lines' own clock says was between the step and it."""
+        since = self.before.looked or 0.0
+        own, last = lines_of.stamp(self.step_line), lines_of.stamp(self.last_line)
+        lag = max(0.0, last - own) if own is not None and last is not None else 0.0
+        return max(min(since, self.written), self.written - lag)
+
+    def _silent_since(self) -> float:
+        """At the first look: no step in all that was read, which may be hours of the same line."""
+        first, last = lines_of.stamp(self.first_line), lines_of.stamp(self.last_line)
+        return self.written - max(0.0, last - first) if first is not None and last is not None else self.written
+
+    def _intervals(self, advanced: float) -> tuple[float, ...]:
+        before = self.before
+        if not self.steps:
+            gap_s = advanced - before.advanced
+            is_rare = before.looked > 0 and gap_s > RARE_S and self.grows and self._is_weak()
+            return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
+        goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
+        if goes_on and advanced > before.advanced:
+            # What comes in blocks was seen to be silent between them, for longer than its steps take.
+            silent_s = before.looked - before.advanced
+            return trimmed((*before.intervals, max((advanced - before.advanced) / self.steps, silent_s)))
+        if self.in_blocks:
+            return before.intervals
+        stamps = self.step_stamps
+        gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]
+        if gaps:
+            return tuple(gaps[-INTERVALS:])
+        told = seconds_per_step(self.step_line)
+        if told is None or not 0 < told < 1e6:
+            return before.intervals
+        if self.kind in (BAR, EPOCH_STEP):
+            return (told,)
+        return (told * self.stride,) if self.stride else (told,) if told >= BY_ITS_WORD_S else before.intervals
+
+
+def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
+    """Given all intervals, return the last ones, and before them the last of the older ones that were pauses."""
+    old, last = intervals[:-INTERVALS], intervals[-INTERVALS:]
+    if not old:
+        return last
+    usual = median(last)
+    longest = max(FAULT_TIMES * usual, FAULT_S)
+    pauses = [one for one in old if PAUSE_TIMES * usual < one <= longest]
+    return (*[one for one in pauses if one >= max(pauses) / 2][-PAUSES:], *last)

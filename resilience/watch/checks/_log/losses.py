@@ -1,0 +1,207 @@
+"""What the guards wrote of the loss: not finite, or a spike, and whether that is over. Pure.
+
+A training is what lies between one `start` of rank 0 and the next: an attempt, or one of several launches in it. What
+was wrong in one stays wrong until a later one has trained past that step: it begins at a checkpoint before it.
+Format: docs/reference/run-directory.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from resilience.finding import Verdict
+from resilience.watch.checks._log.words import LogReading
+
+NONFINITE, SPIKE = "nonfinite", "spike"
+TOLD_S = 3600.0
+"""A loss that was not finite and is again is told for so long: cron's drop-ins look every quarter of an hour."""
+MOST_IN_A_ROW = 5
+"""So many attempts are looked at, to say how often the same step has stopped the run."""
+MOST_JOURNALS = 100
+"""Of one job so many are read, the lowest ranks: others than rank 0 have one only where something was odd."""
+_BEGINS = {"loss_nonfinite": NONFINITE, "loss_spike": SPIKE}
+_ENDS = {"loss_finite": NONFINITE, "loss_normal": SPIKE, "loss_level": SPIKE}
+_ORDINALS = ("", "", "the second", "the third", "the fourth", "at least the fifth")
+
+
+class Event(NamedTuple):
+    """One line of a rank's journal; `fields` has all of it."""
+
+    attempt: int
+    time: float
+    rank: int
+    name: str
+    step: int
+    fields: dict[str, Any]
+
+
+class Loss(NamedTuple):
+    """An odd loss of one training, over its ranks.
+
+    Attributes:
+        kind: `nonfinite` or `spike`.
+        attempt: the training's attempt, 0 for none; `job` its job, as in the names of journals.
+        time: when it was seen, in seconds since the epoch by the clock of that node.
+        step: the earliest at which a rank saw it; `rank` is the lowest such rank, `others` how many saw it besides.
+        value: the loss as people read it.
+        until: when it was over by itself, by the clock of that node; 0 while it lasts.
+        stopped: whether the guard stopped the training because of it.
+        times: how many trainings in a row it has stopped at this step.
+    """
+
+    kind: str
+    attempt: int
+    job: str
+    time: float
+    step: int
+    rank: int
+    others: int
+    value: str
+    until: float = 0.0
+    stopped: bool = False
+    times: int = 1
+
+
+class Training:
+    """What the journals of one training tell.
+
+    Attributes:
+        attempt: its attempt, 0 for none; `began`: when rank 0's guard did, 0 where that was not read.
+        reached: the greatest step that is known to be done, -1 where none is.
+        stop: the decision that ended it because of its loss.
+    """
+
+    def __init__(self, job: str, first: Event) -> None:
+        self.attempt = first.attempt
+        self.began = first.time if first.name == "start" else 0.0
+        self.reached = self._base = -1
+        self.stop: Event | None = None
+        self._job = job
+        self._seen: dict[tuple[str, int], tuple[Event, float]] = {}
+
+    def take(self, event: Event) -> None:
+        """Take in what comes next."""
+        name, fields = event.name, event.fields
+        if kind := _BEGINS.get(name):
+            self._seen[kind, event.rank] = (event, 0.0)
+        elif kind := _ENDS.get(name):
+            begin, _ = self._seen.get((kind, event.rank), (event, 0.0))
+            self._seen[kind, event.rank] = (begin, event.time)
+        elif name in ("start", "resume"):
+            self._base = event.step
+        else:
+            self.reached = max(self.reached, event.step)
+            # As a text: a damaged line may hold anything there.
+            if fields.get("exit_code") == 1 and "'loss'" in str(fields.get("triggers")):
+                self.stop = event
+
+    def losses(self) -> Iterator[Loss]:
+        """What was odd in it: of each kind what lasts, else what was over last."""
+        for kind in (NONFINITE, SPIKE):
+            stop = self.stop if kind == NONFINITE else None
+            seen = [pair for (of, _), pair in self._seen.items() if of == kind]
+            if stop is not None and not self._seen:  # the journal of the rank that saw it was not read
+                seen = [(stop, 0.0)]
+            lasting = [pair for pair in seen if not pair[1]]
+            if seen:
+                first = min((begin for begin, _ in lasting or seen), key=lambda begin: (begin.step, begin.rank))
+                over = 0.0 if lasting or stop is not None else max(end for _, end in seen)
+                others = len(lasting or seen) - 1
+                yield Loss(
+                    kind, self.attempt, self._job, first.time, first.step, first.rank, others, _value(first.fields),
+                    over, stop is not None,
+                )  # fmt: skip
+
+    def has_passed(self, loss: Loss) -> bool:
+        """Whether it began after that, and has trained past its step."""
+        is_later = self.attempt > loss.attempt or self.began > loss.time
+        return is_later and self.reached > max(loss.step, self._base)
+
+
+def _value(fields: dict[str, Any]) -> str:
+    """`NaN`; of a spike `7.9 from a median of 2.01`."""
+    figures = (fields.get("loss", "not finite"), fields.get("median"))
+    texts = [f"{one:.4g}" if isinstance(one, float) else str(one)[:20] for one in figures if one is not None]
+    return "".join(filter(str.isprintable, " from a median of ".join(texts)))
+
+
+def parse_events(raw: bytes) -> list[Event]:
+    """Given the end of a journal, return its events that name a step. Lines that are cut or damaged are passed over."""
+    events = []
+    for line in raw.split(b"\n"):
+        try:
+            fields = json.loads(line)
+            attempt, rank, step = int(fields.get("attempt") or 0), int(fields.get("rank", 0)), int(fields["step"])
+            events.append(Event(attempt, float(fields["time"]), rank, str(fields["event"]), step, fields))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            continue
+    return events
+
+
+def trainings_of(job: str, events: Iterable[Event]) -> list[Training]:
+    """Given the events of a job's ranks in any order, return its trainings, oldest first."""
+    found: list[Training] = []
+    for event in sorted(events, key=lambda event: event[:3]):
+        if not found or event.attempt != found[-1].attempt or event.name == "start":
+            found.append(Training(job, event))
+        found[-1].take(event)
+    return found
+
+
+def standing(trainings: Sequence[Training], before: Iterable[Loss] = ()) -> tuple[Loss, ...]:
+    """Given the trainings, oldest first, return what people should hear of: of each kind one at most.
+
+    `before` is what the look before has returned: it lasts where a journal could not be read, or was not from so far
+    back on.
+    """
+    told = [loss for training in trainings for loss in training.losses()]
+    known = {loss[:3] for loss in told}
+    kept = [loss for loss in before if loss[:3] not in known]
+    left = [loss for loss in (*kept, *told) if not any(training.has_passed(loss) for training in trainings)]
+    # What lasts counts more than what was over by itself, whichever came last.
+    newest = {loss.kind: loss for loss in sorted(left, key=lambda loss: not loss.until)}
+    return tuple(loss._replace(times=max(loss.times, _in_a_row(trainings, loss))) for loss in newest.values())
+
+
+def _in_a_row(trainings: Sequence[Training], last: Loss) -> int:
+    count = 0
+    for training in reversed(trainings):
+        if any(loss.stopped and loss.step == last.step for loss in training.losses()):
+            count += 1
+        elif training.reached > last.step:
+            break
+    return count if last.stopped else 1
+
+
+def losses_of(reading: LogReading | None) -> tuple[Loss, ...]:
+    """Those of a reading; JSON has made plain tuples of them, another version of resil perhaps others."""
+    return tuple(Loss(*one) for one in reading.losses if len(one) == len(Loss._fields)) if reading is not None else ()
+
+
+def odd_losses(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
+    """Given a reading, say what is wrong with the loss: verdict, fault, a sentence, and what to do."""
+    for loss in losses_of(reading):
+        many = f"at least {loss.others}" if loss.others + 1 >= MOST_JOURNALS else str(loss.others)
+        others = f" and {many} other{'s' * (loss.others > 1)}" if loss.others else ""
+        where = f"step {loss.step}" + (f" on rank {loss.rank}{others}" if loss.rank or others else "")
+        rest = f"; {reading.over}" if reading.over else ""
+        if reading.attempt > loss.attempt:
+            rest = f" in attempt {loss.attempt}; attempt {reading.attempt} has not trained past that step yet"
+        advice = (
+            f"read it: resil logs {reading.run}; it may help to go on from a checkpoint before step {loss.step}, "
+            "and to skip the data that came then, or to lower the learning rate"
+        )
+        if loss.kind == SPIKE and not loss.until:
+            text = f"the loss went up to {loss.value} at {where} and has not come down{rest}"
+            yield Verdict.WARNING, "loss-spike", text, advice
+        elif loss.kind == NONFINITE and loss.stopped:
+            row = f" for {_ORDINALS[min(loss.times, MOST_IN_A_ROW)]} time in a row," if loss.times > 1 else ""
+            text = f"the loss is {loss.value}{row} at {where}: the guard has stopped the training{rest}"
+            yield Verdict.CRITICAL, "loss-nonfinite", text, advice
+        elif loss.kind == NONFINITE and not loss.until:
+            yield Verdict.CRITICAL, "loss-nonfinite", f"the loss is {loss.value} since {where}{rest}", advice
+        elif loss.kind == NONFINITE and now - loss.until <= TOLD_S:
+            text = f"the loss was {loss.value} at {where} and is finite again"
+            yield Verdict.WARNING, "loss-nonfinite", text, ""

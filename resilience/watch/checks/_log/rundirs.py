@@ -1,0 +1,189 @@
+"""Reads what a run directory tells of its training: the current attempt, its logs, its heartbeat, its loss, its end."""
+
+# pathlib takes three times as long, and there are ten thousand paths in a tick.
+# ruff: noqa: PTH116
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience import layout
+from resilience.errors import ResilError
+from resilience.runs.attempt import Attempt
+from resilience.runs.attempts import last_beat, read_attempts
+from resilience.runs.run_directory import RunDirectory
+from resilience.system.files import read_regular
+from resilience.watch.checks._log.losses import (
+    MOST_IN_A_ROW,
+    MOST_JOURNALS,
+    Event,
+    Training,
+    parse_events,
+    trainings_of,
+)
+
+JOURNAL_BYTES = 32768
+"""Read of the end of a journal: some 250 events, or the longest line that there is."""
+MOST_LOGS = 4096
+"""Of one run: a log per rank is common, more is not."""
+RUN_IS_FINISHED = "the run is finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNow:
+    """A run at this moment.
+
+    Attributes:
+        attempt: the newest one, None when none has begun.
+        job_id: as in the names of heartbeats and journals; empty when nothing has begun.
+        over: why there is nothing to wait for, empty while there is.
+        ended: when that became so, in seconds since the epoch, as far as it is known.
+        logs: paths of its logs: of the attempt, else the one written to last.
+        notes: what else a person should know.
+    """
+
+    attempt: Attempt | None
+    job_id: str
+    over: str
+    ended: float
+    logs: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def run_now(directory: RunDirectory, now: float) -> RunNow:
+    """Look at a run. Raise StateDirectoryError if it cannot be looked at."""
+    attempts = read_attempts(directory, newest=1)
+    attempt = attempts[-1] if attempts else None
+    job_id = str(attempt.job_id) if attempt is not None else _newest_job(directory.path / layout.BEATS)
+    over, ended = _over(directory, attempt, job_id)
+    notes: list[str] = []
+    if attempt is not None and not over:
+        beat = last_beat(directory, attempt)
+        if beat is not None and now - beat > 600:
+            notes.append(f"the batch shell of job {attempt.label} has not shown itself for {(now - beat) / 60:.0f} min")
+    return RunNow(attempt, job_id, over, ended, logs_of(directory, attempt), tuple(notes))
+
+
+def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tuple[str, float]:
+    with suppress(OSError):
+        ended = (directory.path / layout.FINISHED).stat().st_mtime
+        return RUN_IS_FINISHED, ended
+    if attempt is not None and attempt.end is not None:
+        code = "" if attempt.exit_code is None else f" with {attempt.exit_code}"
+        return f"job {attempt.label} is over: {attempt.end.value}{code}", attempt.end_time or 0.0
+    if attempt is None and job_id:
+        return _journal_end(f"{directory.path}/{layout.JOURNAL}/{job_id}.0.jsonl")
+    return "", 0.0
+
+
+def _journal_end(path: str) -> tuple[str, float]:
+    """What the guard said at the end, where no batch shell of ours could: of rank 0, the last event."""
+    with suppress(OSError):
+        for event in parse_events(_tail(path))[-1:]:
+            if event.name == "end":
+                return f"the guard was closed at step {event.step}", event.time
+    return "", 0.0
+
+
+def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> list[Training]:
+    """What the guards wrote of a job, as far as it can be read, oldest training first.
+
+    With `earlier` also of the newest attempt that has trained before, and of those before it as long as the loss has
+    stopped each. Raise StateDirectoryError if the attempts cannot be looked at.
+    """
+    jobs = [job_id]
+    if earlier:
+        jobs += [str(attempt.job_id) for attempt in reversed(read_attempts(directory, newest=MOST_IN_A_ROW))]
+    paths = _names(directory.path / layout.JOURNAL)
+    found: list[Training] = []
+    for job in dict.fromkeys(jobs):
+        trainings = trainings_of(job, _events(job, paths, quick=not earlier))
+        found += trainings
+        if job != job_id and trainings and trainings[-1].stop is None:
+            break
+    return sorted(found, key=lambda training: (training.attempt, training.began))
+
+
+def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
+    """`quick`: as long as nothing is wrong, journals without a word of the loss are not worth the time to parse."""
+    journal = re.compile(rf".*/{re.escape(job)}\.([0-9]{{1,9}})\.jsonl")
+    ranks = {int(match[1]): path for path in paths if (match := journal.fullmatch(path))}
+    for rank in sorted(ranks)[:MOST_JOURNALS]:
+        with suppress(OSError):
+            raw = _tail(ranks[rank])
+            yield from () if quick and b'"loss' not in raw else parse_events(raw)
+
+
+def _tail(path: str) -> bytes:
+    """The end of a journal. Raise OSError."""
+    with open(path, "rb", opener=_open) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - JOURNAL_BYTES))
+        return file.read(JOURNAL_BYTES)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _newest_job(folder: Path) -> str:
+    """The job whose heartbeat was written last: of a training that no template of ours has started."""
+    newest = max(((_mtime(path), path) for path in _names(folder)), default=(0.0, ""))[1]
+    return Path(newest).name.split(".", 1)[0]
+
+
+def logs_of(directory: RunDirectory, attempt: Attempt | None) -> tuple[str, ...]:
+    """The attempt's logs, by the label in their names; else the one that was written to last."""
+    paths = _names(directory.path / layout.LOGS)
+    if not paths:
+        return ()
+    if attempt is not None and attempt.label:
+        own = [path for path in paths if _is_of(Path(path).name, attempt.label)]
+        if own:
+            return tuple(sorted(own)[:MOST_LOGS])
+    return (max(paths, key=lambda path: (_mtime(path), path)),)
+
+
+def _is_of(name: str, label: str) -> bool:
+    """Whether a log's name has the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
+    position = name.find(label)
+    while position >= 0:
+        before, after = name[:position][-1:], name[position + len(label) :][:1]
+        if not (before.isdigit() or before == "_") and not (after.isdigit() or after == "_"):
+            return True
+        position = name.find(label, position + 1)
+    return False
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _mtime(path: str) -> float:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return 0.0
+    return info.st_mtime if stat.S_ISREG(info.st_mode) else 0.0
+
+
+def beat_files(directory: RunDirectory, job_id: str) -> list[tuple[str, bytes, float]]:
+    """(name, content, mtime) of the job's heartbeats, one per node."""
+    found = []
+    for path in _names(directory.path / layout.BEATS):
+        name = Path(path).name
+        if job_id and name.startswith(f"{job_id}."):
+            with suppress(ResilError, OSError):
+                content = read_regular(Path(path), limit_bytes=2**20)
+                if content is not None:
+                    found.append((name, content[0], content[1].st_mtime))
+    return found

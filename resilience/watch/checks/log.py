@@ -1,0 +1,243 @@
+"""`resil watch log`: does the training go on? Progress is a step that becomes greater, or the guard's heartbeat.
+
+What the guard wrote of a loss that is NaN or has spiked, and of a save that failed, is told too.
+"""
+
+# pathlib takes three times as long, and there are ten thousand paths in a tick.
+# ruff: noqa: PTH100, PTH110, PTH118
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from string import Template
+
+from resilience import layout
+from resilience.errors import ProbeError, SettingsError
+from resilience.finding import Finding
+from resilience.runs.context import Scene
+from resilience.runs.run_directory import RunDirectory
+from resilience.system.mounts import current_mounts, mount_of
+from resilience.watch.checks._log.clocks import jump_s, shifted
+from resilience.watch.checks._log.look_paths import look_at
+from resilience.watch.checks._log.look_runs import look_at_runs
+from resilience.watch.checks._log.sentences import deadline_of, findings
+from resilience.watch.checks._log.tail import Looker
+from resilience.watch.checks._log.words import ANY, EACH, NEWEST, LogReading, LogSettings, Moment
+from resilience.watch.reading import Memory, Target, Timed
+
+REGEX_CPU_S = 1.0
+"""Processor time that a regular expression of one's own may take in one log and look."""
+LEAST_READ_BYTES = 4096
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LogCheck:
+    """The watchdog of logs and heartbeats."""
+
+    summary = "does the training go on: steps in the log, the guard's heartbeat, its loss and its saves"
+    Settings = LogSettings
+    Reading = LogReading
+    memory = Memory(count=1)
+    argument = "paths"
+    example = "resil watch log 'logs/*.out'"
+
+    def targets(self, settings: LogSettings, scene: Scene) -> Sequence[Target]:
+        """One for each file system that the logs lie on: ten thousand logs need one child, and a dead mount stops only
+        its own. Without paths, the state directory."""
+        check_settings(settings)
+        return [Target(name, subjects) for name, subjects in _groups(settings, scene).items()]
+
+    def probe(
+        self, target: Target, settings: LogSettings, scene: Scene, before: Mapping[str, Timed[LogReading]]
+    ) -> Mapping[str, LogReading]:
+        """Read what is new in the logs of one file system, or of the runs of the state directory."""
+        clock = scene.world.clock
+        moment: Moment = (clock.now(), clock.monotonic(), _boot())
+        known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
+        own = compiled(settings.progress_regex) if settings.progress_regex else None
+        with _uncollected(), _bounded(own) as arm:
+            return _look(target, settings, scene, known, Looker(settings, moment, own, arm))
+
+    def judge(
+        self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
+    ) -> Sequence[Finding]:
+        """Say what the newest reading amounts to."""
+        return findings(subject, readings[-1].reading, settings, now)
+
+    def deadline(
+        self, reading: LogReading, settings: LogSettings, now: float
+    ) -> tuple[tuple[str, ...], float, float] | None:
+        """(paths, when they last went on, how long they may be silent): when a daemon looks, though no tick is due."""
+        return deadline_of(reading, settings, now)
+
+
+CHECK = LogCheck()
+
+
+def check_settings(settings: LogSettings) -> None:
+    """Raise SettingsError for settings that cannot be meant."""
+    if settings.files not in (EACH, NEWEST, ANY):
+        raise SettingsError(f"files = {settings.files!r} must be {EACH}, {NEWEST} or {ANY}")
+    if settings.factor < 1:
+        raise SettingsError(f"factor = {settings.factor:g} must be at least 1", hint="factor = 5")
+    if settings.timeout_s is not None and settings.timeout_s <= 0:
+        raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0", hint='timeout_s = "20m"')
+    if settings.timeout_s is None and settings.floor_s > settings.ceiling_s:
+        raise SettingsError(f"floor_s ({settings.floor_s:g}) is above ceiling_s ({settings.ceiling_s:g})")
+    if settings.read_bytes < LEAST_READ_BYTES:
+        raise SettingsError(f"read_bytes must be at least {LEAST_READ_BYTES}")
+    if any(not path or "\0" in path for path in settings.paths):
+        raise SettingsError("a path among `paths` is empty or has a NUL byte in it")
+    if settings.progress_regex:
+        compiled(settings.progress_regex)
+
+
+@lru_cache(maxsize=8)
+def compiled(text: str) -> re.Pattern[bytes]:
+    """The pattern of `progress_regex`. Raise SettingsError if it is none, or has not exactly one group."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pattern = re.compile(text.encode("utf-8", "surrogateescape"))
+    except re.error as error:
+        place = "" if error.pos is None else f" at position {error.pos}: {text[: error.pos]} <-- here"
+        raise SettingsError(f"progress_regex {text!r} is no regular expression: {error.msg}{place}") from None
+    except (OverflowError, RecursionError, ValueError) as error:
+        raise SettingsError(f"progress_regex {text[:80]!r} is no regular expression: {error}") from None
+    if pattern.groups != 1:
+        raise SettingsError(
+            f"progress_regex {text!r} has {pattern.groups} groups and needs one, which is the step",
+            hint=r"progress_regex = 'iteration\s+(\d+)/'; other brackets are written (?:...)",
+        )
+    return pattern
+
+
+def _groups(settings: LogSettings, scene: Scene) -> dict[str, tuple[str, ...]]:
+    """The subjects of each target, by its name: the file system, or the state directory."""
+    if not settings.paths:
+        return {str(scene.state_dir): (str(scene.state_dir),)}
+    mounts = current_mounts()
+    groups: dict[str, list[str]] = {}
+    for text in settings.paths:
+        subject = _subject(text, scene)
+        mount = mount_of(scene.state_dir if _may_be_run(text) else Path(subject), mounts)
+        groups.setdefault(mount.point if mount is not None else "/", []).append(subject)
+    return {name: tuple(dict.fromkeys(subjects)) for name, subjects in groups.items()}
+
+
+def _may_be_run(text: str) -> bool:
+    """Whether it is one plain word: the name of a run, if there is one."""
+    return not set(text) & set("/.*?[~$")
+
+
+def _subject(text: str, scene: Scene) -> str:
+    """What findings about it are about: the name of a run as it is, a path whole, without looking."""
+    return text if _may_be_run(text) else _places(text, scene)[0]
+
+
+def _places(text: str, scene: Scene) -> tuple[str, ...]:
+    """Where a path may lie: what stands in a settings file is relative to its project; typed, perhaps to here."""
+    environ = scene.world.environ
+    whole = Template(text).safe_substitute(environ)
+    if whole.startswith("~/") or whole == "~":
+        whole = f"{scene.world.host.home}{whole[1:]}"
+    folders = (str(scene.project), str(scene.world.cwd))
+    return tuple(dict.fromkeys(os.path.abspath(os.path.join(folder, whole)) for folder in folders))
+
+
+def _look(
+    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], looker: Looker
+) -> dict[str, LogReading]:
+    if not settings.paths:
+        return _look_at_all_runs(scene, known, looker)
+    readings: dict[str, LogReading] = {}
+    for text in settings.paths:
+        subject = _subject(text, scene)
+        if subject not in target.subjects:
+            continue
+        places = _places(text, scene)
+        if _may_be_run(text) and not any(map(os.path.lexists, places)):
+            directory = RunDirectory(scene.state_dir / text, scene.group)
+            if os.path.exists(directory.path / layout.RUN_FILE):
+                readings |= look_at_runs([directory], known, looker, named=True)
+                continue
+        readings |= look_at(subject, places, known, looker)
+    return readings
+
+
+def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
+    directories = scene.runs()
+    readings = look_at_runs(directories, known, looker)
+    there = {directory.run for directory in directories}
+    for run, before in known.items():
+        # One that its loss has stopped, or whose save failed, long ago is not well: what people were told of it stays.
+        was_told = before.over and not ((before.losses or before.save) and run not in there)
+        if before.run and run not in readings and not was_told:
+            over = "it is no longer there, or was over long ago"
+            readings[run] = LogReading(run=run, over=over, clock=looker.moment)
+    awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
+    said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {scene.state_dir}"
+    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=looker.moment)}
+
+
+@contextmanager
+def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | None]:
+    """Bound the processor time of a pattern of one's own: `(a+)+b` would search for ages, and nobody would know why.
+
+    Python's matcher looks for signals as it goes; ITIMER_VIRTUAL counts what this process computes, not what it waits.
+    """
+    if own is None:
+        yield None
+        return
+    current = ""
+
+    def arm(path: str) -> None:
+        nonlocal current
+        current = path
+        signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
+
+    def stop(*_: object) -> None:
+        raise ProbeError(
+            f"progress_regex {own.pattern.decode('utf-8', 'replace')!r} was not through {current} "
+            f"after {REGEX_CPU_S:g} s",
+            hint="it backtracks: avoid a repetition within a repetition, such as (a+)+, and begin with a fixed word",
+        )
+
+    former = signal.signal(signal.SIGVTALRM, stop)
+    try:
+        yield arm
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles, which has none to find here and looks through ten thousand readings for them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _moved(reading: LogReading, moment: Moment) -> LogReading:
+    before = reading.clock
+    return shifted(reading, jump_s((before[0], before[1], before[2]), moment))
+
+
+def _boot() -> str:
+    try:
+        return BOOT.read_text().strip()[:8]
+    except OSError:
+        return ""

@@ -1,0 +1,284 @@
+"""Reads one folder: one stat for each entry, everything else summed up by C. This is where a scan spends its time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, islice
+from operator import attrgetter, itemgetter
+
+from resilience.watch.scan.record import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Hot, Record, joined
+
+CHUNK = 512
+"""Entries looked at in one go: a folder of a million takes no more memory than that, and shows that it lives."""
+
+RACY_NS = 3_000_000_000
+"""A folder that changed less than this before it was read may change again within the same tick of its clock, and show
+the same mtime (git calls such entries racily clean; FAT counts in steps of 2 s)."""
+
+RECENT_S = 86400
+HOT_PER_FOLDER = 4
+LARGE_BLOCKS = 2**15  # 16 MiB
+
+CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+"""Files that torch, Lightning, Hugging Face and torch.distributed.checkpoint write."""
+
+SEGMENT_BYTES = 2048
+"""Longer paths are opened in steps: the kernel takes no more than PATH_MAX (4096) bytes at once."""
+
+Stats = Callable[[Sequence["os.DirEntry[str]"]], list[os.stat_result | None]]
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # vanished; or something else has its name by now
+
+_links, _uid, _mtime = (itemgetter(number) for number in (3, 4, 8))
+_blocks, _name = attrgetter("st_blocks"), attrgetter("name")
+
+
+def look(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """The status of an entry itself, never of what it points to; None when it has vanished. Raise OSError else."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+
+
+def look_at_all(entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
+    """The statuses of entries, one after the other."""
+    try:
+        return [entry.stat(follow_symlinks=False) for entry in entries]
+    except OSError:
+        return [look(entry) for entry in entries]
+
+
+def open_folder(root: int, path: bytes) -> int:
+    """Open a folder below the root, however deep it lies. Raise OSError if it is none, or may not be opened."""
+    if not path:
+        return os.dup(root)
+    if len(path) <= SEGMENT_BYTES:
+        return os.open(path, _OPEN, dir_fd=root)
+    above, name = split_long(path)
+    parent = open_folder_steps(root, above)
+    try:
+        return os.open(name, _OPEN, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def open_folder_steps(root: int, path: bytes) -> int:
+    """As `open_folder`, in as many steps as it takes. Not recursive: depth has no limit."""
+    opened = os.dup(root)
+    try:
+        while path:
+            if len(path) <= SEGMENT_BYTES:
+                step, path = path, b""
+            else:
+                cut = path.rfind(b"/", 0, SEGMENT_BYTES)
+                step, path = path[:cut], path[cut + 1 :]
+            opened, before = os.open(step, _OPEN, dir_fd=opened), opened
+            os.close(before)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def split_long(path: bytes) -> tuple[bytes, bytes]:
+    """The path of the folder above, and the name. Pure."""
+    above, _, name = path.rpartition(b"/")
+    return above, name
+
+
+def status_of(root: int, path: bytes) -> os.stat_result:
+    """The status of a folder below the root, however deep. Raise OSError if there is none."""
+    if not path:
+        return os.fstat(root)
+    if len(path) <= SEGMENT_BYTES:
+        return os.stat(path, dir_fd=root, follow_symlinks=False)
+    above, name = split_long(path)
+    parent = open_folder_steps(root, above)
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.close(parent)
+
+
+class Sums:
+    """What the chunks of one folder add up to."""
+
+    __slots__ = ("by_uid", "checkpoint_blocks", "children", "files", "hot", "links", "newest", "total")
+
+    def __init__(self) -> None:
+        self.total = self.files = self.newest = self.checkpoint_blocks = 0
+        self.by_uid: dict[int, int] = {}
+        self.children: list[bytes] = []
+        self.links: list[tuple[int, int]] = []
+        self.hot: list[Hot] = []
+
+    def add(self, entries: Sequence[os.DirEntry[str]], looked: Sequence[os.stat_result | None], recent: int) -> None:
+        """Take in the files of one chunk. `recent`: those changed since then may still be growing."""
+        if not all(looked):  # some vanished meanwhile
+            entries = list(compress(entries, looked))
+        stats = list(filter(None, looked))
+        if not stats:
+            return
+        blocks = list(map(_blocks, stats))
+        self.files += len(stats)
+        if max(map(_links, stats)) > 1:
+            self.links += [(status.st_ino, status.st_blocks) for status in stats if status.st_nlink > 1]
+        uids = set(map(_uid, stats))
+        if len(uids) == 1:
+            added = sum(blocks)
+            self.total += added
+            (uid,) = uids
+            self.by_uid[uid] = self.by_uid.get(uid, 0) + added
+        else:
+            for uid, count in zip(map(_uid, stats), blocks, strict=True):
+                self.total += count
+                self.by_uid[uid] = self.by_uid.get(uid, 0) + count
+        self._hot(entries, stats, blocks, recent)
+        names = "/".join(map(_name, entries)) + "/"
+        if any(ending in names for ending in CHECKPOINT_ENDINGS):
+            are_checkpoints = [entry.name.endswith(CHECKPOINT_ENDINGS) for entry in entries]
+            self.checkpoint_blocks += sum(compress(blocks, are_checkpoints))
+
+    def _hot(
+        self, entries: Sequence[os.DirEntry[str]], stats: list[os.stat_result], blocks: list[int], recent: int
+    ) -> None:
+        times = list(map(_mtime, stats))
+        newest, largest = max(times), max(blocks)
+        self.newest = max(self.newest, newest)
+        chosen: list[int] = []
+        if newest >= recent:
+            least = max(recent, sorted(times)[-HOT_PER_FOLDER:][0])
+            chosen = [number for number, changed in enumerate(times) if changed >= least][:HOT_PER_FOLDER]
+        if largest >= LARGE_BLOCKS:
+            chosen.append(blocks.index(largest))
+        for number in set(chosen):
+            if stat.S_ISREG(stats[number].st_mode):
+                self.hot.append(Hot(os.fsencode(entries[number].name), blocks[number], times[number]))
+
+    def kept_hot(self) -> tuple[Hot, ...]:
+        """The few that matter: the newest, and the largest."""
+        if len(self.hot) <= HOT_PER_FOLDER:
+            return tuple(self.hot)
+        newest = sorted(self.hot, key=lambda hot: hot.mtime)[-HOT_PER_FOLDER:]
+        largest = max(self.hot, key=lambda hot: hot.blocks)
+        return tuple(newest if largest in newest else [*newest, largest])
+
+
+def read_folder(
+    root: int,
+    path: bytes,
+    *,
+    device: int,
+    now: int,
+    recent: int | None = None,
+    barriers: frozenset[bytes] = frozenset(),
+    stats: Stats = look_at_all,
+    alive: Callable[[int], bool] = lambda _: True,
+) -> Record:
+    """Read one folder below the root, and return what is in it. Whatever goes wrong is in the record.
+
+    `device`: st_dev of the root; other file systems are not entered. `barriers`: paths where something else is mounted:
+    they are not even looked at, for the mount may hang. Files changed since `recent` may still grow: the newest of
+    them are noted. `alive` is told the number of entries after each chunk, and
+    says whether to go on.
+    """
+    try:
+        folder = open_folder(root, path)
+    except OSError as error:
+        return _closed(root, path, error, device, now)
+    try:
+        own = os.fstat(folder)
+        if own.st_dev != device:
+            return Record(path, ELSEWHERE, inode=own.st_ino, read_at=now)
+        return _read_open(folder, path, own, now, now - RECENT_S if recent is None else recent, barriers, stats, alive)
+    finally:
+        os.close(folder)
+
+
+def _read_open(
+    folder: int,
+    path: bytes,
+    own: os.stat_result,
+    now: int,
+    recent: int,
+    barriers: frozenset[bytes],
+    stats: Stats,
+    alive: Callable[[int], bool],
+) -> Record:
+    # Before the first entry is read, and by this machine's clock as it is: what changes from here on must show.
+    sure_before_ns = time.time_ns() - RACY_NS
+    sums, state, trouble = Sums(), READ, 0
+    barred: list[bytes] = []
+    try:
+        with os.scandir(folder) as found:
+            while entries := list(islice(found, CHUNK)):
+                if barriers:
+                    entries, mounts = _apart(entries, path, barriers)
+                    barred += mounts
+                # The kind comes with the name: folders are looked at when they are opened, by whoever does that.
+                are_folders = [entry.is_dir(follow_symlinks=False) for entry in entries]
+                if True in are_folders:
+                    sums.children += map(os.fsencode, map(_name, compress(entries, are_folders)))
+                    entries = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
+                sums.add(entries, stats(entries), recent)
+                if not alive(len(entries)):
+                    state = PARTIAL
+                    break
+    except OSError as error:
+        if error.errno in _GONE and not sums.files:
+            return Record(path, UNREADABLE, inode=own.st_ino, read_at=now, trouble=errno.ENOENT)
+        state, trouble = UNREADABLE, error.errno or errno.EIO
+    uid = max(sums.by_uid, key=sums.by_uid.__getitem__) if sums.by_uid else own.st_uid
+    return Record(
+        path,
+        state,
+        inode=own.st_ino,
+        mtime_ns=own.st_mtime_ns if state == READ and own.st_mtime_ns < sure_before_ns else UNTRUSTED,
+        read_at=now,
+        blocks=sums.total + own.st_blocks,
+        files=sums.files,
+        newest=max(sums.newest, int(own.st_mtime)),
+        uid=uid,
+        checkpoint_blocks=sums.checkpoint_blocks,
+        trouble=trouble,
+        links=tuple(sums.links),
+        hot=sums.kept_hot(),
+        children=tuple(sorted([*sums.children, *barred])),
+    )
+
+
+def _apart(
+    entries: Iterable[os.DirEntry[str]], path: bytes, barriers: frozenset[bytes]
+) -> tuple[list[os.DirEntry[str]], list[bytes]]:
+    kept, mounts = [], []
+    for entry in entries:
+        name = os.fsencode(entry.name)
+        if joined(path, name) in barriers:
+            mounts.append(name)
+        else:
+            kept.append(entry)
+    return kept, mounts
+
+
+def _closed(root: int, path: bytes, error: OSError, device: int, now: int) -> Record:
+    """A folder that cannot be opened still takes its own blocks, which whoever may read the one above can see."""
+    number = error.errno or errno.EIO
+    if number in _GONE:
+        return Record(path, UNREADABLE, read_at=now, trouble=errno.ENOENT)
+    try:
+        own = status_of(root, path)
+    except OSError:
+        return Record(path, UNREADABLE, read_at=now, trouble=number)
+    blocks = own.st_blocks if own.st_dev == device else 0
+    return Record(
+        path, UNREADABLE, inode=own.st_ino, read_at=now, blocks=blocks, newest=int(own.st_mtime), uid=own.st_uid,
+        trouble=number,
+    )  # fmt: skip

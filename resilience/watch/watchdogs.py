@@ -1,0 +1,167 @@
+"""Which watchdogs there are: the plugins, and those that tables of resil.toml make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from resilience.errors import UsageError
+from resilience.plugins import Family
+from resilience.runs.context import Scene
+from resilience.runs.project import Project
+from resilience.schedulers import Scheduler
+from resilience.settings.plugin_table import plugin_settings
+from resilience.watch.checks import Check
+
+SEARCH_S = 5.0
+"""How long the folders of $PATH may take."""
+
+
+@cache
+def checks() -> Family:
+    """The plugins there are."""
+    return Family("checks", "CHECK")
+
+
+class Watchdog(NamedTuple):
+    """One check with its settings.
+
+    Attributes:
+        name: the name of its table in resil.toml, and after `resil watch`.
+        kind: the plugin's name; the same, unless the table says otherwise.
+        is_wanted: whether somebody asked for it by name, in resil.toml or on the command line. One that only is there
+            may have nothing to look at.
+    """
+
+    name: str
+    kind: str
+    check: Check
+    settings: Any
+    is_wanted: bool = True
+
+
+class Listed(NamedTuple):
+    """One row of `resil watch --list`.
+
+    Attributes:
+        summary: what it looks at; what is wrong with it when it cannot be loaded.
+        place: where its settings stand, or empty: the defaults.
+        in_all: whether `resil watch --all` runs it.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    place: str
+    in_all: bool
+
+
+def scene_of(project: Project) -> Scene:
+    """Where the checks of a project stand."""
+    loaded = project.loaded
+    return Scene(
+        world=project.world,
+        project=loaded.project,
+        state_dir=loaded.state_dir,
+        run=project.default_run(),
+        group=loaded.settings.run.group,
+        scheduler=_scheduler_of(project),
+        scheduler_deadline_s=loaded.settings.scheduler.deadline_s,
+        has_settings=loaded.path is not None,
+    )
+
+
+def _scheduler_of(project: Project) -> Callable[..., Scheduler]:
+    """As `project.scheduler`, and which one new jobs go to is found out apart: a folder of $PATH may hang."""
+    known: list[str] = []
+
+    def scheduler(name: str = "", *, cluster: str = "") -> Scheduler:
+        if not name and not known:
+            known.append(_scheduler_name(project))
+        return project.scheduler(name or known[0], cluster=cluster)
+
+    return scheduler
+
+
+def _scheduler_name(project: Project) -> str:
+    if project.loaded.settings.scheduler.name != "auto":
+        return project.scheduler_name()
+    from resilience.system.stuck import Look, StuckMemory, look_apart
+
+    world = project.world
+    look = Look(f"programs on PATH {world.environ.get('PATH', '')}", project.scheduler_name, SEARCH_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    if answer.error is not None:
+        raise type(answer.error)(
+            f"cannot tell whether sbatch is installed: {answer.error.message}",
+            hint='a folder of PATH hangs; set [scheduler] name = "slurm"',
+        )
+    return str(answer.value)
+
+
+def kind_of(project: Project, name: str) -> str:
+    """The plugin of a watchdog. Raise UsageError if nothing is called so, naming the nearest."""
+    table = project.loaded.settings.watches.get(name)
+    if table is not None:
+        return table.kind
+    if name not in checks().names():
+        from difflib import get_close_matches
+
+        there = every_name(project)
+        near = get_close_matches(name, there, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(there)}"
+        raise UsageError(f"no watchdog is called {name!r}", hint=hint)
+    return name
+
+
+def watchdog(
+    project: Project, name: str, overrides: Mapping[str, object] | None = None, *, is_wanted: bool = True
+) -> Watchdog:
+    """One watchdog with its settings, `overrides` (the command line's) winning.
+
+    Raise UsageError if there is none of that name, SettingsError if its settings cannot be used.
+    """
+    kind = kind_of(project, name)
+    check = checks().load(kind)
+    table = project.loaded.settings.watches.get(name)
+    settings = plugin_settings(
+        check.Settings, "watch", name, table, origins=project.loaded.origins, overrides=overrides
+    )
+    return Watchdog(name, kind, check, settings, is_wanted)
+
+
+def every_name(project: Project) -> tuple[str, ...]:
+    """Every plugin and every table of one's own."""
+    return tuple(dict.fromkeys((*checks().names(), *project.loaded.settings.watches)))
+
+
+def watchdog_names(project: Project) -> tuple[str, ...]:
+    """What `resil watch --all` runs: the setting's, or every plugin and every table of one's own."""
+    return tuple(dict.fromkeys(project.loaded.settings.watch.checks)) or every_name(project)
+
+
+def is_wanted(project: Project, name: str) -> bool:
+    """Whether the settings speak of it, so that it must have something to look at."""
+    return name in project.loaded.settings.watches or name in project.loaded.settings.watch.checks
+
+
+def listed(project: Project) -> tuple[Listed, ...]:
+    """Every watchdog, those that cannot be used included."""
+    names = watchdog_names(project)
+    rows = []
+    for name in dict.fromkeys((*every_name(project), *names)):
+        kind, summary = name, ""
+        try:
+            kind = kind_of(project, name)
+            summary = str(checks().load(kind).summary)
+        except UsageError as error:
+            summary = f"{error.message}; {error.hint}" if error.hint else error.message
+        rows.append(Listed(name, kind, summary, _place(project, name), name in names))
+    return tuple(rows)
+
+
+def _place(project: Project, name: str) -> str:
+    origins = project.loaded.origins
+    there = {origin for key, origin in origins.items() if key == f"watch.{name}" or key.startswith(f"watch.{name}.")}
+    return f"[watch.{name}] {', '.join(sorted(there))}".rstrip() if name in project.loaded.settings.watches else ""

@@ -1,0 +1,25 @@
+"""What tests of channels share: a world, and a certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.system.world import World
+from tests.alerts.channels.servers import HAS_OPENSSL, NO_OPENSSL, Certificate, make_certificate
+from tests.fakes import make_world
+
+
+@pytest.fixture
+def world(tmp_path: Path, canary: str) -> World:
+    """A world whose environment holds the planted secret."""
+    return make_world(tmp_path, {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "RESIL_CANARY": canary})
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A certificate for localhost that nobody has signed."""
+    if not HAS_OPENSSL:
+        pytest.skip(NO_OPENSSL)
+    return make_certificate(tmp_path_factory.mktemp("certificate"))

@@ -1,0 +1,109 @@
+"""Apprise is asked for what we have no channel for; its addresses are secrets, and it need not be installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pytest_httpserver import HTTPServer
+
+from resilience.alerts.alert import Alert
+from resilience.alerts.channels import apprise
+from resilience.alerts.channels.apprise import CHANNEL, AppriseSettings
+from resilience.errors import DeliveryError, SettingsError
+from resilience.system.world import World
+from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
+from tests.alerts.channels.servers import serving, silent, takes_at_most
+from tests.canary import plant
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise imports what Python will remove
+
+needs_apprise = pytest.mark.skipif(
+    importlib.util.find_spec("apprise") is None, reason="Apprise is not installed (pip install 'resil[apprise]')"
+)
+
+
+def send(settings: AppriseSettings, world: World, alert: Alert | None = None) -> str:
+    CHANNEL.check(settings)
+    return CHANNEL.send(CHANNEL.compose(alert or an_alert(), settings, {}), settings, world)["answer"]
+
+
+def at(httpserver: HTTPServer, folder: Path, canary: str) -> AppriseSettings:
+    """Two addresses on the server, with the canary as a password in them."""
+    where = f"json://ada:{canary}@127.0.0.1:{httpserver.port}"
+    return AppriseSettings(urls_file=str(plant(folder, "urls", f"# mine\n{where}/one\n\n{where}/two")))
+
+
+@needs_apprise
+def test_all_addresses_of_the_file_are_told(httpserver: HTTPServer, world: World, tmp_path: Path, canary: str) -> None:
+    httpserver.expect_request(re.compile("/(one|two)/?")).respond_with_data("ok")
+    answer = send(at(httpserver, tmp_path, canary), world)
+    assert "2 services took it" in answer
+    sent = [json.loads(request.get_data()) for request, _ in httpserver.log]
+    assert {body["title"].partition(" used")[0] for body in sent} == {"[resil] CRITICAL: /scratch: 98%"}
+    assert "resil alert ack 3f9a1c" in sent[0]["message"] and sent[0]["type"] == "failure"
+
+
+@needs_apprise
+def test_one_address_that_fails_is_told_without_its_password(
+    httpserver: HTTPServer, world: World, tmp_path: Path, canary: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    httpserver.expect_request(re.compile("/one/?")).respond_with_data("ok")
+    httpserver.expect_request(re.compile("/two/?")).respond_with_data(f"no {canary}", status=500)
+    with pytest.raises(DeliveryError) as caught:
+        send(at(httpserver, tmp_path, canary), world)
+    assert caught.value.transient and "could not deliver" in caught.value.message
+    assert canary not in repr(vars(caught.value)) and canary not in caplog.text
+
+
+@needs_apprise
+def test_an_address_that_nobody_knows_is_named_by_its_line(world: World, tmp_path: Path, canary: str) -> None:
+    settings = AppriseSettings(urls_file=str(plant(tmp_path, "urls", f"nobody://{canary}")))
+    with pytest.raises(DeliveryError) as caught:
+        send(settings, world)
+    assert "line 1" in caught.value.message and canary not in caught.value.message and not caught.value.transient
+
+
+@needs_apprise
+def test_a_service_that_never_answers_costs_no_more_than_its_time(world: World, tmp_path: Path) -> None:
+    with serving(silent) as port, takes_at_most(5):
+        urls = plant(tmp_path, "urls", f"json://127.0.0.1:{port}/x?rto=1&cto=1")
+        with pytest.raises(DeliveryError) as caught:
+            send(AppriseSettings(urls_file=str(urls), timeout_s=0.5), world)
+    assert caught.value.transient and "0.5 s" in caught.value.message
+
+
+def test_without_apprise_it_is_said_how_to_get_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, canary_file: Path
+) -> None:
+    monkeypatch.setattr(apprise, "is_installed", lambda: False)
+    settings = AppriseSettings(urls_file=str(canary_file))
+    with pytest.raises(SettingsError) as caught:
+        CHANNEL.check(settings)
+    assert "not installed" in caught.value.message and caught.value.hint == "pip install 'resil[apprise]'"
+    with pytest.raises(DeliveryError, match="not installed"):
+        CHANNEL.send(CHANNEL.compose(an_alert(), settings, {}), settings, world)
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    for wrong, word in ((AppriseSettings(), "urls_file"), (AppriseSettings(urls_file="tgram://x"), "the secret itself"),
+                        (AppriseSettings(urls_file="/x", timeout_s=0.0), "more than 0")):  # fmt: skip
+        with pytest.raises(SettingsError, match=word):
+            CHANNEL.check(wrong)
+
+
+@pytest.mark.parametrize("alert", [a_thousand(), *map(hostile, HOSTILE.values())])
+def test_a_message_has_one_line_of_title_and_a_bounded_body(alert: Alert) -> None:
+    message = CHANNEL.compose(alert, AppriseSettings(), {})
+    assert message.title.isprintable() and len(message.title) < 250 and len(message.body) < 9000
+
+
+def test_the_end_is_a_success() -> None:
+    kinds = [CHANNEL.compose(alert, AppriseSettings(), {}).kind for alert in
+             (an_alert(), resolved(), replace(an_alert(), is_test=True))]  # fmt: skip
+    assert kinds == ["failure", "success", "info"]

@@ -1,0 +1,128 @@
+"""A program of one's own gets the alert as JSON, sees no secret, and says by its exit code what became of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.alerts.alert import Alert, alert_from_json
+from resilience.alerts.channels.command import CHANNEL, CommandSettings
+from resilience.errors import DeliveryError, SettingsError
+from resilience.system.world import World
+from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile
+from tests.alerts.channels.servers import takes_at_most
+
+
+def program(folder: Path, body: str) -> CommandSettings:
+    path = folder / "tell"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return CommandSettings(argv=(str(path), "--now"), timeout_s=5)
+
+
+def send(settings: CommandSettings, world: World, alert: Alert | None = None) -> str:
+    CHANNEL.check(settings)
+    return CHANNEL.send(CHANNEL.compose(alert or an_alert(), settings, {}), settings, world)["answer"]
+
+
+def test_the_program_reads_the_alert_on_its_standard_input(world: World, tmp_path: Path) -> None:
+    settings = program(tmp_path, f"cat > {tmp_path}/got; echo thanks")
+    assert send(settings, world).endswith("took it: thanks")
+    got = json.loads((tmp_path / "got").read_text())
+    assert got["headline"].startswith("CRITICAL: /scratch: 98% used") and got["schema"] == "resil/1"
+    assert alert_from_json(got) == an_alert()
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_texts_arrive_as_json(world: World, tmp_path: Path, text: str) -> None:
+    settings = program(tmp_path, f"cat > {tmp_path}/got")
+    send(settings, world, hostile(text))
+    assert json.loads((tmp_path / "got").read_text())["notices"][0]["subject"][:4000] == text[:4000]
+    assert (tmp_path / "got").stat().st_size < 2_000_000
+
+
+def test_a_thousand_incidents_are_bounded(world: World, tmp_path: Path) -> None:
+    settings = program(tmp_path, f"cat > {tmp_path}/got")
+    send(settings, world, a_thousand())
+    got = json.loads((tmp_path / "got").read_text())
+    assert len(got["notices"]) == 25 and got["total"] == 1000
+
+
+def test_the_program_sees_no_secret(world: World, tmp_path: Path, canary: str) -> None:
+    settings = program(tmp_path, f"env > {tmp_path}/env; cat /proc/$$/cmdline > {tmp_path}/argv; cat >/dev/null")
+    send(settings, world)
+    seen = (tmp_path / "env").read_text() + (tmp_path / "argv").read_text()
+    assert "PATH=" in seen and "--now" in seen
+    assert canary not in seen and "RESIL_CANARY" not in seen
+
+
+def test_a_variable_that_is_named_is_passed_on(world: World, tmp_path: Path) -> None:
+    world = replace(world, environ={**world.environ, "PAGER_ROOM": "7"})
+    send(replace(program(tmp_path, f"env > {tmp_path}/env"), environment=("PAGER_ROOM",)), world)
+    assert "PAGER_ROOM=7" in (tmp_path / "env").read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "transient", "said"),
+    [
+        ("exit 75", True, "ended with 75 (try again later)"),
+        ("echo 'no network' >&2; exit 1", True, "no network"),
+        ("exit 7", True, "ended with 7"),
+        ("echo who >&2; exit 67", False, "no such user"),
+        ("exit 78", False, "configuration"),
+        ("kill -9 $$", True, "ended by signal 9"),
+        ("exec 0<&-; exit 0", None, ""),
+    ],
+)
+def test_the_exit_code_says_what_became_of_it(
+    world: World, tmp_path: Path, body: str, transient: bool | None, said: str
+) -> None:
+    if transient is None:  # it never read what it was given: its own affair
+        send(program(tmp_path, body), world)
+        return
+    with pytest.raises(DeliveryError) as caught:
+        send(program(tmp_path, body), world)
+    assert caught.value.transient is transient and said in caught.value.message
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(world: World, tmp_path: Path) -> None:
+    settings = replace(program(tmp_path, "sleep 60 & sleep 60"), timeout_s=0.5)
+    with takes_at_most(5), pytest.raises(DeliveryError) as caught:
+        send(settings, world)
+    assert caught.value.transient and "0.5 s" in caught.value.message
+
+
+def test_a_missing_program_may_be_there_on_another_node(world: World) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        send(CommandSettings(argv=("/nowhere/tell",)), world)
+    assert caught.value.transient and "/nowhere/tell" in caught.value.message
+
+
+def test_what_the_program_prints_of_a_secret_is_redacted(world: World, tmp_path: Path, canary: str) -> None:
+    from resilience.system.secrets import Secret
+
+    Secret(canary)
+    (tmp_path / "planted-secrets").mkdir()
+    (tmp_path / "planted-secrets" / "said").write_text(canary)
+    with pytest.raises(DeliveryError) as caught:
+        send(program(tmp_path, f"cat {tmp_path}/planted-secrets/said >&2; exit 1"), world)
+    assert "REDACTED" in caught.value.message and canary not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({}, "needs a program"),
+        ({"argv": ("",)}, "needs a program"),
+        ({"argv": ("mail -s x ada",)}, "shell line"),
+        ({"argv": ("a", "b\0c")}, "NUL"),
+        ({"argv": ("a",), "timeout_s": 0.0}, "more than 0"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:
+    with pytest.raises(SettingsError, match=word):
+        CHANNEL.check(CommandSettings(**wrong))

@@ -1,0 +1,500 @@
+"""Mail reaches people through real servers, or is refused with a sentence, and never waits longer than it may."""
+
+from __future__ import annotations
+
+import email.message
+from collections.abc import Mapping
+from dataclasses import replace
+from email import message_from_bytes, message_from_string, policy
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.alerts.alert import Reason
+from resilience.alerts.channels._email_smtp import PARTIAL_TRIES
+from resilience.alerts.channels.email import CHANNEL, EmailSettings, envelope_address, port_of, tls_of
+from resilience.errors import DeliveryError, SettingsError
+from resilience.finding import Verdict
+from resilience.system.world import World
+from tests.alerts.channels.alerts import a_notice, an_alert, hostile, resolved
+from tests.alerts.channels.servers import (
+    Certificate,
+    Mailbox,
+    drips,
+    free_port,
+    hangs_up,
+    serving,
+    silent,
+    smtp_server,
+    takes_at_most,
+)
+
+TO = EmailSettings(to=("ada@example.org", "Bob <bob@example.org>"), sender="resil@example.org", timeout_s=5)
+
+
+def send(settings: EmailSettings, world: World, *, thread: Mapping[str, str] | None = None, **fields: object) -> str:
+    """Deliver an alert and return the answer."""
+    CHANNEL.check(settings)
+    alert = replace(an_alert(), **fields)  # type: ignore[arg-type]
+    return CHANNEL.send(CHANNEL.compose(alert, settings, thread or {}), settings, world)["answer"]
+
+
+def refused(settings: EmailSettings, world: World, thread: Mapping[str, str] | None = None) -> DeliveryError:
+    with pytest.raises(DeliveryError) as caught:
+        send(settings, world, thread=thread)
+    return caught.value
+
+
+def received(mailbox: Mailbox, number: int = 0) -> email.message.EmailMessage:
+    content = mailbox.envelopes[number].content
+    assert isinstance(content, bytes)
+    return message_from_bytes(content, policy=policy.default)
+
+
+def body_of(message: email.message.EmailMessage, kind: str) -> str:
+    part = message.get_body((kind,))
+    assert part is not None
+    return str(part.get_content())
+
+
+def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(world: World) -> None:
+    mailbox = Mailbox()
+    with smtp_server(mailbox) as port:
+        answer = send(replace(TO, host="127.0.0.1", port=port), world)
+    message = received(mailbox)
+    assert message["Subject"] == "[resil] CRITICAL: /scratch: 98% used, 3.1 days left at 18.4 TB a day (3f9a1c)"
+    assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
+    assert mailbox.envelopes[0].mail_from == "resil@example.org"
+    assert message["To"] == "ada@example.org, Bob <bob@example.org>"
+    for kind in ("plain", "html"):
+        text = body_of(message, kind)
+        for part in ("98% used", "/scratch", "login1", "2 h 5 min", "resil watch fs --top", "größte",
+                     "resil alert ack 3f9a1c", "/home/ada/my gpt"):  # fmt: skip
+            assert part in text, (kind, part)
+    assert "cd '/home/ada/my gpt' && resil alert ack 3f9a1c" in body_of(message, "plain")
+    assert message["Auto-Submitted"] == "auto-generated"
+    assert message["X-Resil-Episode"] == "3f9a1c"
+    assert message["Date"].datetime.timestamp() == an_alert().time
+    assert "ada@example.org, bob@example.org" in answer
+
+
+def test_a_resend_has_the_same_message_id_and_a_thread_has_one_parent() -> None:
+    first, again = (CHANNEL.compose(an_alert(), TO, {}) for _ in range(2))
+    worse = CHANNEL.compose(an_alert(id="3f9a1c-9", reason=Reason.WORSE), TO, {})
+    over = CHANNEL.compose(resolved(), TO, {"message_id": first.headers["Message-ID"]})
+    assert first.headers["Message-ID"] == again.headers["Message-ID"]
+    assert len({mail.headers["Message-ID"] for mail in (first, worse, over)}) == 3
+    roots = {mail.headers["References"].split()[0] for mail in (first, worse, over)}
+    assert len(roots) == 1
+    assert over.headers["In-Reply-To"] == first.headers["Message-ID"]
+    assert over.subject.startswith("[resil] RESOLVED: /scratch: 41% used")
+
+
+def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
+    mail = CHANNEL.compose(an_alert(id="a b>\r\nBcc: x@y", thread="\0"), TO, {"message_id": "<x>\r\nBcc: eve"})
+    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first answers nobody
+    assert "\n" not in mail.headers["Message-ID"] + mail.headers["References"] + mail.headers["In-Reply-To"]
+    assert mail.headers["Message-ID"].count("<") == 1
+
+
+def test_a_job_name_cannot_add_a_header_or_a_recipient(world: World) -> None:
+    mailbox = Mailbox()
+    settings = replace(TO, host="127.0.0.1")
+    alert = hostile("gpt\r\nBcc: eve@example.org\r\nX-Evil: 1\r\n\r\nbody")
+    with smtp_server(mailbox) as port:
+        settings = replace(settings, port=port)
+        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    message = received(mailbox)
+    assert "Bcc" not in message and "X-Evil" not in message
+    assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
+    assert "\n" not in message["Subject"]
+
+
+def test_html_is_escaped_and_styled_inline() -> None:
+    html = CHANNEL.compose(hostile("<script>alert(1)</script>"), TO, {}).html
+    assert "<script" not in html and "&lt;script&gt;" in html
+    assert 'name="color-scheme" content="light dark"' in html
+    assert "<style" not in html and "background" not in html  # dark mode keeps its own
+
+
+def test_a_mail_of_megabytes_is_cut_and_says_so(world: World) -> None:
+    mailbox = Mailbox()
+    alert = an_alert(*(a_notice(f"{n}", evidence=("y" * 10_000_000,) * 3) for n in range(40)))
+    with smtp_server(mailbox) as port, takes_at_most(10):
+        settings = replace(TO, host="127.0.0.1", port=port)
+        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    content = mailbox.envelopes[0].content
+    assert content is not None and len(content) < 1_500_000
+    assert "more)" in body_of(received(mailbox), "plain") and "And 15 more" in body_of(received(mailbox), "plain")
+
+
+def test_starttls_and_a_password_deliver(world: World, certificate: Certificate, canary: str) -> None:
+    mailbox = Mailbox()
+    settings = replace(
+        TO, host="localhost", tls="starttls", ca_file=str(certificate.file), username="ada",
+        password_variable="RESIL_CANARY",
+    )  # fmt: skip
+    context = certificate.server_context()
+    with smtp_server(mailbox, tls_context=context, require_starttls=True, password=canary) as port:
+        assert "took it" in send(replace(settings, port=port), world)
+    assert mailbox.logins == [("ada", canary)]
+    assert len(mailbox.envelopes) == 1
+
+
+def test_implicit_tls_delivers(world: World, certificate: Certificate) -> None:
+    mailbox = Mailbox()
+    with smtp_server(mailbox, implicit=certificate.server_context()) as port:
+        send(replace(TO, host="127.0.0.1", port=port, tls="implicit", ca_file=str(certificate.file)), world)
+    assert len(mailbox.envelopes) == 1
+
+
+@pytest.mark.parametrize("tls", ["starttls", "implicit"])
+def test_a_certificate_that_nobody_signed_is_refused_and_nothing_is_sent(
+    world: World, certificate: Certificate, tls: str
+) -> None:
+    mailbox = Mailbox()
+    context = certificate.server_context()
+    with smtp_server(mailbox, **{"tls_context" if tls == "starttls" else "implicit": context}) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls), world)
+    assert "certificate" in error.message and "ca_file" in error.hint
+    assert not mailbox.envelopes
+
+
+def test_a_certificate_for_another_host_is_refused(world: World, tmp_path: Path, certificate: Certificate) -> None:
+    from tests.alerts.channels.servers import make_certificate
+
+    other = make_certificate(tmp_path, names="DNS:mail.example.org")
+    with smtp_server(Mailbox(), tls_context=other.server_context()) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port, tls="starttls", ca_file=str(other.file)), world)
+    assert "certificate" in error.message
+
+
+def test_a_server_without_starttls_gets_nothing_in_the_clear(world: World) -> None:
+    mailbox = Mailbox()
+    with smtp_server(mailbox) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port, tls="starttls"), world)
+    assert "does not offer STARTTLS" in error.message and 'tls = "none"' in error.hint
+    assert not error.transient and not mailbox.envelopes
+
+
+def test_a_wrong_password_is_permanent_and_is_not_shown(world: World, certificate: Certificate, canary: str) -> None:
+    settings = replace(
+        TO, host="localhost", tls="starttls", ca_file=str(certificate.file), username="ada",
+        password_variable="RESIL_CANARY",
+    )  # fmt: skip
+    with smtp_server(Mailbox(), tls_context=certificate.server_context(), password="another") as port:
+        error = refused(replace(settings, port=port), world)
+    assert not error.transient and "535" in error.message and canary not in error.message + error.hint
+
+
+def test_a_server_that_quotes_the_password_does_not_make_us_show_it(world: World, canary: str) -> None:
+    import base64
+
+    def quotes(connection: object, stop: object) -> None:
+        talk = connection.makefile("rwb")  # type: ignore[attr-defined]
+        talk.write(b"220 hi\r\n")
+        talk.flush()
+        for line in talk:
+            if line.upper().startswith(b"EHLO"):
+                talk.write(b"250-hi\r\n250 AUTH PLAIN\r\n")
+            elif line.upper().startswith(b"AUTH PLAIN"):
+                told = line.split()[-1]
+                talk.write(b"535 bad: " + told + b" " + base64.b64decode(told).replace(b"\0", b" ") + b"\r\n")
+            else:
+                talk.write(b"535 no\r\n")
+            talk.flush()
+
+    settings = replace(TO, host="127.0.0.1", username="ada", password_variable="RESIL_CANARY")
+    with serving(quotes) as port:
+        error = refused(replace(settings, port=port), world)
+    coded = base64.b64encode(f"\0ada\0{canary}".encode()).decode()
+    assert "535" in error.message and "REDACTED" in error.message
+    assert canary not in repr(vars(error)) and coded not in repr(vars(error))
+
+
+@pytest.mark.parametrize(
+    ("reply", "transient"), [("451 greylisted, come back", True), ("450 busy", True), ("550 no such user", False)]
+)
+def test_a_refusal_of_everybody_is_as_lasting_as_the_server_says(world: World, reply: str, transient: bool) -> None:
+    mailbox = Mailbox(refuse={"ada@example.org": reply, "bob@example.org": reply})
+    with smtp_server(mailbox) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port), world)
+    assert error.transient is transient and reply[4:] in error.message
+    assert not mailbox.envelopes
+
+
+def test_greylisting_ends_with_a_delivery(world: World) -> None:
+    mailbox = Mailbox(refuse=dict.fromkeys(("ada@example.org", "bob@example.org"), "451 later"))
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        assert refused(settings, world).transient
+        mailbox.refuse.clear()
+        send(settings, world)
+    assert len(mailbox.envelopes) == 1
+
+
+def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(world: World) -> None:
+    mailbox = Mailbox(refuse={"bob@example.org": "550 bob has left"})
+    with smtp_server(mailbox) as port:
+        answer = send(replace(TO, host="127.0.0.1", port=port), world)
+    assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
+    assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
+
+
+def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(world: World) -> None:
+    mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        error = refused(settings, world)
+        assert error.transient and "took it for ada@example.org, and not for bob" in error.message
+        again = refused(settings, world, error.memory)
+        mailbox.refuse.clear()
+        answer = send(settings, world, thread=again.memory)
+    assert [envelope.rcpt_tos for envelope in mailbox.envelopes] == [["ada@example.org"], ["bob@example.org"]]
+    assert "took it for bob@example.org" in answer
+
+
+def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(world: World) -> None:
+    mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
+    memory: dict[str, str] = {}
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        for _ in range(PARTIAL_TRIES):
+            memory = refused(settings, world, memory).memory
+        answer = send(settings, world, thread=memory)
+    assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
+
+
+@pytest.mark.parametrize(("reply", "transient"), [("452 full", True), ("554 spam", False)])
+def test_a_refusal_after_the_mail_was_sent(world: World, reply: str, transient: bool) -> None:
+    with smtp_server(Mailbox(data_reply=reply)) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port), world)
+    assert error.transient is transient and reply in error.message
+
+
+def test_a_refused_sender_is_told_with_what_to_do(world: World) -> None:
+    with smtp_server(Mailbox(sender_reply="553 not yours")) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port), world)
+    assert not error.transient and "set sender" in error.hint
+
+
+def test_a_server_that_wants_a_password_says_so(world: World) -> None:
+    with smtp_server(Mailbox(sender_reply="530 5.7.0 Authentication required")) as port:
+        error = refused(replace(TO, host="127.0.0.1", port=port), world)
+    assert not error.transient and "username and password_file" in error.hint
+
+
+def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(world: World) -> None:
+    mailbox = Mailbox(drop_after_data=True)
+    with smtp_server(mailbox) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        error = refused(settings, world)
+        mailbox.drop_after_data = False
+        send(settings, world)
+    assert error.transient and "may come twice" in error.message
+    assert received(mailbox, 0)["Message-ID"] == received(mailbox, 1)["Message-ID"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (silent, "did not answer within 0.3 s"),
+        (drips(b"220-hello\r\n"), "did not answer within 0.3 s"),
+        (drips(b"2", 0.01), "did not answer within 0.3 s"),
+        (hangs_up, "closed the connection"),
+    ],
+    ids=["silent", "a tarpit of lines", "a line without end", "hangs up"],
+)
+@pytest.mark.parametrize("tls", ["none", "implicit"])
+def test_a_bad_server_costs_no_more_than_its_time(world: World, handler: object, said: str, tls: str) -> None:
+    with serving(handler) as port, takes_at_most(5):  # type: ignore[arg-type]
+        error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls, timeout_s=0.3), world)
+    assert error.transient
+    if tls == "none" and handler is not hangs_up:
+        assert said in error.message
+
+
+def test_nobody_listening_is_transient(world: World) -> None:
+    error = refused(replace(TO, host="127.0.0.1", port=free_port()), world)
+    assert error.transient and "cannot reach" in error.message
+
+
+def test_a_name_that_nobody_knows_is_transient(world: World) -> None:
+    with takes_at_most(6):
+        error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), world)
+    assert error.transient
+
+
+def test_an_ipv6_server_delivers(world: World) -> None:
+    import socket
+
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")
+    settings = replace(TO, host="[::1]", port=free_port())
+    assert "::1" in refused(settings, world).message  # nothing listens there; the address was understood
+
+
+def test_an_address_that_is_not_ascii_needs_a_server_that_says_so(world: World) -> None:
+    settings = replace(TO, to=("jürgen@münchen.example",))
+    mailbox = Mailbox()
+    with smtp_server(mailbox, enable_SMTPUTF8=False) as port:
+        error = refused(replace(settings, host="127.0.0.1", port=port), world)
+    assert not error.transient and "SMTPUTF8" in error.message
+    with smtp_server(mailbox, enable_SMTPUTF8=True) as port:
+        send(replace(settings, host="127.0.0.1", port=port), world)
+    assert mailbox.envelopes[0].rcpt_tos == ["jürgen@xn--mnchen-3ya.example"]
+
+
+def test_a_domain_that_is_not_ascii_is_written_as_servers_want_it(world: World) -> None:
+    mailbox = Mailbox()
+    with smtp_server(mailbox) as port:
+        send(replace(TO, to=("Jürgen, Dr. <j@münchen.example>",), host="127.0.0.1", port=port), world)
+    assert mailbox.envelopes[0].rcpt_tos == ["j@xn--mnchen-3ya.example"]
+    assert received(mailbox)["To"].addresses[0].display_name == "Jürgen, Dr."
+
+
+def sendmail(tmp_path: Path, code: int = 0, more: str = "") -> tuple[str, ...]:
+    """A program that writes down how it was called."""
+    program = tmp_path / "sendmail"
+    program.write_text(
+        f"#!/bin/sh\ncat > {tmp_path}/stdin\nprintf '%s\\n' \"$@\" > {tmp_path}/argv\nenv > {tmp_path}/env\n"
+        f"{more}\nexit {code}\n"
+    )
+    program.chmod(0o755)
+    return (str(program), "-i")
+
+
+def test_sendmail_gets_the_mail_on_its_standard_input(world: World, tmp_path: Path) -> None:
+    answer = send(replace(TO, sendmail=sendmail(tmp_path)), world)
+    message = message_from_string((tmp_path / "stdin").read_text(), policy=policy.default)
+    assert message["Subject"].startswith("[resil] CRITICAL")
+    argv = (tmp_path / "argv").read_text().split()
+    assert argv == ["-i", "-f", "resil@example.org", "ada@example.org", "bob@example.org"]
+    assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "took it" in answer
+
+
+def test_sendmail_sees_no_secret_in_its_environment(world: World, tmp_path: Path, canary: str) -> None:
+    send(replace(TO, sendmail=sendmail(tmp_path)), world)
+    assert "PATH=" in (tmp_path / "env").read_text()
+    assert canary not in (tmp_path / "env").read_text() and "RESIL_CANARY" not in (tmp_path / "env").read_text()
+
+
+@pytest.mark.parametrize(("code", "transient"), [(75, True), (1, True), (67, False), (64, False)])
+def test_sendmail_says_by_its_exit_code_whether_it_helps_to_try_again(
+    world: World, tmp_path: Path, code: int, transient: bool
+) -> None:
+    error = refused(replace(TO, sendmail=sendmail(tmp_path, code, "echo 'queue is full' >&2")), world)
+    assert error.transient is transient and "queue is full" in error.message
+
+
+def test_a_sendmail_that_hangs_is_killed_in_time(world: World, tmp_path: Path) -> None:
+    with takes_at_most(5):
+        error = refused(replace(TO, sendmail=sendmail(tmp_path, 0, "sleep 60"), timeout_s=0.3), world)
+    assert error.transient and "0.3 s" in error.message
+
+
+def test_a_missing_sendmail_may_be_there_on_another_node(world: World) -> None:
+    assert refused(replace(TO, sendmail=("/nowhere/sendmail",)), world).transient
+
+
+def test_without_a_sender_this_account_is_the_sender(world: World, tmp_path: Path) -> None:
+    send(replace(TO, sender="", sendmail=sendmail(tmp_path)), world)
+    assert f"From: {world.host.user}@login1" in (tmp_path / "stdin").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"to": ()}, "recipient"),
+        ({"to": ("ada@example.org\r\nBcc: eve@x.org",)}, "no mail address"),
+        ({"to": ("-oQ/tmp@example.org",)}, "no mail address"),
+        ({"to": ("a@b@c",)}, "no mail address"),
+        ({"to": ("",)}, "no mail address"),
+        ({"sender": "x y"}, "no mail address"),
+        ({"tls": "ssl"}, "not known"),
+        ({"port": 70000}, "no port"),
+        ({"timeout_s": 0.0}, "more than 0"),
+        ({"host": "smtp://x"}, "no host name"),
+        ({"username": "ada"}, "password_file"),
+        ({"password_file": "/x"}, "username"),
+        ({"username": "a", "password_file": "/x", "password_variable": "X"}, "both"),
+        ({"username": "a", "password_file": "/x", "host": "mail.example.org", "tls": "none"}, "in the clear"),
+        ({"host": "x", "sendmail": ("y",)}, "both host and sendmail"),
+        ({"subject_prefix": "a\r\nBcc: x"}, "one line"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], word: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        CHANNEL.check(replace(TO, **wrong))  # type: ignore[arg-type]
+    assert word in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "tls", "port"),
+    [
+        ({"host": "smtp.example.org"}, "starttls", 25),
+        ({"host": "smtp.example.org", "username": "ada"}, "starttls", 587),
+        ({"host": "smtp.example.org", "port": 465}, "implicit", 465),
+        ({"host": "smtp.example.org", "tls": "implicit"}, "implicit", 465),
+        ({"host": "localhost"}, "none", 25),
+        ({"host": "127.0.0.1"}, "none", 25),
+        ({"host": "smtp.example.org", "tls": "none"}, "none", 25),
+    ],
+)
+def test_ports_and_tls_are_what_people_expect(given: dict[str, object], tls: str, port: int) -> None:
+    settings = replace(TO, **given)  # type: ignore[arg-type]
+    assert (tls_of(settings), port_of(settings)) == (tls, port)
+
+
+def test_a_ca_file_that_is_none_is_a_fault_of_the_settings(world: World, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
+        with pytest.raises(SettingsError, match="ca_file"):
+            send(replace(TO, host="127.0.0.1", port=1, tls="starttls", ca_file=str(file)), world)
+
+
+def test_addresses_are_read_as_people_write_them() -> None:
+    assert envelope_address("Ada L <ada@example.org>") == "ada@example.org"
+    assert envelope_address("root") == "root"
+
+
+def test_the_subject_of_many_says_how_many() -> None:
+    alert = an_alert(a_notice("aaaaaa"), a_notice("bbbbbb", verdict=Verdict.WARNING), total=12)
+    assert "12 incidents, first /scratch" in CHANNEL.compose(alert, TO, {}).subject
+
+
+def test_a_mail_can_be_read_before_it_is_sent() -> None:
+    mail = CHANNEL.compose(an_alert(), TO, {})
+    assert "Subject: [resil] CRITICAL" in mail.as_string()
+
+
+def test_a_subject_that_is_not_ascii_arrives_as_it_was(world: World) -> None:
+    mailbox = Mailbox()
+    alert = an_alert(a_notice(subject="/größe/日本", summary="voll 🔥, " + "ä" * 90))
+    with smtp_server(mailbox, enable_SMTPUTF8=False) as port:
+        settings = replace(TO, host="127.0.0.1", port=port)
+        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    message = received(mailbox)
+    assert message["Subject"] == CHANNEL.compose(alert, settings, {}).subject
+    assert "日本" in message["Subject"] and "voll 🔥" in body_of(message, "plain")
+    content = mailbox.envelopes[0].content
+    assert isinstance(content, bytes) and content.isascii()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(st.sampled_from("ab.@<> \"'(),;:-+ü_日=?\t\r\n"), max_size=12))
+def test_an_address_that_is_accepted_can_be_written_into_a_mail(address: str) -> None:
+    try:
+        written = envelope_address(address)
+    except SettingsError:
+        return
+    assert not written.startswith("-") and written.isprintable() and " " not in written
+    mail = CHANNEL.compose(an_alert(), replace(TO, to=(address,), sender=address), {})
+    for utf8 in (False, True):
+        if utf8 or written.isascii():
+            head = mail.content(utf8=utf8).partition(b"\r\n\r\n")[0]
+            assert head.count(b"\r\nTo: ") == 1 and b"\r\nBcc" not in head

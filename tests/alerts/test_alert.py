@@ -1,0 +1,45 @@
+"""Alerts as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from resilience.alerts.alert import Alert, Notice, Reason, alert_from_json, alert_to_json
+from resilience.finding import Verdict
+
+NOTICE = Notice(
+    episode="3f9a1c04", fingerprint="f", reason=Reason.WORSE, check="fs", subject="/scratch", fault="space",
+    verdict=Verdict.CRITICAL, summary="full", since=1.0, advice="df", run="gpt", evidence=("a", "b"), count=2,
+    acknowledged_by="ada",
+)  # fmt: skip
+ALERT = Alert(
+    id="i", thread="t", reason=Reason.WORSE, verdict=Verdict.CRITICAL, time=2.0, host="n", project="/p",
+    notices=(NOTICE,), total=7, is_test=True, is_digest=True,
+)  # fmt: skip
+
+
+def test_every_field_survives_json() -> None:
+    assert alert_from_json(json.loads(json.dumps(alert_to_json(ALERT)))) == ALERT
+
+
+def test_keys_of_a_later_version_are_passed_over() -> None:
+    record = alert_to_json(ALERT) | {"mood": 1}
+    record["notices"][0]["colour"] = "red"
+    assert alert_from_json(record) == ALERT
+
+
+@pytest.mark.parametrize(
+    "harm", [{"reason": "LOUD"}, {"verdict": "BAD"}, {"notices": 3}, {"notices": [{}]}, {"notices": None}]
+)
+def test_what_is_no_alert_is_refused(harm: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        alert_from_json(alert_to_json(ALERT) | harm)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_only_the_end_of_everything_in_it_resolves_an_alert(reason: Reason) -> None:
+    record = alert_to_json(ALERT) | {"reason": reason}
+    assert alert_from_json(record).is_resolved is (reason is Reason.RESOLVED)

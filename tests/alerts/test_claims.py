@@ -1,0 +1,83 @@
+"""Claims keep two nodes from delivering the same channel at once, and never keep a message back."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.alerts.claims import EXPIRES_S, claim
+
+
+def test_only_one_holds_a_claim_and_then_the_next(tmp_path: Path) -> None:
+    with claim(tmp_path / "claims", "email", "n1 1 a") as one:
+        assert one is not None
+        with (
+            claim(tmp_path / "claims", "email", "n2 1 b") as other,
+            claim(tmp_path / "claims", "slack", "n2 1 b") as free,
+        ):
+            assert other is None and free is not None
+    with claim(tmp_path / "claims", "email", "n2 1 b") as other:
+        assert other is not None
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_a_claim_that_is_renewed_does_not_expire(tmp_path: Path) -> None:
+    path = tmp_path / "claims" / "email"
+    past = time.time() - EXPIRES_S - 5
+    with claim(tmp_path / "claims", "email", "n1 1 a") as one:
+        assert one is not None
+        os.utime(path, (past, past))
+        one.renew()
+        with claim(tmp_path / "claims", "email", "n2 1 b") as other:
+            assert other is None
+
+
+def test_whose_claim_was_taken_over_does_not_remove_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "claims" / "email"
+    past = time.time() - EXPIRES_S - 5
+    with claim(tmp_path / "claims", "email", "n1 1 a"):
+        os.utime(path, (past, past))
+        with claim(tmp_path / "claims", "email", "n2 1 b") as other:
+            assert other is not None and path.read_text() == "n2 1 b"
+        with claim(tmp_path / "claims", "email", "n3 1 c"):
+            pass
+    with claim(tmp_path / "claims", "email", "n1 1 a") as one:
+        os.utime(path, (past, past))
+        with claim(tmp_path / "claims", "email", "n2 1 b"):
+            del one
+            assert path.read_text() == "n2 1 b"
+
+
+def test_a_process_that_lives_keeps_its_claim(tmp_path: Path) -> None:
+    with (
+        claim(tmp_path / "claims", "email", f"n1 {os.getpid()} a"),
+        claim(tmp_path / "claims", "email", "n1 1 b") as other,
+    ):
+        assert other is None
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2770])
+def test_the_folder_is_as_open_as_the_one_that_it_lies_in(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "alerts"
+    folder.mkdir()
+    folder.chmod(mode)
+    with claim(folder / "claims", "email", "n1 1 a"):
+        assert stat.S_IMODE((folder / "claims").stat().st_mode) == mode
+        assert stat.S_IMODE((folder / "claims" / "email").stat().st_mode) == 0o644
+
+
+def test_a_folder_that_cannot_be_made_is_leave_to_go_ahead(tmp_path: Path) -> None:
+    (tmp_path / "claims").write_text("in the way")
+    with claim(tmp_path / "claims", "email", "n1 1 a") as held:
+        assert held is not None
+        held.renew()
+
+
+def test_what_happens_inside_comes_out(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), claim(tmp_path / "claims", "email", "n1 1 a"):
+        raise KeyError
+    assert list((tmp_path / "claims").iterdir()) == []

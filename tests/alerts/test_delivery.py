@@ -1,0 +1,598 @@
+"""Delivery: at least once, in order, at a pace, and whatever one channel does, the others and the caller go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.alerts import sending
+from resilience.alerts.alert import Reason
+from resilience.alerts.backoff import GIVE_UP_S, GIVE_UP_TRIES
+from resilience.alerts.claims import EXPIRES_S, claim
+from resilience.alerts.delivery import Flushed, flush
+from resilience.alerts.digest import DIGEST_OVER
+from resilience.alerts.outbox import Outbox
+from resilience.alerts.sending import Errand, Route, compose_apart
+from resilience.errors import UsageError
+from resilience.finding import Verdict
+from resilience.system.world import World
+from tests.alerts.stand_in import SECRET, Receiver, SocketChannel, StandIn, an_alert, an_outbox, receiver
+from tests.fakes import NOW, FakeClock, make_world
+from tests.guard.disks import fill, small_disk
+from tests.system.writer import OF_THE_INTERPRETER, writer
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+class Desk:
+    """An outbox, a clock set by hand, and two channels."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = FakeClock()
+        self.email, self.slack = StandIn(folder, "email"), StandIn(folder, "slack")
+        self.box = an_outbox(folder)
+        self.routes = {"email": self.email.route, "slack": self.slack.route}
+
+    def world(self, host: str = "login1") -> World:
+        return make_world(self.folder, clock=self.clock, host=host)
+
+    def put(self, id: str = "a1", channel: str = "email", **fields: object) -> None:
+        given = {"time": self.clock.now(), **fields}
+        assert self.box.put(an_alert(id, **given), channel, self.clock.now())  # type: ignore[arg-type]
+
+    def flush(self, host: str = "login1", **options: object) -> Flushed:
+        return flush(self.box, self.routes, world=self.world(host), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def quick_desk() -> Iterator[Desk]:
+    """On a disk of memory: twenty thousand files that are synced take minutes elsewhere."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="resil-test-", dir=shared) as folder:
+        yield Desk(Path(folder))
+
+
+@pytest.fixture
+def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience.alerts.delivery.SEND_S", 0.3)
+
+
+# ---- what goes well
+
+
+def test_what_waits_is_delivered_and_what_came_back_is_kept(desk: Desk) -> None:
+    desk.put()
+    done = desk.flush()
+    assert [delivery.outcome.answer for delivery in done.sent] == ["taken"]
+    assert (done.waiting, desk.email.ids, desk.box.sent()[0].answer) == (0, ["a1"], "taken")
+    assert desk.flush() == Flushed(), "and only once"
+    assert desk.email.ids == ["a1"]
+
+
+def test_an_empty_outbox_costs_one_look(desk: Desk) -> None:
+    assert desk.flush() == Flushed()
+    assert not (desk.folder / "alerts").exists(), "nothing was even created"
+
+
+def test_a_thread_is_told_in_order_and_the_channel_gets_what_it_remembered(desk: Desk) -> None:
+    desk.put("2", thread="t", reason=Reason.RESOLVED, time=NOW + 60)
+    desk.put("1", thread="t", verdict=Verdict.CRITICAL)
+    desk.flush()
+    assert desk.email.ids == ["1", "2"]
+    assert [message["thread"] for message in desk.email.taken] == [{}, {"ts": "ts-1"}]
+
+
+def test_messages_of_one_channel_are_a_second_apart(desk: Desk) -> None:
+    slept: list[float] = []
+    desk.clock.at_sleep = slept.append
+    for number in range(4):
+        desk.put(f"a{number}")
+    desk.flush(deadline_s=100.0)
+    assert len(desk.email.ids) == 4 and slept == [1.0, 1.0, 1.0]
+    desk.put("a5")
+    desk.flush()
+    assert slept == [1.0] * 4, "also from one flush to the next"
+
+
+def test_what_a_channel_prints_stands_in_nobodys_output(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    desk.email.order("print")
+    desk.put()
+    print("the verdict, not flushed yet", end="")
+    desk.flush()
+    print()
+    captured = capfd.readouterr()
+    assert captured.out == "the verdict, not flushed yet\n"
+    assert captured.err == "a channel that prints\n", "people may read it there"
+
+
+# ---- what goes wrong
+
+
+FAULTS = {
+    "down": "the server does not answer",
+    "raise": "the channel's own code failed: RuntimeError",
+    "abort": "the channel crashed while it sent",
+    "exit": "the channel's own code failed: SystemExit",
+    "hang": "no answer within 0.3 s",
+    "settings": "the secret file may be read by others",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_channel_that_fails_keeps_its_message_and_harms_no_other(
+    desk: Desk, short_deadline: None, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr("resilience.alerts.delivery.LEAST_SEND_S", 0.1)
+    desk.email.order(fault)
+    desk.put("a1", "email")
+    desk.put("a1", "slack")
+    done = desk.flush()
+    assert "a1" in desk.slack.ids and desk.email.ids == []
+    assert [FAULTS[fault] in delivery.outcome.error for delivery in done.failed] == [True]
+    assert SECRET not in str(done)
+    desk.email.order()
+    desk.clock.time += HOUR
+    desk.flush()
+    assert desk.email.ids == ["a1"], "and when the channel is well, it goes out"
+
+
+def test_a_route_that_cannot_be_loaded_is_a_fault_of_that_channel_alone(desk: Desk) -> None:
+    def load() -> object:
+        raise UsageError("the channels plugin 'email' cannot be loaded", hint="it must export CHANNEL")
+
+    desk.routes["email"] = Route(load)  # type: ignore[arg-type]
+    desk.put("a1", "email")
+    desk.put("a1", "slack")
+    done = desk.flush()
+    assert "a1" in desk.slack.ids and done.waiting >= 1
+    assert "cannot be loaded" in done.failed[0].outcome.error
+
+
+def test_a_plugin_that_aborts_at_its_import_harms_nobody(desk: Desk) -> None:
+    desk.routes["email"] = Route(lambda: os.abort())
+    desk.put("a1", "email")
+    desk.put("a1", "slack")
+    desk.flush()
+    assert "a1" in desk.slack.ids and [entry.name for entry in desk.box.pending("email")] == ["a1.email"]
+
+
+def test_what_is_refused_for_good_is_a_dead_letter_with_the_reason(desk: Desk) -> None:
+    desk.email.order("refuse")
+    desk.put()
+    done = desk.flush()
+    assert [delivery.outcome.error for delivery in done.dead] == ["there is no such recipient"]
+    assert desk.box.names() == () and desk.box.dead()[0].hint == "write another"
+
+
+def test_a_channel_that_is_no_more_makes_a_dead_letter_and_says_what_to_write(desk: Desk) -> None:
+    desk.put("a1", "pager")
+    done = desk.flush(project="/project")
+    assert "no channel 'pager' any more" in done.dead[0].outcome.error
+    assert "[channel.pager]" in desk.box.dead()[0].hint
+
+
+def test_another_projects_channel_is_left_to_that_project(desk: Desk) -> None:
+    desk.put("a1", "pager", project="/another")
+    assert desk.flush(project="/project").paused == {"pager": "it is a channel of /another"}
+    assert desk.box.names() == ("a1.pager",)
+    desk.clock.time += 8 * DAY
+    assert len(desk.flush(project="/project").dead) == 1, "but not for ever"
+
+
+def test_what_a_channel_wants_to_know_at_the_next_try_is_kept(desk: Desk) -> None:
+    desk.put()
+    desk.email.order("partly")
+    assert desk.flush().waiting == 1
+    desk.email.order()
+    assert desk.flush(patient=False).waiting == 0
+    assert desk.email.taken[0]["thread"] == {"served": "ada"}
+
+
+def test_a_failed_channel_is_left_alone_for_a_while_and_a_person_need_not_wait(desk: Desk) -> None:
+    desk.email.order("down")
+    desk.put()
+    assert len(desk.flush().failed) == 1
+    desk.email.order()
+    done = desk.flush()
+    assert done.failed == done.sent == () and "next try in" in (done.paused or {})["email"]
+    assert len(desk.flush(patient=False).sent) == 1
+
+
+def test_a_new_critical_does_not_wait_for_a_back_off_and_an_old_one_does(desk: Desk) -> None:
+    desk.email.order("down")
+    desk.put("a1")
+    desk.flush()
+    desk.clock.time += 0.1
+    desk.put("a2", verdict=Verdict.WARNING)
+    assert desk.flush().failed == ()
+    desk.put("a3", verdict=Verdict.CRITICAL)
+    assert len(desk.flush().failed) == 1
+    desk.clock.time += 0.1
+    assert desk.flush().failed == (), "it was tried, and waits as the others do"
+    desk.put("a4", verdict=Verdict.CRITICAL)
+    desk.email.order()
+    desk.clock.time += 0.1
+    assert {delivery.entry.alert.id for delivery in desk.flush(deadline_s=60.0).sent} == {"a1", "a2", "a3", "a4"}
+
+
+def test_one_nodes_failures_do_not_stop_a_node_that_has_a_way_out(desk: Desk) -> None:
+    desk.email.order("down")
+    desk.put()
+    desk.flush(host="compute7")
+    desk.email.order()
+    assert len(desk.flush(host="login1").sent) == 1
+
+
+def test_a_server_that_asks_for_patience_gets_it_from_every_node_and_person(desk: Desk) -> None:
+    desk.email.order("busy 120")
+    desk.put("a1")
+    desk.put("a2")
+    desk.flush()
+    desk.email.order()
+    for seconds, sent in ((60, 0), (59, 0), (2, 2)):
+        desk.clock.time += seconds
+        assert len(desk.flush(host="login2", patient=False).sent) == sent
+    assert desk.email.ids == ["a1", "a2"]
+
+
+def test_a_message_that_alone_is_not_taken_stops_no_other_and_is_given_up_in_the_end(desk: Desk) -> None:
+    desk.email.order("bad a1")
+    desk.put("a1", verdict=Verdict.CRITICAL)
+    flushes = 0
+    while "other" not in desk.email.ids:
+        if flushes == 1:
+            desk.put("other")
+        desk.clock.time += 900
+        desk.flush()
+        flushes += 1
+        assert flushes < 10
+    assert [entry.alert.id for entry in desk.box.pending("email")] == ["a1"]
+    number = 0
+    while not desk.box.dead():
+        desk.put(f"later{number}")
+        desk.clock.time += 2 * HOUR
+        desk.flush(deadline_s=100.0)
+        number += 1
+        assert number < GIVE_UP_TRIES + GIVE_UP_S / HOUR
+    assert "on which others were taken" in desk.box.dead()[0].error
+
+
+def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        channel = StandIn(tmp_path, "email")
+        box = an_outbox(disk, tmp_path / "spare")
+        box.put(an_alert(), "email", NOW)
+        fill(disk)
+        done = flush(box, {"email": channel.route}, world=make_world(tmp_path))
+        assert len(done.sent) == 1 and channel.ids == ["a1"]
+        again = flush(an_outbox(disk, tmp_path / "spare"), {"email": channel.route}, world=make_world(tmp_path))
+        assert again.sent == () and channel.ids == ["a1"]
+
+
+def test_a_message_that_was_damaged_while_it_waited_is_told_of_in_its_place(desk: Desk) -> None:
+    desk.put("a1")
+    desk.put("a2", channel="slack")
+    (desk.folder / "alerts" / "outbox" / "a1.email").write_bytes(b"")  # a power cut, as some file servers take it
+    done = desk.flush()
+    assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
+    (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
+    assert "a message that waited for it was damaged" in notice.summary and notice.subject == "channel email"
+    assert "set aside" in done.trouble and done.waiting == 0
+    assert desk.flush().sent == (), "and once"
+
+
+def test_little_time_begins_no_message_that_would_be_cut_short(desk: Desk) -> None:
+    desk.put()
+    assert desk.flush(deadline_s=1.0).sent == () and desk.box.names() == ("a1.email",)
+
+
+# ---- a broken channel is told through the others
+
+
+def test_a_channel_whose_settings_are_bad_is_told_through_the_others_at_once_and_once(desk: Desk) -> None:
+    desk.email.order("settings")
+    desk.put()
+    for _ in range(5):
+        desk.flush()
+        desk.clock.time += 1000
+    (told,) = desk.slack.taken
+    assert told["verdict"] == "WARNING" and "channel email" in told["said"][0]
+    assert "the secret file may be read by others" in told["said"][0]
+    desk.email.order()
+    desk.flush()
+    assert desk.email.ids == ["a1"]
+    assert [message["reason"] for message in desk.slack.taken] == ["FIRST", "RESOLVED"]
+    desk.clock.time += 2 * DAY
+    desk.put("a2")
+    desk.flush()
+    assert len(desk.slack.taken) == 2 and desk.email.ids == ["a1", "a2"]
+
+
+def test_a_server_that_is_down_is_told_after_a_while_and_again_no_sooner_than_a_day_later(desk: Desk) -> None:
+    desk.email.order("down")
+    desk.put()
+    told: list[int] = []
+    for minute in range(0, 30 * 60, 30):
+        desk.flush()
+        if len(desk.slack.taken) > len(told):
+            told.append(minute)
+            assert "it does not deliver for" in desk.slack.taken[-1]["said"][0]
+        desk.clock.time += 1800
+    assert told[0] >= 15 and len(told) == 1, "one breakdown, one message"
+
+
+def test_a_node_without_a_way_out_is_no_broken_channel(desk: Desk) -> None:
+    for number in range(8):
+        desk.put(f"a{number}")
+        desk.email.order("down")
+        desk.flush(host="compute7")
+        desk.email.order()
+        desk.flush(host="login1", patient=False)
+        desk.clock.time += 900
+    assert desk.slack.taken == [] and len(desk.email.ids) == 8
+
+
+def test_two_broken_channels_do_not_tell_of_each_other(desk: Desk) -> None:
+    desk.email.order("settings")
+    desk.slack.order("settings")
+    desk.put("a1", "email")
+    desk.put("a1", "slack")
+    for _ in range(10):
+        desk.flush()
+        desk.clock.time += 1000
+    assert sorted(desk.box.names()) == ["a1.email", "a1.slack"]
+    desk.slack.order()
+    desk.flush()
+    desk.flush()
+    assert [message["said"][0].partition(":")[0] for message in desk.slack.taken] == [
+        "FIRST /scratch",
+        "FIRST channel email",
+    ]
+
+
+def test_no_message_about_a_channel_is_told_of_in_its_turn(desk: Desk) -> None:
+    """Slack refuses what it is told about the mail: that is a dead letter, and no new message for anybody."""
+    desk.put()
+    desk.email.order("settings")
+    desk.slack.order("refuse")
+    for _ in range(20):
+        desk.flush()
+        desk.clock.time += 1000
+    assert desk.box.names() == ("a1.email",) and len(desk.box.dead()) == 1
+
+
+# ---- several at once
+
+
+def test_a_channel_in_another_nodes_hands_is_left_to_it(desk: Desk) -> None:
+    desk.put()
+    with claim(desk.box.claims, "email", "login9 1 x") as held:
+        assert held is not None
+        assert "another process" in (desk.flush().paused or {})["email"]
+    assert len(desk.flush().sent) == 1
+
+
+def test_a_claim_of_a_node_that_died_expires(desk: Desk) -> None:
+    desk.put()
+    with claim(desk.box.claims, "email", "login9 1 x"):
+        past = time.time() - EXPIRES_S - 5
+        os.utime(desk.box.claims / "email", (past, past))
+        assert len(desk.flush().sent) == 1
+
+
+def test_a_claim_of_a_process_of_this_node_that_is_gone_holds_nobody_up(desk: Desk) -> None:
+    desk.put()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    with claim(desk.box.claims, "email", f"login1 {child.pid} x"):
+        assert len(desk.flush().sent) == 1
+
+
+@pytest.mark.parametrize("damage", ["file", "folder"])
+def test_where_no_claim_can_be_made_messages_go_out_nevertheless(desk: Desk, damage: str) -> None:
+    desk.put()
+    if damage == "file":
+        desk.box.claims.write_text("in the way")
+    else:
+        (desk.box.claims / "email").mkdir(parents=True)
+        past = time.time() - EXPIRES_S - 5
+        os.utime(desk.box.claims / "email", (past, past))
+    assert len(desk.flush().sent) == 1
+
+
+def _flush_in_a_process(folder: Path, port: int, host: str, barrier: object) -> None:
+    barrier.wait(30)  # type: ignore[attr-defined]
+    box = an_outbox(folder)
+    deadline = time.monotonic() + 60
+    while box.names() and time.monotonic() < deadline:
+        flush(box, {"tcp": Route.of(SocketChannel(port), None)}, world=make_world(folder, host=host))
+        time.sleep(0.02)
+
+
+def test_four_nodes_that_deliver_at_once_lose_nothing_and_hardly_repeat(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    make_world(tmp_path)
+    ids = [f"a{number}" for number in range(12)]
+    with receiver() as received:
+        for number, id in enumerate(ids):
+            box.put(an_alert(id, time=NOW + number), "tcp", NOW)
+        context = multiprocessing.get_context("fork")
+        barrier = context.Barrier(4)
+        nodes = [
+            context.Process(target=_flush_in_a_process, args=(tmp_path, received.port, f"login{n}", barrier))
+            for n in range(4)
+        ]
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.join(60)
+        assert [node.exitcode for node in nodes] == [0] * 4
+        assert sorted(set(received.lines)) == sorted(ids)
+        assert len(received.lines) <= len(ids) + 1
+
+
+# ---- killed at any moment
+
+
+def _work(folder: Path, port: int) -> None:
+    """One tick: the news is queued and delivered. `sched_yield` marks where the work begins."""
+    os.sched_yield()
+    box = an_outbox(folder)
+    box.put(an_alert(), "tcp", NOW)
+    flush(box, {"tcp": Route.of(SocketChannel(port), None)}, world=make_world(folder))
+
+
+def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:
+    """Kill a tick at every `step`th system call; return how many kills there were, and how many duplicates."""
+    killed = repeated = 0
+    preload = "from tests.alerts.test_delivery import _work"
+    with receiver() as received, writer(tmp_path / "strace", preload) as process:
+        (tmp_path / "probe").mkdir()
+        probe = process.run(f"_work(Path({str(tmp_path / 'probe')!r}), {received.port})")
+        points = list(_points(probe.calls))
+        assert {"fsync", "rename", "link", "unlink"} <= {name for name, _ in points}
+        for number, (name, count) in enumerate(points):
+            if number % step or name in OF_THE_INTERPRETER:
+                continue
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            received.lines.clear()
+            request = f"_work(Path({str(folder)!r}), {received.port})"
+            code = process.run(request, f"{name}:signal=SIGKILL:when={count}").code
+            killed += code == -signal.SIGKILL
+            _quiet(received)
+            _work(folder, received.port)  # the next tick finds the same news
+            assert set(received.lines) == {"a1"}, f"lost by SIGKILL at {name} {count}"
+            assert len(received.lines) <= 2, f"{len(received.lines)} times by SIGKILL at {name} {count}"
+            repeated += len(received.lines) - 1
+            assert an_outbox(folder).names() == ()
+    return killed, repeated
+
+
+def _points(calls: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """The calls of the work itself, as (name, its count among calls of that name)."""
+    seen: dict[str, int] = {}
+    begun = False
+    for name in calls:
+        seen[name] = seen.get(name, 0) + 1
+        begun = begun or name == "sched_yield"
+        if begun:
+            yield name, seen[name]
+
+
+def _quiet(received: Receiver) -> None:
+    """A killed parent's child may still be sending."""
+    before = -1
+    while len(received.lines) != before:
+        before = len(received.lines)
+        time.sleep(0.03)
+
+
+def test_sigkill_anywhere_in_a_tick_loses_nothing_and_repeats_at_most_once(tmp_path: Path) -> None:
+    killed, repeated = _campaign(tmp_path, step=9)
+    assert killed >= 10
+    assert repeated <= killed / 2
+
+
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a long campaign (RESIL_SOAK=1, make soak)")
+def test_sigkill_at_every_system_call_of_a_tick(tmp_path: Path) -> None:
+    killed, repeated = _campaign(tmp_path, step=1)
+    print(f"\nkilled {killed} times: 0 lost, {repeated} repeated once")
+    assert killed >= 100
+
+
+# ---- a long outage
+
+
+def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quick_desk: Desk) -> None:
+    desk, routes = quick_desk, quick_desk.routes
+    desk.email.order("down")
+    desk.slack.order("down")
+    largest = 0
+    for number in range(10_000):
+        came = number % 2 == 0
+        incident = number // 2
+        verdict = Verdict.CRITICAL if incident % 50 == 7 else Verdict.WARNING
+        for channel in list(routes)[: 2 if number < 2 or number >= 9800 else 1]:
+            desk.put(
+                f"a{number}", channel, thread=f"e{incident % 400}", subject=f"/disk{incident % 400}",
+                reason=Reason.FIRST if came or incident % 400 < 10 else Reason.RESOLVED, verdict=verdict,
+                since=desk.clock.now(), evidence=("a line of a log " * 20,) * 5,
+            )  # fmt: skip
+        if number % 1000 == 0:
+            desk.flush()
+            largest = max(largest, _size(desk.box))
+        desk.clock.time += 72 * HOUR / 10_000
+    assert max(largest, _size(desk.box)) < 10e6
+    assert desk.email.taken == desk.slack.taken == []
+
+    desk.email.order()
+    desk.slack.order()
+    desk.clock.time += HOUR
+    done = desk.flush()
+    assert len(done.sent) == 2 and done.waiting == 0
+    for stand_in, incidents in ((desk.email, 400), (desk.slack, 101)):
+        (digest,) = stand_in.taken
+        assert digest["total"] == incidents
+        lasting = [said for said in digest["said"] if said.startswith("FIRST")]
+        over = [said for said in digest["said"] if said.startswith("RESOLVED")]
+        assert over and all("over after" in said for said in over)
+        if stand_in is desk.email:
+            assert "/disk7:" in lasting[0], "the oldest CRITICAL"
+            assert len(lasting) == 10
+    desk.put("after")
+    desk.flush()
+    assert desk.email.ids[-1] == "after", "and then as always"
+
+
+def _size(box: Outbox) -> int:
+    """Bytes in all its folders."""
+    return sum(path.stat().st_size for path in box.claims.parent.rglob("*") if path.is_file())
+
+
+def test_a_short_outage_ends_with_the_messages_themselves(desk: Desk) -> None:
+    desk.email.order("down")
+    for number in range(DIGEST_OVER):
+        desk.put(f"a{number}")
+    desk.flush()
+    desk.clock.time += 2 * HOUR
+    desk.email.order()
+    desk.flush(deadline_s=60.0)
+    assert desk.email.ids == [f"a{number}" for number in range(DIGEST_OVER)]
+
+
+# ---- only looking
+
+
+def test_what_would_be_sent_can_be_seen_without_sending(desk: Desk) -> None:
+    desk.email.order("down")
+    shown = dict(compose_apart({"email": Errand(an_alert(), desk.email.route)}))
+    assert '"id": "a1"' in shown["email"] and desk.email.taken == []
+    desk.email.order("settings")
+    shown = dict(compose_apart({"email": Errand(an_alert(), desk.email.route)}))
+    assert shown["email"] == "cannot be composed: the secret file may be read by others (try: chmod 600 it)"
+
+
+def test_a_mail_is_shown_as_it_goes_out() -> None:
+    from email.message import EmailMessage
+
+    mail = EmailMessage()
+    mail["Subject"] = "91% used"
+    mail.set_content("words\n")
+    assert "Subject: 91% used" in sending.readable(mail)
+    assert sending.readable("as it is") == "as it is"

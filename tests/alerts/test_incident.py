@@ -1,0 +1,146 @@
+"""An incident's ids, and that its file says what it said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.alerts.incident import (
+    STALE_AFTER_S,
+    Incident,
+    episode_of,
+    fingerprint_of,
+    incident_from_json,
+    incident_to_json,
+)
+from resilience.finding import Verdict
+
+FULL = Incident(
+    episode="3f9a1c04",
+    fingerprint="0123456789abcdef",
+    number=3,
+    check="fs",
+    subject="/scratch",
+    fault="space",
+    run="gpt",
+    verdict=Verdict.WARNING,
+    worst=Verdict.CRITICAL,
+    summary="91% used",
+    advice="resil watch fs --top /scratch",
+    evidence=("tmpfs 64k", "inodes 3%"),
+    host="login1",
+    opened=10.0,
+    changed=20.0,
+    seen=40.0,
+    looked=41.0,
+    gone=50.0,
+    resolved=51.0,
+    told=30.0,
+    first_told=11.0,
+    told_verdict=Verdict.CRITICAL,
+    count=4,
+    acknowledged_by="ada",
+    acknowledged_at=31.0,
+    acknowledged_note="on it",
+    escalated=1,
+    flaps=(12.0, 13.0),
+    flapping=13.0,
+    thread="3f9a1c04",
+    intended=33.0,
+    held=9.0,
+    silenced=8.0,
+)
+BARE = Incident(
+    episode="3f9a1c04", fingerprint="f", check="fs", subject="/x", fault="space", verdict=Verdict.WARNING,
+    worst=Verdict.WARNING, summary="s", opened=1.0, changed=1.0, seen=1.0, looked=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("incident", [FULL, BARE])
+def test_every_field_survives_json(incident: Incident) -> None:
+    assert incident_from_json(json.loads(json.dumps(incident_to_json(incident)))) == incident
+
+
+def test_an_incident_written_by_a_later_version_is_read() -> None:
+    assert incident_from_json(incident_to_json(FULL) | {"mood": "calm"}) == FULL
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"verdict": "FINE"},
+        {"verdict": None},
+        {"told_verdict": "?"},
+        {"opened": "long ago"},
+        {"opened": float("inf")},
+        {"told": float("nan")},
+        {"flaps": [float("nan")]},
+        {"told": {}},
+        {"count": "x"},
+        {"flaps": 3},
+        {"flaps": ["x"]},
+        {"subject": 7},
+        {"run": None},
+        {"evidence": 5},
+    ],
+)
+def test_what_is_no_incident_is_refused(harm: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        incident_from_json(incident_to_json(FULL) | harm)
+
+
+@pytest.mark.parametrize(
+    "name", ["episode", "fingerprint", "check", "subject", "fault", "summary", "verdict", "opened"]
+)
+def test_what_lacks_its_name_or_its_verdict_is_refused(name: str) -> None:
+    record = incident_to_json(FULL)
+    del record[name]
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        incident_from_json(record)
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_the_parts_of_a_fingerprint_do_not_run_into_one_another(a: str, b: str, c: str, d: str) -> None:
+    if "\0" not in a + b + c + d and (a, b) != (c, d):
+        assert fingerprint_of(a, b, "") != fingerprint_of(c, d, "")
+
+
+def test_a_subject_that_is_no_text_has_a_fingerprint() -> None:
+    assert len(fingerprint_of("fs", "/data/\udcff", "space")) == 16
+
+
+def test_two_nodes_that_see_a_fault_at_the_same_moment_give_it_the_same_id() -> None:
+    assert episode_of("f", 1, 7200.0) == episode_of("f", 1, 7200.9)
+
+
+def test_each_coming_of_a_fault_has_its_own_id() -> None:
+    assert episode_of("f", 1, 7200.0) != episode_of("f", 2, 7200.0)
+
+
+def test_a_fault_whose_file_was_lost_gets_another_id_an_hour_later() -> None:
+    assert episode_of("f", 1, 7200.0) != episode_of("f", 1, 7200.0 + 3600)
+
+
+def test_an_id_is_short_enough_to_be_typed() -> None:
+    assert len(episode_of("f", 1, 0.0)) == 8
+    assert set(episode_of("f", 1, 0.0)) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("looked", "resolved", "now", "stale"),
+    [
+        (0.0, None, STALE_AFTER_S, False),
+        (0.0, None, STALE_AFTER_S + 1, True),
+        (10.0, None, STALE_AFTER_S + 5, False),
+        (0.0, 1.0, STALE_AFTER_S + 1, False),
+    ],
+)
+def test_an_open_incident_at_which_nobody_looks_is_stale(
+    looked: float, resolved: float | None, now: float, stale: bool
+) -> None:
+    assert replace(BARE, seen=0.0, looked=looked, resolved=resolved).is_stale(now) is stale

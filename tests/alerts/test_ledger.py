@@ -1,0 +1,349 @@
+"""The ledger remembers incidents: text files, no locks, and damage that costs one incident at most."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.alerts.incident import Incident, episode_of, fingerprint_of
+from resilience.alerts.ledger import Ledger
+from resilience.alerts.policy import begin
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.finding import Finding, Verdict
+from resilience.settings.alert_policy import AlertPolicy
+from resilience.system.spare_folder import SpareFolder
+from tests.guard.disks import fill, make_read_only, small_disk
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+
+NOW = 1_800_000_000.0
+
+
+def incident(subject: str = "/scratch", **fields: Any) -> Incident:
+    fingerprint = fingerprint_of("fs", subject, "space")
+    given: dict[str, Any] = {
+        "episode": episode_of(fingerprint, 1, NOW),
+        "fingerprint": fingerprint,
+        "check": "fs",
+        "subject": subject,
+        "fault": "space",
+        "verdict": Verdict.WARNING,
+        "worst": Verdict.WARNING,
+        "summary": "91% used",
+        "opened": NOW,
+        "changed": NOW,
+        "seen": NOW,
+        "looked": NOW,
+    }
+    return Incident(**(given | fields))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "incidents"
+
+
+@pytest.fixture
+def ledger(folder: Path, tmp_path: Path) -> Ledger:
+    return Ledger(SpareFolder(folder, tmp_path / "spare" / "incidents"))
+
+
+def again(ledger: Ledger) -> Ledger:
+    """As the next process opens it."""
+    return Ledger(SpareFolder(ledger.folder.folder, ledger.folder.spare))
+
+
+def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Ledger) -> None:
+    first, second = incident("/a"), incident("/b", opened=NOW + 1)
+    ledger.keep(first)
+    ledger.keep(second)
+    assert again(ledger).incidents() == (second, first)
+    assert ledger.trouble == ()
+
+
+def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, folder: Path) -> None:
+    ledger.keep(incident("/scratch/Jürgen"))
+    (file,) = folder.iterdir()
+    assert file.name == incident("/scratch/Jürgen").fingerprint + ".json"
+    lines = file.read_text().splitlines()
+    assert ' "subject": "/scratch/Jürgen",' in lines
+    assert ' "summary": "91% used",' in lines
+
+
+def test_a_subject_that_is_no_text_is_kept(ledger: Ledger) -> None:
+    ledger.keep(incident("/data/\udcff"))
+    assert again(ledger).incidents()[0].subject == "/data/\udcff"
+
+
+def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, folder: Path) -> None:
+    ledger.keep(incident())
+    ledger.keep(incident(episode="ffffffff", number=2))
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, folder: Path) -> None:
+    ledger.keep(incident())
+    ledger.acknowledge(incident().episode, "ada", "", NOW)
+    (kept,) = ledger.incidents()
+    ledger.forget(kept)
+    assert list(folder.iterdir()) == []
+
+
+# ---- finding
+
+
+def test_an_incident_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
+    ledger.keep(incident(episode="3f9a1c04"))
+    for text in ("3f9a1c04", "3f9", " 3F9A "):
+        assert ledger.find(text).episode == "3f9a1c04"
+
+
+def test_an_id_that_fits_several_names_them(ledger: Ledger) -> None:
+    ledger.keep(incident("/a", episode="3f9a1c04"))
+    ledger.keep(incident("/b", episode="3f9b0000"))
+    with pytest.raises(UsageError) as refused:
+        ledger.find("3f9")
+    assert "3f9a1c04 (fs /a)" in refused.value.hint
+    assert "3f9b0000 (fs /b)" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("3f9a1c40", "did you mean 3f9a1c04?"), ("zzz", "resil alert list"), ("", "resil")]
+)
+def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint: str) -> None:
+    ledger.keep(incident(episode="3f9a1c04"))
+    with pytest.raises(UsageError) as refused:
+        ledger.find(text)
+    assert hint in refused.value.hint
+
+
+# ---- people
+
+
+def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(ledger: Ledger) -> None:
+    ledger.keep(incident())
+    (read_before,) = again(ledger).incidents()
+    ledger.acknowledge(incident().episode[:4], "ada", "moving data", NOW + 5)
+    again(ledger).keep(replace(read_before, count=2))  # a watchdog that had not seen it
+    (kept,) = again(ledger).incidents()
+    assert (kept.acknowledged_by, kept.acknowledged_at, kept.acknowledged_note) == ("ada", NOW + 5, "moving data")
+    assert kept.count == 2
+
+
+def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
+    ledger.keep(incident())
+    acknowledged = ledger.acknowledge(incident().episode, "ada", "", NOW)
+    assert acknowledged.acknowledged_by == "ada"
+    assert ledger.unacknowledge(incident().episode).acknowledged_by == ""
+    assert again(ledger).incidents()[0].acknowledged_by == ""
+
+
+def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(ledger: Ledger) -> None:
+    first = incident()
+    ended = replace(first, resolved=NOW + 10)
+    finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
+    again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
+    ledger.keep(again)
+    with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
+        Ledger(ledger.folder).find(first.episode[:6])
+    assert again.episode != first.episode and ledger.find(again.episode) == again
+
+
+def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
+    ledger.keep(incident())
+    ledger.acknowledge(incident().episode, "ada", "", NOW)
+    fresh = again(ledger)
+    fresh.incidents()
+    fresh.keep(incident(episode="ffffffff", number=2))
+    assert fresh.incidents()[0].acknowledged_by == ""
+    assert not list(ledger.folder.folder.glob("*.ack"))
+
+
+def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
+    ledger.keep(incident(resolved=NOW))
+    with pytest.raises(UsageError, match="is over already"):
+        ledger.acknowledge(incident().episode, "ada", "", NOW)
+
+
+@needs_root
+def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) -> None:
+    open_the_way(tmp_path / "x")
+    tmp_path.chmod(0o755)
+    private = tmp_path / "private"
+    Ledger(SpareFolder(private / "i", None)).keep(incident())
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
+        Ledger(SpareFolder(private / "i", None)).find("3f9a")
+    assert not caught.value.transient and "[run] group" in caught.value.hint
+
+
+@needs_root
+def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_for(tmp_path: Path) -> None:
+    open_the_way(tmp_path / "x")
+    tmp_path.chmod(0o755)
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    for place, options in ((shared, {"folder_mode": 0o2770, "file_mode": 0o660, "gid": NOBODY}), (private, {})):
+        Ledger(SpareFolder(place / "i", None, **options)).keep(incident())  # type: ignore[arg-type]
+    private.chmod(0o755)
+    (private / "i").chmod(0o755)
+    (next((private / "i").iterdir())).chmod(0o644)
+    with acting_as(12345, NOBODY):
+        theirs = SpareFolder(shared / "i", None, folder_mode=0o2770, file_mode=0o660)
+        Ledger(theirs).acknowledge(incident().episode, "colleague", "", NOW)
+        with pytest.raises(StateDirectoryError) as refused:
+            Ledger(SpareFolder(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
+    assert "Permission denied" in refused.value.message
+    assert Ledger(SpareFolder(shared / "i", None)).incidents()[0].acknowledged_by == "colleague"
+
+
+@needs_root
+def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_path: Path) -> None:
+    """In a stranger's own spare folder, nobody else reads it."""
+    with small_disk(tmp_path / "disk") as disk:
+        theirs = disk / "i"
+        Ledger(SpareFolder(theirs, None)).keep(incident())
+        os.chown(theirs, NOBODY, NOBODY)
+        make_read_only(disk, True)
+        ledger = Ledger(SpareFolder(theirs, tmp_path / "spare" / "i"))
+        with pytest.raises(StateDirectoryError) as refused:
+            ledger.acknowledge(incident().episode, "ada", "", NOW)
+        assert "was not kept" in refused.value.message
+        assert ledger.incidents()[0].acknowledged_by == ""
+
+
+# ---- damage
+
+WHOLE = incident()
+DAMAGE = {
+    "empty": b"",
+    "half": json.dumps({"episode": "3f9a"}).encode()[:9],
+    "no object": b"[1, 2]",
+    "no incident": b"{}",
+    "a number": b"7",
+    "not UTF-8": b"\xff\xfe{}",
+    "NUL bytes": bytes(4096),
+    "deep": b"[" * 100_000,
+    "infinite": b'{"opened": 1e999}',
+    "another's": b"",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(ledger: Ledger, folder: Path, kind: str) -> None:
+    other = incident("/home")
+    ledger.keep(other)
+    ledger.keep(WHOLE)
+    path = folder / f"{WHOLE.fingerprint}.json"
+    content = (folder / f"{other.fingerprint}.json").read_bytes() if kind == "another's" else DAMAGE[kind]
+    path.write_bytes(content)
+    fresh = again(ledger)
+    assert fresh.incidents() == (other,)
+    assert "makes no sense" in fresh.trouble[0]
+    assert path.name in fresh.trouble[0]
+    assert not path.exists()
+    (aside,) = folder.glob(".damaged-*")
+    assert aside.read_bytes() == content
+    fresh.keep(WHOLE)  # it begins afresh
+    assert set(again(ledger).incidents()) == {other, WHOLE}
+    assert again(ledger).trouble == ()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"acknowledged_by": 3}', b'{"acknowledged_at": "x"}', b"\xff"]
+)
+def test_a_damaged_acknowledgement_costs_the_acknowledgement_alone(
+    ledger: Ledger, folder: Path, content: bytes
+) -> None:
+    ledger.keep(WHOLE)
+    (folder / f"{WHOLE.episode}.ack").write_bytes(content)
+    fresh = again(ledger)
+    assert fresh.incidents() == (WHOLE,)
+    assert "acknowledgement" in fresh.trouble[0]
+    assert not (folder / f"{WHOLE.episode}.ack").exists()
+
+
+def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, folder: Path) -> None:
+    ledger.keep(WHOLE)
+    (folder / "aa.json").mkdir()
+    (folder / "bb.json").symlink_to("/etc/passwd")
+    fresh = again(ledger)
+    assert fresh.incidents() == (WHOLE,)
+    assert len(fresh.trouble) == 2 and all("set aside" in said for said in fresh.trouble)
+    assert again(ledger).incidents() == (WHOLE,) and not again(ledger).trouble
+
+
+# ---- disks
+
+
+def test_incidents_survive_a_full_disk_and_move_home_afterwards(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
+        ledger.keep(incident("/a"))
+        ballast = fill(disk)
+        ledger.keep(incident("/a", count=7, evidence=("x" * 5000,)))
+        ledger.keep(incident("/b", evidence=("x" * 5000,)))
+        kept = again(ledger).incidents()
+        assert {(i.subject, i.count) for i in kept} == {("/a", 7), ("/b", 0)}
+        ballast.unlink()
+        assert ledger.folder.bring_home() == 2
+        assert Ledger(SpareFolder(disk / "i", None)).incidents() == kept
+
+
+def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
+        ledger.keep(incident("/a"))
+        make_read_only(disk, True)
+        ledger.keep(incident("/a", count=7))
+        ledger.forget(incident("/b"))
+        assert again(ledger).incidents()[0].count == 7
+        make_read_only(disk, False)
+
+
+def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    ledger = Ledger(SpareFolder(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
+    assert ledger.incidents() == ()
+    assert "it does not answer" in ledger.trouble[0]
+
+
+# ---- many
+
+
+def test_what_has_not_changed_is_not_written_again(ledger: Ledger, folder: Path) -> None:
+    ledger.keep(WHOLE)
+    fresh = again(ledger)
+    (kept,) = fresh.incidents()
+    before = (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns
+    fresh.keep(kept)
+    assert (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns == before
+
+
+def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, folder: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from dataclasses import replace\n"
+        "from tests.alerts.test_ledger import incident; from resilience.alerts.ledger import Ledger\n"
+        "from resilience.system.spare_folder import SpareFolder\n"
+        f"ledger = Ledger(SpareFolder(Path({str(folder)!r}), None))\n"
+        "for n in range(200): ledger.keep(incident(count=n, evidence=(sys.argv[1] * 3000,))); ledger.incidents()\n"
+        "assert ledger.trouble == (), ledger.trouble\n"
+    )
+    root = Path(__file__).parents[2]
+    both = [subprocess.Popen([sys.executable, "-c", script, who], cwd=root) for who in "ab"]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert again(ledger).incidents()[0].count == 199
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_thousand_incidents_are_read_in_a_moment(ledger: Ledger) -> None:
+    for number in range(1000):
+        ledger.keep(incident(f"job {number}"))
+    fresh = again(ledger)
+    began = time.monotonic()
+    assert len(fresh.incidents()) == 1000
+    assert time.monotonic() - began < 30  # 0.1 s on a quiet core

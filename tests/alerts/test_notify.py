@@ -1,0 +1,236 @@
+"""After a tick people are told, wherever the alert state lies and whatever is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.alerts.notify import notify
+from resilience.alerts.state import open_alert_state
+from resilience.finding import Finding, Report, Verdict
+from resilience.runs.project import Project
+from resilience.system.child import run_apart
+from tests.fakes import NOW, FakeClock, make_project
+from tests.guard.disks import fill, make_read_only, small_disk
+from tests.system.hung import hung_folder
+
+OK, WARNING, UNKNOWN, CRITICAL = Verdict
+
+
+class Desk:
+    """A project whose only channel is a program that writes down what it gets."""
+
+    def __init__(self, folder: Path, more: str = "", run: str = "") -> None:
+        self.pager = folder / "pager"
+        self.clock = FakeClock()
+        self.told = folder / "told"
+        self.pager.write_text(f'#!/bin/sh\ncat >> "{self.told}"\n')
+        self.pager.chmod(0o755)
+        settings = (
+            f'[run]\nname = "gpt"\n{run}\n[watch]\nstate_deadline_s = 1\n'
+            f'[alert]\nchannels = ["pager"]\n{more}\n[channel.pager]\nkind = "command"\nargv = ["{self.pager}"]\n'
+        )
+        environ = {"XDG_STATE_HOME": str(folder / "node"), "PATH": os.environ["PATH"]}
+        self.project: Project = make_project(folder, settings=settings, environ=environ, clock=self.clock)
+
+    def tick(
+        self, verdict: Verdict, after_s: float = 0.0, subjects: tuple[str, ...] = ("/scratch",)
+    ) -> tuple[str, ...]:
+        self.clock.time += after_s
+        fault = "" if verdict is OK else "space"
+        found = tuple(Finding(subject=s, verdict=verdict, fault=fault, summary="91% used") for s in subjects)
+        return notify(self.project, [Report(check="fs", findings=found, time=self.clock.time)])
+
+    def alerts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.told.read_text().splitlines()] if self.told.exists() else []
+
+    @property
+    def reasons(self) -> list[str]:
+        return [alert["reason"] for alert in self.alerts()]
+
+
+def test_people_are_told_of_a_fault_and_of_its_end(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert desk.tick(OK) == ()
+    (line,) = desk.tick(WARNING)
+    assert re.fullmatch(r"told pager: 1 incident \([0-9a-f]{8}\)", line)
+    assert desk.tick(WARNING, after_s=60) == ()
+    (line,) = desk.tick(OK, after_s=600)
+    assert line.startswith("told pager: 1 incident")
+    first, end = desk.alerts()
+    assert (first["reason"], end["reason"]) == ("FIRST", "RESOLVED")
+    assert first["thread"] == end["thread"] == first["notices"][0]["episode"]
+    assert first["notices"][0]["episode"] in line
+    assert (first["host"], first["project"]) == ("login1", str(desk.project.loaded.project))
+
+
+def test_without_channels_nobody_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    settings = desk.project.loaded.settings
+    silent = replace(settings, alert=replace(settings.alert, channels=()))
+    project = replace(desk.project, loaded=desk.project.loaded._replace(settings=silent))
+    found = Finding(subject="/scratch", verdict=CRITICAL, fault="space", summary="full")
+    assert notify(project, [Report(check="fs", findings=(found,), time=NOW)]) == ()
+    assert not project.loaded.state_dir.exists()
+
+
+def test_many_incidents_are_counted_in_the_line(tmp_path: Path) -> None:
+    (line,) = Desk(tmp_path).tick(CRITICAL, subjects=tuple(f"job {n}" for n in range(40)))
+    assert line.startswith("told pager: 40 incidents (")
+    assert line.endswith(", ...)")
+    assert len(line) < 120
+
+
+def test_a_channel_that_fails_is_said_and_its_message_waits(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.pager.write_text("#!/bin/sh\nexit 1\n")
+    said = " ".join(desk.tick(WARNING))
+    assert "pager did not take a message" in said
+    assert "1 messages wait" in said or "1 message waits" in said
+    assert len(open_alert_state(desk.project).outbox.pending()) == 1
+    desk.pager.write_text(f'#!/bin/sh\ncat >> "{desk.told}"\n')
+    desk.tick(WARNING, after_s=3600)
+    assert desk.reasons == ["FIRST"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('quiet_hours = "late"', "'late' in [alert] quiet_hours"),
+        ('escalation = ["soon: pager"]', "'soon: pager' in [alert] escalation"),
+        ('escalation = ["1h: pagr"]', "did you mean pager?"),
+    ],
+)
+def test_what_is_misspelled_is_said_and_people_are_told_nevertheless(tmp_path: Path, more: str, said: str) -> None:
+    desk = Desk(tmp_path, more)
+    lines = desk.tick(WARNING)
+    assert any(said in line for line in lines)
+    assert desk.reasons == ["FIRST"]
+
+
+def test_a_run_of_a_group_has_alerts_of_the_group(tmp_path: Path) -> None:
+    import grp
+
+    group = grp.getgrgid(os.getgid()).gr_name
+    desk = Desk(tmp_path, run=f'group = "{group}"')
+    before = os.umask(0o077)
+    try:
+        desk.tick(WARNING)
+    finally:
+        os.umask(before)
+    folder = desk.project.loaded.state_dir / ".alerts"
+    for path in (folder, folder / "incidents", folder / "sent"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o2770, path
+    (incident,) = (folder / "incidents").glob("*.json")
+    assert stat.S_IMODE(incident.stat().st_mode) == 0o660
+
+
+def test_without_a_group_nobody_else_reads_the_alerts(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.tick(WARNING)
+    assert stat.S_IMODE((desk.project.loaded.state_dir / ".alerts").stat().st_mode) == 0o700
+
+
+# ---- disks
+
+
+@pytest.mark.parametrize(
+    ("harm", "mend"),
+    [
+        (fill, lambda disk: (disk / "ballast").unlink()),
+        (lambda disk: make_read_only(disk, True), lambda disk: make_read_only(disk, False)),
+    ],
+    ids=["full", "read-only"],
+)
+def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
+    tmp_path: Path, harm: Callable[[Path], object], mend: Callable[[Path], object]
+) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
+        desk.tick(OK)
+        harm(disk)
+        lines = desk.tick(CRITICAL)
+        assert any("alerts are kept in" in line and str(tmp_path / "node") in line for line in lines)
+        desk.tick(CRITICAL, after_s=60)
+        mend(disk)
+        lines = desk.tick(CRITICAL, after_s=600)
+        assert any("moved home" in line for line in lines)
+        assert list((disk / ".alerts" / "incidents").glob("*.json"))
+        desk.tick(OK, after_s=600)
+        assert desk.reasons == ["FIRST", "RESOLVED"]
+
+
+def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hangs(tmp_path: Path) -> None:
+    """And what they were told before is no news, though the disk that knows it does not answer."""
+    disk = tmp_path / "disk"
+    desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
+
+    def tick(verdict: Verdict, *subjects: str) -> tuple[list[str], float]:
+        began = time.monotonic()
+        ((_, answer),) = run_apart({"tick": (lambda: list(desk.tick(verdict, subjects=subjects)), 60.0)})
+        assert answer.error is None, answer.error
+        desk.clock.time += 600
+        return answer.value, time.monotonic() - began
+
+    tick(WARNING, "/home")
+    disk.rename(tmp_path / "elsewhere")
+    try:
+        with hung_folder(disk):
+            lines, _ = tick(WARNING, "/home", "/scratch")
+            assert any("does not answer" in line for line in lines)
+            again, took_s = tick(WARNING, "/home", "/scratch")
+            assert not any("told" in line for line in again)
+            assert took_s < 30
+    except OSError as error:
+        pytest.skip(f"a FUSE file system cannot be mounted here: {error}")
+    said = [(alert["reason"], notice["subject"]) for alert in desk.alerts() for notice in alert["notices"]]
+    assert said == [("FIRST", "/home"), ("FIRST", "/scratch")]
+    disk.rmdir()
+    (tmp_path / "elsewhere").rename(disk)
+    tick(OK, "/home", "/scratch")
+    said = [(alert["reason"], notice["subject"]) for alert in desk.alerts() for notice in alert["notices"]]
+    assert sorted(said[2:]) == [("RESOLVED", "/home"), ("RESOLVED", "/scratch")]
+
+
+def test_when_the_state_directory_vanishes_what_was_told_is_no_news(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
+    desk.tick(WARNING)
+    disk.rename(tmp_path / "elsewhere")
+    disk.write_text("what lies in its place")
+    desk.tick(WARNING, after_s=600)
+    assert desk.reasons == ["FIRST"]
+    desk.tick(OK, after_s=600)
+    assert desk.reasons == ["FIRST", "RESOLVED"]
+
+
+def test_what_another_node_has_told_long_ago_is_not_taken_from_an_old_copy(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
+    desk.tick(WARNING)
+    disk.rename(tmp_path / "elsewhere")
+    disk.write_text("what lies in its place")
+    desk.tick(OK, after_s=2 * 3600)
+    assert desk.reasons == ["FIRST"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"time": 1800000060.0, "incidents": [3]}', b"\xff"])
+def test_a_damaged_copy_is_as_if_there_were_none(tmp_path: Path, content: bytes) -> None:
+    disk = tmp_path / "disk"
+    desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
+    desk.tick(WARNING)
+    (copy,) = (tmp_path / "node").rglob("ledger-copy.json")
+    copy.write_bytes(content)
+    disk.rename(tmp_path / "elsewhere")
+    disk.write_text("what lies in its place")
+    desk.tick(OK, after_s=60)
+    assert desk.reasons == ["FIRST"]

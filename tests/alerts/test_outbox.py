@@ -1,0 +1,332 @@
+"""The outbox: on a disk when `put` returns, the same news once, in order, small, whatever lies in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from resilience.alerts import entry as entries
+from resilience.alerts.alert import Reason, alert_to_json
+from resilience.alerts.digest import FOLD_AT
+from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, in_order, trimmed
+from resilience.alerts.outbox import DEAD_MOST, SENT_KEPT_S, SENT_MOST, Outbox
+from resilience.errors import StateDirectoryError
+from resilience.finding import Verdict
+from tests.alerts.stand_in import an_alert, an_outbox
+from tests.fakes import NOW
+from tests.guard.disks import fill, make_read_only, small_disk
+
+HOUR = 3600.0
+
+
+def names(box: Outbox) -> list[str]:
+    return [entry.name for entry in box.pending()]
+
+
+def an_entry(id: str, **fields: object) -> Entry:
+    given = {"tries": fields.pop("tries", 0)}
+    return Entry(alert=an_alert(id, **fields), channel="email", queued=NOW, **given)  # type: ignore[arg-type]
+
+
+# ---- put
+
+
+def test_what_was_put_is_a_file_that_cat_can_read(tmp_path: Path) -> None:
+    assert an_outbox(tmp_path).put(an_alert("a1", summary="91 % – voll"), "email", NOW)
+    text = (tmp_path / "alerts" / "outbox" / "a1.email").read_text()
+    assert "91 % – voll" in text and json.loads(text)["channel"] == "email"
+    assert an_outbox(tmp_path).pending()[0].alert == an_alert("a1", summary="91 % – voll")
+
+
+def test_the_same_news_is_taken_once_for_each_channel(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    assert [box.put(an_alert(), name, NOW) for name in ("email", "slack", "email")] == [True, True, False]
+    assert names(box) == ["a1.email", "a1.slack"]
+
+
+@pytest.mark.parametrize("end", ["delivered", "given up"])
+def test_news_that_was_dealt_with_is_not_taken_again(tmp_path: Path, end: str) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert(), "email", NOW)
+    if end == "delivered":
+        box.delivered(box.pending()[0], NOW, "250 ok", "n1")
+    else:
+        box.give_up(box.pending()[0], "no such recipient", "", NOW, "n1")
+    assert not box.put(an_alert(), "email", NOW + 60)
+    assert box.names() == ()
+
+
+@pytest.mark.parametrize("folder", ["sent", "dead"])
+def test_who_cannot_know_whether_it_was_told_tells_it(tmp_path: Path, folder: str) -> None:
+    """The folder of another user: nothing in it can be read, which is no proof that the message was delivered."""
+    lies = tmp_path / "alerts" / folder / "a1.email"
+    lies.mkdir(parents=True)  # cannot be read as a file, whoever asks: root may read everything else
+    box = an_outbox(tmp_path)
+    assert box.put(an_alert(), "email", NOW)
+    assert names(box) == ["a1.email"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "folder", "fifo", "link"])
+def test_what_lies_in_the_place_of_a_message_does_not_swallow_it(tmp_path: Path, damage: str) -> None:
+    an_outbox(tmp_path).put(an_alert(), "email", NOW)
+    place = tmp_path / "alerts" / "outbox" / "a1.email"
+    half = place.read_bytes()[:100]
+    place.unlink()
+    if damage in ("empty", "half"):
+        place.write_bytes(half if damage == "half" else b"")
+    elif damage == "folder":
+        place.mkdir()
+    elif damage == "fifo":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/null")
+    box = an_outbox(tmp_path, tmp_path / "spare")  # what cannot be put aside lets the spare folder take it
+    assert box.put(an_alert(), "email", NOW)
+    assert names(an_outbox(tmp_path, tmp_path / "spare")) == ["a1.email"]
+
+
+@pytest.mark.parametrize("id", ["../../etc/passwd", "a/b", "", "a\nb", "x" * 300, "\x00"])
+def test_an_id_cannot_leave_the_folder(tmp_path: Path, id: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name"):
+        an_outbox(tmp_path).put(an_alert(id, thread="t"), "email", NOW)
+    assert not (tmp_path / "etc").exists()
+
+
+def test_an_alert_with_a_megabyte_of_evidence_is_cut_and_keeps_what_matters(tmp_path: Path) -> None:
+    alert = an_alert(evidence=tuple("x" * 10_000 for _ in range(100)), summary="y" * 9000)
+    short = trimmed(alert)
+    assert len(json.dumps(alert_to_json(short))) <= LIMIT_BYTES
+    assert (short.id, short.notices[0].subject, short.verdict) == (alert.id, "/scratch", alert.verdict)
+    assert trimmed(an_alert()) == an_alert()
+
+
+def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
+    entry = an_entry("a1", subject="/scratch/\udcff")
+    assert decode(encode(entry)) == entry
+
+
+# ---- in which order
+
+
+def test_the_end_never_overtakes_the_beginning() -> None:
+    first = an_entry("1", thread="t", verdict=Verdict.WARNING)
+    over = an_entry("2", thread="t", reason=Reason.RESOLVED, time=NOW)  # of the same moment
+    assert [entry.alert.id for entry in in_order([over, first])] == ["1"]
+
+
+def test_critical_goes_first_and_of_those_whoever_waits_longest() -> None:
+    waiting = [
+        an_entry("warning", time=NOW - 9),
+        an_entry("late", verdict=Verdict.CRITICAL, time=NOW - 1),
+        an_entry("early", verdict=Verdict.CRITICAL, time=NOW - 5),
+        an_entry("over", reason=Reason.RESOLVED, time=NOW - 99),
+    ]
+    assert [entry.alert.id for entry in in_order(waiting)] == ["early", "late", "warning", "over"]
+
+
+def test_a_message_that_failed_often_lets_the_other_threads_pass_but_not_its_own() -> None:
+    bad = an_entry("bad", thread="t", verdict=Verdict.CRITICAL, tries=entries.SINK_TRIES)
+    its_end = an_entry("end", thread="t", reason=Reason.RESOLVED, time=NOW + 1)
+    assert [entry.alert.id for entry in in_order([bad, its_end, an_entry("other")])] == ["other", "bad"]
+
+
+def test_nothing_overtakes_the_digest_that_its_beginning_is_in(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert("1", thread="t"), "email", NOW)
+    digest = box.fold("email", NOW, host="n1", project="/p")
+    assert digest is not None
+    box.failed(digest, "down", "", "n1")
+    for _ in range(entries.SINK_TRIES):
+        box.failed(box.pending("email")[0], "down", "", "n1")
+    box.put(an_alert("2", thread="t", reason=Reason.RESOLVED, time=NOW + 60), "email", NOW + 60)
+    box.put(an_alert("3", thread="u", time=NOW + 70), "email", NOW + 70)
+    assert [entry.alert.id for entry in in_order(box.pending("email"))] == ["3", digest.alert.id]
+
+
+# ---- what became of it
+
+
+def test_what_was_delivered_is_remembered_with_the_answer_and_without_the_evidence(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert(evidence=("log line",)), "email", NOW)
+    box.delivered(box.pending()[0], NOW + 5, "250 queued as 77", "n1")
+    (sent,) = an_outbox(tmp_path).sent()
+    assert (sent.answer, sent.ended, sent.host, sent.alert.notices[0].evidence) == (
+        "250 queued as 77",
+        NOW + 5,
+        "n1",
+        (),
+    )
+
+
+def test_a_dead_letter_says_why_and_can_be_put_back(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert(evidence=("log line",)), "email", NOW)
+    box.give_up(box.pending()[0], "no such recipient", "write another", NOW + 5, "n1")
+    (dead,) = box.dead()
+    assert (dead.error, dead.hint, dead.ended) == ("no such recipient", "write another", NOW + 5)
+    box.revive(dead)
+    assert (box.dead(), names(box)) == ((), ["a1.email"])
+    assert box.pending()[0].alert == an_alert(evidence=("log line",)) and box.pending()[0].tries == 0
+
+
+def test_a_mark_without_the_removal_is_finished_by_whoever_looks_next(tmp_path: Path) -> None:
+    """A crash between the two, or a read-only disk."""
+    box = an_outbox(tmp_path)
+    box.put(an_alert(), "email", NOW)
+    path = tmp_path / "alerts" / "outbox" / "a1.email"
+    raw = path.read_bytes()
+    box.delivered(box.pending()[0], NOW, "ok", "n1")
+    path.write_bytes(raw)
+    assert box.waits("a1.email") is None and box.pending() == ()
+    assert not path.exists()
+
+
+def test_what_is_old_is_forgotten_and_dead_letters_are_not(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    for id in ("old", "new", "dead"):
+        box.put(an_alert(id), "email", NOW)
+    by_id = {entry.alert.id: entry for entry in box.pending()}
+    box.delivered(by_id["old"], NOW, "ok", "n1")
+    box.delivered(by_id["new"], NOW + SENT_KEPT_S, "ok", "n1")
+    box.give_up(by_id["dead"], "no", "", NOW, "n1")
+    box.sweep(NOW + SENT_KEPT_S + HOUR)
+    assert [entry.alert.id for entry in box.sent()] == ["new"]
+    assert [entry.alert.id for entry in box.dead()] == ["dead"]
+
+
+def test_the_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience.alerts.outbox.SENT_MOST", 3)
+    monkeypatch.setattr("resilience.alerts.outbox.DEAD_MOST", 3)
+    assert SENT_MOST >= 1000 and DEAD_MOST >= 1000
+    box = an_outbox(tmp_path)
+    for number in range(10):
+        box.put(an_alert(f"a{number}"), "email", NOW)
+        box.put(an_alert(f"a{number}"), "slack", NOW)
+        box.delivered(box.pending("email")[0], NOW + number, "ok", "n1")
+        box.give_up(box.pending("slack")[0], "no", "", NOW + number, "n1")
+    box.sweep(NOW + HOUR)
+    assert [entry.alert.id for entry in box.sent()] == [entry.alert.id for entry in box.dead()] == ["a7", "a8", "a9"]
+
+
+# ---- folding
+
+
+def test_many_messages_are_folded_into_one_file_and_none_is_forgotten(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    for number in range(3 * FOLD_AT):
+        box.put(an_alert(f"a{number}", time=NOW + number, subject=f"/disk{number}"), "email", NOW + number)
+    assert len(box.names()) <= FOLD_AT
+    digest = box.fold("email", NOW + HOUR, host="n1", project="/p")
+    assert digest is not None and box.names() == (digest.name,)
+    assert len(digest.lines) == digest.alert.total == 3 * FOLD_AT
+    assert not box.put(an_alert("a0"), "email", NOW), "it is in the digest"
+    box.delivered(digest, NOW, "ok", "n1")
+    assert not box.put(an_alert("a0"), "email", NOW), "it was in the digest"
+
+
+def test_a_crash_in_the_middle_of_folding_leaves_nothing_twice(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    for number in range(4):
+        box.put(an_alert(f"a{number}"), "email", NOW)
+    kept = {path: path.read_bytes() for path in (tmp_path / "alerts" / "outbox").iterdir()}
+    digest = box.fold("email", NOW, host="n1", project="/p")
+    assert digest is not None
+    for path, raw in list(kept.items())[:2]:
+        path.write_bytes(raw)
+    assert names(box) == [digest.name]
+    assert len(list((tmp_path / "alerts" / "outbox").iterdir())) == 1
+
+
+def test_two_nodes_that_fold_at_once_make_one_digest_in_the_end(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    folder = tmp_path / "alerts" / "outbox"
+    for number in range(4):
+        box.put(an_alert(f"a{number}", subject=f"/disk{number}"), "email", NOW)
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    one = box.fold("email", NOW, host="n1", project="/p")
+    for path, raw in kept.items():
+        path.write_bytes(raw)
+    assert one is not None
+    (folder / one.name).rename(tmp_path / "of the other node")
+    box.put(an_alert("a9", subject="/disk9"), "email", NOW)
+    two = box.fold("email", NOW, host="n2", project="/p")
+    (tmp_path / "of the other node").rename(folder / one.name)
+    assert two is not None and two.name != one.name
+    whole = box.fold("email", NOW, host="n1", project="/p")
+    assert whole is not None and box.names() == (whole.name,)
+    assert sorted(line.subject for line in whole.lines) == ["/disk0", "/disk1", "/disk2", "/disk3", "/disk9"]
+
+
+# ---- what lies in its folder
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"null", b"[1]", b"\x00\xff", b'{"alert": {}, "channel": 1}', b"[" * 100_000]
+)
+def test_a_damaged_entry_is_set_aside_and_the_others_go_on(tmp_path: Path, content: bytes) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert("good"), "email", NOW)
+    (tmp_path / "alerts" / "outbox" / "bad.email").write_bytes(content)
+    assert names(box) == ["good.email"]
+    assert "set aside" in box.trouble
+    aside = [path for path in (tmp_path / "alerts" / "outbox").iterdir() if path.name.startswith(".damaged-bad")]
+    assert aside[0].read_bytes() == content, "nothing is thrown away"
+
+
+def test_an_entry_that_says_it_is_another_is_not_believed(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert("good"), "email", NOW)
+    folder = tmp_path / "alerts" / "outbox"
+    (folder / "other.slack").write_bytes((folder / "good.email").read_bytes())
+    assert names(box) == ["good.email"]
+
+
+def test_a_fifo_a_link_and_a_folder_in_its_place_block_nobody(tmp_path: Path) -> None:
+    box = an_outbox(tmp_path)
+    box.put(an_alert("good"), "email", NOW)
+    folder = tmp_path / "alerts" / "outbox"
+    os.mkfifo(folder / "a.email")
+    (folder / "b.email").symlink_to("/etc/passwd")
+    (folder / "c.email").mkdir()
+    (folder / "stray").write_text("no channel")
+    assert names(box) == ["good.email"]
+    assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
+    assert "set aside" in box.trouble
+
+
+# ---- disks in trouble
+
+
+def test_on_a_full_disk_the_spare_folder_takes_it_and_gives_it_back(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        box = an_outbox(disk, tmp_path / "spare")
+        box.put(an_alert("before"), "email", NOW)
+        ballast = fill(disk)
+        assert box.put(an_alert("a1", evidence=("x" * 9000,)), "email", NOW)
+        assert names(box) == ["a1.email", "before.email"]
+        for entry in box.pending():
+            box.delivered(entry, NOW, "ok", "n1")
+        assert box.names() == () and len(box.sent()) == 2
+        ballast.unlink()
+        box.bring_home()
+        assert [path.name for path in (disk / "alerts" / "sent").iterdir()].count("a1.email") == 1
+
+
+def test_a_read_only_disk_does_not_make_a_message_go_out_at_every_tick(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        box = an_outbox(disk, tmp_path / "spare")
+        box.put(an_alert("before"), "email", NOW)
+        make_read_only(disk, True)
+        box.delivered(box.pending()[0], NOW, "ok", "n1")
+        assert an_outbox(disk, tmp_path / "spare").pending() == ()
+        make_read_only(disk, False)
+
+
+def test_where_no_disk_takes_it_somebody_is_told(tmp_path: Path) -> None:
+    (tmp_path / "alerts").write_text("a file")
+    with pytest.raises(StateDirectoryError):
+        an_outbox(tmp_path).put(an_alert(), "email", NOW)

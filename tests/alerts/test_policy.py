@@ -1,0 +1,529 @@
+"""Whether to speak of an incident, and why: a table for every combination."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.alerts.alert import Reason
+from resilience.alerts.incident import Incident
+from resilience.alerts.policy import (
+    advance,
+    begin,
+    check_policy,
+    decide,
+    due_steps,
+    ends_unsaid,
+    in_quiet_hours,
+    is_flapping,
+    sound,
+)
+from resilience.errors import SettingsError
+from resilience.finding import Finding, Verdict
+from resilience.settings.alert_policy import AlertPolicy
+
+OK, WARNING, UNKNOWN, CRITICAL = Verdict
+NOW = datetime(2026, 6, 15, 12, 0, tzinfo=UTC).timestamp()
+NIGHT = datetime(2026, 6, 15, 23, 30, tzinfo=UTC).timestamp()
+MORNING = datetime(2026, 6, 16, 7, 0, tzinfo=UTC).timestamp()
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+POLICY = AlertPolicy(channels=("email",), reminder_s=4 * HOUR, unknown_for_s=180.0)
+QUIET = replace(POLICY, quiet_hours="22:00-07:00")
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def open_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
+    """An incident that was seen first so long ago, and nobody was told of."""
+    finding = Finding(subject="/scratch", fault="space", verdict=verdict, summary="91% used")
+    return replace(begin(None, finding, "fs", now - seconds, POLICY), **fields)
+
+
+def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
+    """An incident that was told first so long ago, and not again."""
+    time = now - seconds
+    told = {"told": time, "first_told": time, "told_verdict": verdict, "count": 1}
+    return open_since(seconds, verdict, now, **(told | fields))
+
+
+# ---- what has no incident yet
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"),
+    [(OK, Reason.QUIET), (WARNING, Reason.FIRST), (CRITICAL, Reason.FIRST), (UNKNOWN, Reason.QUIET)],
+)
+@pytest.mark.parametrize("previous", [None, told_since(DAY, resolved=NOW - 60.0)])
+def test_a_fault_that_is_new_is_told_at_once_and_one_missed_answer_is_no_news(
+    previous: Incident | None, verdict: Verdict, reason: Reason
+) -> None:
+    assert decide(previous, verdict, NOW, POLICY) is reason
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "reason"), [(0.0, Reason.QUIET), (179.9, Reason.QUIET), (180.0, Reason.FIRST), (1e6, Reason.FIRST)]
+)
+def test_an_unknown_must_last(lasted_s: float, reason: Reason) -> None:
+    assert decide(open_since(lasted_s, UNKNOWN), UNKNOWN, NOW, POLICY) is reason
+
+
+def test_an_unknown_that_came_back_must_last_anew() -> None:
+    assert decide(open_since(DAY, UNKNOWN, gone=NOW - 60), UNKNOWN, NOW, POLICY) is Reason.QUIET
+
+
+def test_without_patience_an_unknown_is_told_at_once() -> None:
+    assert decide(None, UNKNOWN, NOW, replace(POLICY, unknown_for_s=0.0)) is Reason.FIRST
+
+
+def test_what_ended_before_it_was_told_is_never_told() -> None:
+    incident = open_since(60.0, UNKNOWN)
+    assert decide(incident, OK, NOW, POLICY) is Reason.QUIET
+    assert ends_unsaid(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
+
+
+# ---- what was told: every pair of what people know and what is there
+
+PAIRS = {
+    (WARNING, OK): Reason.RESOLVED,
+    (WARNING, WARNING): Reason.QUIET,
+    (WARNING, UNKNOWN): Reason.WORSE,
+    (WARNING, CRITICAL): Reason.WORSE,
+    (UNKNOWN, OK): Reason.RESOLVED,
+    (UNKNOWN, WARNING): Reason.BETTER,
+    (UNKNOWN, UNKNOWN): Reason.QUIET,
+    (UNKNOWN, CRITICAL): Reason.WORSE,
+    (CRITICAL, OK): Reason.RESOLVED,
+    (CRITICAL, WARNING): Reason.BETTER,
+    (CRITICAL, UNKNOWN): Reason.QUIET,  # that nobody can look is no improvement
+    (CRITICAL, CRITICAL): Reason.QUIET,
+}
+
+
+@pytest.mark.parametrize(("told", "found"), PAIRS)
+def test_what_is_told_of_each_change(told: Verdict, found: Verdict) -> None:
+    incident = told_since(HOUR, told)
+    if found is UNKNOWN:
+        incident = replace(incident, verdict=UNKNOWN, changed=NOW - 300)
+    assert decide(incident, found, NOW, POLICY) is PAIRS[told, found]
+
+
+def test_an_unknown_on_top_of_a_warning_must_last_as_well() -> None:
+    assert decide(told_since(HOUR), UNKNOWN, NOW, POLICY) is Reason.QUIET
+
+
+@pytest.mark.parametrize(("told", "found"), PAIRS)
+def test_a_silence_keeps_everything_from_being_told(told: Verdict, found: Verdict) -> None:
+    incident = told_since(5 * DAY, told)
+    assert decide(incident, found, NOW, replace(POLICY, escalation=("1h: list",)), silenced=True) is Reason.QUIET
+
+
+@pytest.mark.parametrize("verdict", [WARNING, CRITICAL])
+def test_a_silence_keeps_a_first_word_back_and_its_end_brings_it(verdict: Verdict) -> None:
+    assert decide(None, verdict, NOW, POLICY, silenced=True) is Reason.QUIET
+    assert decide(open_since(HOUR, verdict), verdict, NOW, POLICY, silenced=True) is Reason.QUIET
+    assert decide(open_since(HOUR, verdict), verdict, NOW, POLICY) is Reason.FIRST
+
+
+def test_when_a_silence_ends_and_the_fault_is_still_there_people_hear_of_it() -> None:
+    never = replace(POLICY, reminder_s=0.0)
+    incident = told_since(HOUR, silenced=NOW - 600)
+    assert decide(incident, WARNING, NOW, never) is Reason.REMINDER
+    assert decide(replace(incident, acknowledged_by="ada"), WARNING, NOW, never) is Reason.QUIET
+
+
+def test_an_end_in_a_silence_is_told_when_the_silence_is_over() -> None:
+    incident = advance(told_since(HOUR), OK, NOW, POLICY)
+    assert decide(incident, OK, NOW, POLICY, silenced=True) is Reason.QUIET
+    assert not ends_unsaid(incident, NOW, POLICY, silenced=True)
+    assert decide(incident, OK, NOW + HOUR, POLICY) is Reason.RESOLVED
+
+
+@pytest.mark.parametrize(("told", "found"), PAIRS)
+def test_an_acknowledgement_stops_reminders_and_escalation_and_nothing_else(told: Verdict, found: Verdict) -> None:
+    policy = replace(POLICY, escalation=("1h: list",), reminder_s=MINUTE)
+    incident = told_since(5 * DAY, told, acknowledged_by="ada")
+    if found is UNKNOWN:
+        incident = replace(incident, verdict=UNKNOWN, changed=NOW - 300)
+    assert decide(incident, found, NOW, policy) is PAIRS[told, found]
+
+
+# ---- reminders and escalation
+
+
+@pytest.mark.parametrize(
+    ("since_s", "reminder_s", "reason"),
+    [
+        (4 * HOUR - 1, 4 * HOUR, Reason.QUIET),
+        (4 * HOUR, 4 * HOUR, Reason.REMINDER),
+        (400 * DAY, 0.0, Reason.QUIET),
+        (400 * DAY, 4 * HOUR, Reason.REMINDER),
+    ],
+)
+def test_what_lasts_is_told_again_after_a_while(since_s: float, reminder_s: float, reason: Reason) -> None:
+    assert decide(told_since(since_s), WARNING, NOW, replace(POLICY, reminder_s=reminder_s)) is reason
+
+
+@pytest.mark.parametrize(
+    ("since_s", "told_steps", "reason"),
+    [
+        (HOUR - 1, 0, Reason.QUIET),
+        (HOUR, 0, Reason.ESCALATED),
+        (HOUR, 1, Reason.QUIET),
+        (2 * HOUR, 1, Reason.ESCALATED),
+        (3 * HOUR, 2, Reason.QUIET),
+    ],
+)
+def test_each_step_of_the_escalation_is_told_once(since_s: float, told_steps: int, reason: Reason) -> None:
+    policy = replace(POLICY, escalation=("1h: list", "2h: boss"))
+    assert decide(told_since(since_s, escalated=told_steps), WARNING, NOW, policy) is reason
+
+
+def test_steps_that_are_due_together_are_counted_together() -> None:
+    policy = replace(POLICY, escalation=("1h: list", "2h: boss", "1d: all"))
+    assert due_steps(told_since(3 * HOUR), NOW, policy) == 2
+
+
+def test_a_step_that_was_told_is_not_told_again_when_the_settings_have_fewer() -> None:
+    policy = replace(POLICY, escalation=("1h: list",))
+    assert decide(told_since(3 * HOUR, escalated=3), WARNING, NOW, policy) is Reason.QUIET
+
+
+def test_an_escalation_counts_from_the_first_word_and_not_from_the_last() -> None:
+    policy = replace(POLICY, escalation=("1h: list",))
+    incident = told_since(2 * HOUR, told=NOW - 60)
+    assert decide(incident, WARNING, NOW, policy) is Reason.ESCALATED
+
+
+# ---- quiet hours
+
+
+@pytest.mark.parametrize(
+    ("incident", "found", "reason"),
+    [
+        (None, WARNING, Reason.QUIET),
+        (None, CRITICAL, Reason.FIRST),
+        (open_since(HOUR, UNKNOWN, NIGHT), UNKNOWN, Reason.QUIET),
+        (told_since(HOUR, WARNING, NIGHT), CRITICAL, Reason.WORSE),
+        (told_since(HOUR, WARNING, NIGHT), OK, Reason.QUIET),
+        (told_since(HOUR, CRITICAL, NIGHT), OK, Reason.RESOLVED),
+        (told_since(HOUR, CRITICAL, NIGHT), WARNING, Reason.QUIET),
+        (told_since(5 * HOUR, WARNING, NIGHT), WARNING, Reason.QUIET),
+        (told_since(5 * HOUR, CRITICAL, NIGHT), CRITICAL, Reason.REMINDER),
+    ],
+)
+def test_at_night_only_critical_is_told_and_the_end_of_it(
+    incident: Incident | None, found: Verdict, reason: Reason
+) -> None:
+    assert decide(incident, found, NIGHT, QUIET, zone=UTC) is reason
+
+
+def test_what_the_night_kept_back_is_told_in_the_morning() -> None:
+    assert decide(open_since(7.5 * HOUR, WARNING, MORNING), WARNING, MORNING, QUIET, zone=UTC) is Reason.FIRST
+    assert decide(told_since(9.5 * HOUR, CRITICAL, MORNING), WARNING, MORNING, QUIET, zone=UTC) is Reason.BETTER
+
+
+def test_what_came_and_went_in_the_night_is_told_in_the_morning_once() -> None:
+    incident = advance(open_since(HOUR, WARNING, NIGHT, held=NIGHT - HOUR), OK, NIGHT, QUIET)
+    assert decide(incident, OK, NIGHT, QUIET, zone=UTC) is Reason.QUIET
+    assert not ends_unsaid(incident, NIGHT, QUIET, silenced=False)
+    assert decide(incident, OK, MORNING, QUIET, zone=UTC) is Reason.RESOLVED
+
+
+@pytest.mark.parametrize(
+    ("local", "quiet"),
+    [
+        ("2026-06-15T21:59", False),
+        ("2026-06-15T22:00", True),
+        ("2026-06-16T06:59", True),
+        ("2026-06-16T07:00", False),
+        ("2026-03-29T03:30", True),  # the night that has no 02:30
+        ("2026-03-29T06:59", True),
+        ("2026-03-29T07:00", False),
+        ("2026-10-25T02:30", True),  # the night that has two
+        ("2026-10-25T06:59", True),
+        ("2026-10-25T07:00", False),
+    ],
+)
+def test_quiet_hours_go_by_the_clock_on_the_wall(local: str, quiet: bool) -> None:
+    moment = datetime.fromisoformat(local).replace(tzinfo=BERLIN).timestamp()
+    assert in_quiet_hours(QUIET, moment, BERLIN) is quiet
+
+
+def test_a_night_in_which_the_clocks_change_is_quiet_without_a_gap() -> None:
+    start = datetime(2026, 10, 24, 22, 0, tzinfo=BERLIN).timestamp()
+    quiet = [in_quiet_hours(QUIET, start + minute * 60, BERLIN) for minute in range(11 * 60)]
+    assert quiet == [True] * (10 * 60) + [False] * 60  # ten hours, not nine
+
+
+def test_the_zone_of_the_machine_counts_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    moment = datetime(2026, 6, 15, 16, 0, tzinfo=UTC).timestamp()
+    answers = {}
+    for zone in ("UTC", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        answers[zone] = in_quiet_hours(QUIET, moment)
+    monkeypatch.undo()
+    time.tzset()
+    assert answers == {"UTC": False, "Asia/Tokyo": True}
+
+
+# ---- the end of it
+
+
+@pytest.mark.parametrize(("gone_s", "reason"), [(0.0, Reason.QUIET), (299.0, Reason.QUIET), (300.0, Reason.RESOLVED)])
+def test_a_fault_must_be_gone_as_long_as_the_settings_say(gone_s: float, reason: Reason) -> None:
+    policy = replace(POLICY, resolve_after_s=300.0)
+    incident = told_since(HOUR, gone=NOW - gone_s)
+    assert decide(incident, OK, NOW, policy) is reason
+
+
+def test_a_fault_that_returns_before_its_end_was_told_is_the_same_incident() -> None:
+    policy = replace(POLICY, resolve_after_s=300.0)
+    incident = told_since(HOUR, gone=NOW - 200)
+    assert decide(incident, WARNING, NOW, policy) is Reason.QUIET
+    assert advance(incident, WARNING, NOW, policy).gone is None
+
+
+# ---- flapping
+
+
+def flapped(count: int, **fields: Any) -> Incident:
+    return told_since(2 * HOUR, flaps=tuple(NOW - 60.0 * (count - n) for n in range(count)), **fields)
+
+
+def test_coming_back_too_often_is_told_once_and_then_nothing_until_it_has_settled() -> None:
+    back = replace(flapped(3), gone=NOW - 30)
+    assert decide(back, WARNING, NOW, POLICY) is Reason.WORSE
+    told = replace(advance(back, WARNING, NOW, POLICY), flapping=NOW, told=NOW)
+    for minute in range(1, 59):
+        now = NOW + minute * MINUTE
+        assert decide(told, OK if minute % 2 else WARNING, now, POLICY) is Reason.QUIET
+        told = advance(told, OK if minute % 2 else WARNING, now, POLICY)
+
+
+def test_one_that_flapped_and_stays_is_told_when_it_has_settled() -> None:
+    told = flapped(4, flapping=NOW, told=NOW)
+    assert decide(told, WARNING, NOW + 3500, POLICY) is Reason.QUIET
+    assert decide(told, WARNING, NOW + 3601, POLICY) is Reason.REMINDER
+
+
+def test_one_that_flapped_and_is_gone_is_told_when_it_has_settled() -> None:
+    told = flapped(4, flapping=NOW, told=NOW, gone=NOW + 10)
+    assert decide(told, OK, NOW + 3500, POLICY) is Reason.QUIET
+    assert decide(told, OK, NOW + 3601, POLICY) is Reason.RESOLVED
+
+
+def test_one_that_flaps_and_becomes_critical_is_told() -> None:
+    assert decide(flapped(4, flapping=NOW, told=NOW), CRITICAL, NOW + 60, POLICY) is Reason.WORSE
+
+
+def test_going_up_and_down_between_two_verdicts_is_flapping_too() -> None:
+    incident, told, now = told_since(HOUR), [], NOW
+    for number in range(60):
+        now += MINUTE
+        verdict = CRITICAL if number % 2 else WARNING
+        reason = decide(incident, verdict, now, POLICY)
+        incident = advance(incident, verdict, now, POLICY)
+        if reason is not Reason.QUIET:
+            told.append(reason)
+            flaps = is_flapping(incident, POLICY)
+            incident = replace(incident, told=now, told_verdict=verdict, flapping=now if flaps else None)
+    assert len(told) <= 2 * POLICY.flap_count + 2
+    assert told.count(Reason.WORSE) <= POLICY.flap_count + 1
+
+
+def test_an_unknown_between_two_warnings_is_no_coming_back() -> None:
+    incident = told_since(HOUR)
+    for number in range(10):
+        incident = advance(incident, UNKNOWN if number % 2 == 0 else WARNING, NOW + number, POLICY)
+    assert incident.flaps == ()
+
+
+def test_a_fault_that_comes_back_as_a_new_incident_counts_as_coming_back() -> None:
+    previous = told_since(HOUR, resolved=NOW - 60)
+    finding = Finding(subject="/scratch", fault="space", verdict=WARNING, summary="91% used")
+    assert begin(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
+
+
+def test_a_fault_that_comes_back_each_second_does_not_grow_its_file() -> None:
+    incident = told_since(HOUR)
+    for second in range(100):
+        incident = advance(incident, OK if second % 2 else WARNING, NOW + second, POLICY)
+    assert len(incident.flaps) == POLICY.flap_count
+
+
+def test_flapping_can_be_switched_off() -> None:
+    assert not is_flapping(flapped(50), replace(POLICY, flap_count=0))
+
+
+def test_comings_back_of_long_ago_do_not_count_and_are_forgotten() -> None:
+    incident = told_since(DAY, flaps=(NOW - 5 * HOUR, NOW - 4 * HOUR, NOW - 3 * HOUR, NOW - 60))
+    assert advance(incident, WARNING, NOW, POLICY).flaps == (NOW - 60,)
+
+
+# ---- clocks that are wrong
+
+
+@pytest.mark.parametrize("back_s", [1.0, HOUR, 400 * DAY])
+@pytest.mark.parametrize("found", [WARNING, CRITICAL, OK])
+def test_a_clock_that_is_set_back_tells_nothing_that_it_would_not_have_told(back_s: float, found: Verdict) -> None:
+    incident = told_since(60.0)
+    policy = replace(POLICY, escalation=("1h: list",), quiet_hours="")
+    assert decide(incident, found, NOW - back_s, policy) is decide(incident, found, NOW, policy)
+
+
+def test_after_a_clock_was_set_back_reminders_go_on() -> None:
+    now = NOW - 400 * DAY
+    incident = advance(told_since(60.0), WARNING, now, POLICY)
+    assert decide(incident, WARNING, now + 4 * HOUR, POLICY) is Reason.REMINDER
+
+
+def test_after_a_clock_was_set_back_an_unknown_is_told_and_an_end_too() -> None:
+    now = NOW - 400 * DAY
+    unknown = advance(open_since(60.0, UNKNOWN), UNKNOWN, now, POLICY)
+    assert decide(unknown, UNKNOWN, now + 180, POLICY) is Reason.FIRST
+    gone = advance(told_since(60.0, gone=NOW), OK, now, replace(POLICY, resolve_after_s=60.0))
+    assert decide(gone, OK, now + 60, replace(POLICY, resolve_after_s=60.0)) is Reason.RESOLVED
+
+
+def test_a_clock_that_jumps_ahead_reminds_once() -> None:
+    policy = replace(POLICY, escalation=("1h: list", "2h: boss"))
+    now = NOW + 400 * DAY
+    incident = told_since(60.0)
+    told = []
+    for _ in range(5):
+        reason = decide(incident, WARNING, now, policy)
+        incident = advance(incident, WARNING, now, policy)
+        if reason is not Reason.QUIET:
+            told.append(reason)
+            incident = replace(incident, told=now, escalated=due_steps(incident, now, policy))
+    assert told == [Reason.ESCALATED]
+
+
+# ---- crashes
+
+
+def test_after_a_crash_while_telling_the_first_word_is_said_again() -> None:
+    assert decide(open_since(60.0, intended=NOW - 60), WARNING, NOW, POLICY) is Reason.FIRST
+
+
+def test_the_end_of_what_may_have_been_told_is_told() -> None:
+    assert decide(open_since(60.0, intended=NOW - 60), OK, NOW, POLICY) is Reason.RESOLVED
+
+
+@pytest.mark.parametrize(("told", "found"), [pair for pair, reason in PAIRS.items() if reason is Reason.QUIET])
+def test_after_a_crash_while_telling_a_change_people_hear_where_it_stands(told: Verdict, found: Verdict) -> None:
+    incident = told_since(HOUR, told, intended=NOW - 60, acknowledged_by="ada")
+    assert decide(incident, found, NOW, POLICY) is Reason.REMINDER
+
+
+# ---- what holds for all of it
+
+incidents = st.one_of(
+    st.none(),
+    st.builds(
+        lambda opened, verdict, fields: replace(open_since(opened, verdict), **fields),
+        st.floats(0, 1e6),
+        st.sampled_from([WARNING, UNKNOWN, CRITICAL]),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "told": st.floats(NOW - 1e6, NOW + 1e6),
+                "first_told": st.floats(NOW - 1e6, NOW + 1e6),
+                "told_verdict": st.sampled_from([WARNING, UNKNOWN, CRITICAL]),
+                "gone": st.none() | st.floats(NOW - 1e6, NOW + 1e6),
+                "acknowledged_by": st.sampled_from(["", "ada"]),
+                "flaps": st.lists(st.floats(NOW - 5000, NOW + 5000), max_size=6).map(tuple),
+                "flapping": st.none() | st.floats(NOW - 5000, NOW + 5000),
+                "escalated": st.integers(0, 3),
+                "intended": st.none() | st.just(NOW),
+                "held": st.none() | st.just(NOW),
+                "silenced": st.none() | st.just(NOW),
+                "resolved": st.none() | st.just(NOW),
+            },
+        ),
+    ),
+)
+policies = st.builds(
+    AlertPolicy,
+    channels=st.just(("email",)),
+    escalation=st.sampled_from([(), ("1h: list",), ("1h: list", "2h: boss")]),
+    reminder_s=st.sampled_from([0.0, 60.0, 14400.0]),
+    unknown_for_s=st.sampled_from([0.0, 180.0]),
+    quiet_hours=st.sampled_from(["", "22:00-07:00", "11:00-13:00"]),
+    flap_count=st.integers(0, 5),
+    resolve_after_s=st.sampled_from([0.0, 300.0]),
+)
+
+
+@given(incidents, st.sampled_from(list(Verdict)), policies, st.booleans())
+def test_a_decision_is_the_same_whether_the_look_was_noted_already(
+    incident: Incident | None, verdict: Verdict, policy: AlertPolicy, silenced: bool
+) -> None:
+    reason = decide(incident, verdict, NOW, policy, silenced=silenced, zone=UTC)
+    if incident is not None and incident.is_open:
+        noted = advance(incident, verdict, NOW, policy)
+        assert advance(noted, verdict, NOW, policy) == noted
+        assert decide(noted, verdict, NOW, policy, silenced=silenced, zone=UTC) is reason
+    if silenced:
+        assert reason is Reason.QUIET
+    if verdict is OK:
+        assert reason in (Reason.QUIET, Reason.RESOLVED)
+    else:
+        assert reason is not Reason.RESOLVED
+    if reason in (Reason.REMINDER, Reason.ESCALATED):
+        assert incident is not None
+        assert not incident.acknowledged_by or incident.intended is not None
+    if policy.quiet_hours == "11:00-13:00" and reason not in (Reason.QUIET, Reason.RESOLVED):
+        assert verdict is CRITICAL
+
+
+# ---- policies that cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "hint"),
+    [
+        (AlertPolicy(channels=("emial",)), "'emial'", "did you mean email?"),
+        (AlertPolicy(channels=("zzz",)), "'zzz'", "there are: email, slack"),
+        (AlertPolicy(channels=("email",), escalation=("1h: slakc",)), "'slakc'", "did you mean slack?"),
+        (AlertPolicy(escalation=("1h: slack",)), "no channels", "channels = "),
+        (AlertPolicy(channels=("email",), quiet_hours="late"), "'late'", "22:00-07:00"),
+        (AlertPolicy(channels=("email",), escalation=("later: slack",)), "'later'", "1h: list"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused_with_what_to_write(policy: AlertPolicy, said: str, hint: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_policy(policy, ("email", "slack"))
+    assert said in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_a_misspelled_step_keeps_nobody_else_from_being_told() -> None:
+    policy = AlertPolicy(channels=("email",), escalation=("later: slack", "1h: list"), quiet_hours="late")
+    usable, trouble = sound(policy)
+    assert usable == AlertPolicy(channels=("email",), escalation=("1h: list",))
+    assert len(trouble) == 2
+    assert sound(usable) == (usable, ())
+
+
+def test_the_reasons_are_all_in_use() -> None:
+    """Each of the words for why somebody is told comes out of some incident."""
+    policy = replace(POLICY, escalation=("1h: list",))
+    previous = [
+        None,
+        told_since(60.0),
+        told_since(2 * HOUR),
+        told_since(5 * HOUR, escalated=1),
+        told_since(60.0, CRITICAL),
+    ]
+    said = {decide(incident, verdict, NOW, policy) for incident, verdict in product(previous, Verdict)}
+    assert said == set(Reason)

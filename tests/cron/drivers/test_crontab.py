@@ -1,0 +1,464 @@
+"""The driver crontab: its line works wherever it stands, and nobody else's is ever touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resilience.cron.drivers import crontab
+from resilience.cron.drivers._ticks.place import Elsewhere
+from resilience.cron.drivers.crontab import DRIVER, CrontabDriver, script_file, table_lines
+from resilience.cron.records import Heartbeat
+from resilience.cron.state_folder import CronFolder
+from resilience.errors import ResilError
+from resilience.job import Liveness
+from resilience.runs.context import Scene
+from resilience.settings.cron_settings import CronSettings
+from resilience.system.clock import SystemClock
+from tests.cron.drivers.real_cron import (
+    OTHER,
+    PROJECT,
+    USER,
+    a_cron_daemon,
+    a_home,
+    a_user_with_a_crontab,
+    raw_table,
+    requirements,
+)
+from tests.cron.drivers.site import Site, an_installation
+from tests.cron.drivers.ticks.test_editing import TABLES
+from tests.fakes import NOW
+
+SETTINGS = CronSettings()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(crontab, "find_daemon", lambda *_: "cron, process 1")
+    return Site(tmp_path)
+
+
+def as_cron_runs(line: str) -> list[str]:
+    """What cron hands to the shell for a line: crontab(5), and `child_process` in cron's do_command.c."""
+    command, result, escaped = line.split(" ", 5)[5], "", False
+    for character in command:
+        if character == "%" and not escaped:
+            break
+        if character == "%":
+            result = result[:-1]
+        result += character
+        escaped = character == "\\"
+    return ["/bin/sh", "-c", result]
+
+
+# ---- nobody else's line ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_is_the_same_after_install_and_uninstall(site: Site, name: str) -> None:
+    scene = site.scene()
+    installation = an_installation(scene, "crontab")
+    site.write_table(TABLES[name])
+    assert DRIVER.install(installation, SETTINGS, scene)
+    assert (site.table() or b"").endswith(TABLES[name])
+    assert DRIVER.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
+    DRIVER.uninstall(installation, SETTINGS, scene)
+    assert (site.table() or b"") == TABLES[name]
+
+
+def test_where_there_was_no_table_there_is_none_afterwards(site: Site) -> None:
+    scene = site.scene()
+    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert site.table()
+    DRIVER.uninstall(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert site.table() is None
+
+
+@pytest.mark.skipif(bool(requirements()), reason=requirements())
+@pytest.mark.parametrize("name", [name for name in TABLES if not name.startswith(("blanks", "another", "no newline"))])
+def test_a_real_crontab_has_the_same_bytes_afterwards(site: Site, name: str) -> None:
+    raw = TABLES[name].replace(b"\r\n\r\n", b"\r\n")  # cron takes a carriage return on a line of its own for an entry
+    raw = b"".join(raw.splitlines(keepends=True)[:9990]) if "thousand" in name else raw
+    with a_user_with_a_crontab(OTHER) as user:
+        scene = site.scene()
+        host = scene.world.host._replace(user=OTHER)
+        scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
+        table = raw.decode("utf-8", "surrogateescape")
+        if table.strip():
+            done = user.run(["crontab", "-"], timeout_s=60, stdin=table)
+            assert raw_table(OTHER) == raw, done
+        installation = an_installation(scene, "crontab")
+        assert DRIVER.install(installation, SETTINGS, scene)
+        assert DRIVER.install(installation, SETTINGS, scene) == ()
+        expected = raw if table.strip() else b""
+        assert raw_table(OTHER).endswith(expected) and raw_table(OTHER).count(installation.token.encode()) == (
+            2 + expected.count(installation.token.encode())
+        )
+        DRIVER.uninstall(installation, SETTINGS, scene)
+        assert raw_table(OTHER) == expected
+
+
+@pytest.mark.skipif(bool(requirements()), reason=requirements())
+def test_a_real_crontab_that_is_full_says_so_and_stays(site: Site) -> None:
+    full = "".join(f"# {number}\n" for number in range(10_000))  # as many lines as Debian's takes
+    with a_user_with_a_crontab(OTHER) as user:
+        if user.run(["crontab", "-"], timeout_s=60, stdin=f"{full}# one more\n").returncode == 0:
+            pytest.skip("this crontab takes more than 10,000 lines")
+        user.run(["crontab", "-"], timeout_s=60, stdin=full)
+        scene = site.scene()
+        host = scene.world.host._replace(user=OTHER)
+        scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
+        with pytest.raises(ResilError, match="crontab is too long"):
+            DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        assert raw_table(OTHER) == full.encode()
+
+
+def test_carriage_returns_that_cannot_be_read_as_they_are_keep_us_away(site: Site) -> None:
+    site.write_table(b"* * * * * true\r\n")
+    site.break_program("crontab", '[ "$1" = -e ] && exit 1')
+    scene = site.scene()
+    with pytest.raises(ResilError, match="carriage returns"):
+        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert site.table() == b"* * * * * true\r\n"
+
+
+def test_two_characters_that_look_like_a_carriage_return_stay_two(site: Site) -> None:
+    before = b"0 3 * * * printf 'a\\r\\n'\n"
+    site.write_table(before)
+    scene = site.scene()
+    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert (site.table() or b"").endswith(before)
+
+
+def test_what_somebody_else_writes_at_the_same_moment_is_kept(site: Site) -> None:
+    site.write_table(b"0 3 * * * mine\n")
+    site.break_program(
+        "crontab",
+        'if [ "$1" = - ] && [ ! -e "$SITE/once" ]; then cat >/dev/null; touch "$SITE/once"\n'
+        'printf "0 3 * * * mine\\n7 7 * * * theirs\\n" >"$SITE/crontab.table"; exit 0; fi',
+    )
+    scene = site.scene()
+    assert DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert (site.table() or b"").endswith(b"0 3 * * * mine\n7 7 * * * theirs\n")
+    assert DRIVER.state(an_installation(scene, "crontab"), SETTINGS, scene).liveness is Liveness.ALIVE
+
+
+def test_a_table_that_never_holds_still_is_an_error_and_not_a_loop(site: Site) -> None:
+    site.break_program(
+        "crontab", 'if [ "$1" = - ]; then cat >/dev/null; echo "# $$" >"$SITE/crontab.table"; exit 0; fi'
+    )
+    scene = site.scene()
+    with pytest.raises(ResilError, match="changes faster"):
+        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+
+
+def test_many_that_install_at_once_lose_no_line(site: Site) -> None:
+    site.write_table(b"0 3 * * * mine\n")
+    scenes = [site.scene(f"p{number}") for number in range(6)]
+    made = [an_installation(scene, "crontab", f"{number:016x}") for number, scene in enumerate(scenes)]
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(2):
+                DRIVER.install(made[number], SETTINGS, real_clock(scenes[number]))
+        except BaseException as error:
+            errors.append(error)
+
+    def real_clock(scene: Scene) -> Scene:
+        return scene._replace(world=replace(scene.world, clock=SystemClock()))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    table = site.table() or b""
+    assert all(table.count(one.token.encode()) == 2 for one in made) and table.endswith(b"0 3 * * * mine\n")
+
+
+def test_a_table_that_crontab_refuses_stays_as_it_was(site: Site) -> None:
+    site.write_table(b"0 3 * * * mine\n")
+    site.break_program(
+        "crontab", '[ "$1" = - ] && { echo \'"-":7: bad minute\' >&2; echo "errors in crontab file" >&2; exit 1; }'
+    )
+    scene = site.scene()
+    with pytest.raises(ResilError, match="bad minute; errors in crontab file"):
+        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert site.table() == b"0 3 * * * mine\n"
+
+
+def test_a_line_that_was_written_and_cannot_be_seen_is_taken_out_again(site: Site) -> None:
+    site.write_table(b"0 3 * * * mine\n")
+    # After the write, the first listing fails.
+    site.break_program(
+        "crontab",
+        '[ "$1" = - ] && touch "$SITE/written"\n'
+        '[ "$1" = -l ] && [ -e "$SITE/written" ] && { rm "$SITE/written"; echo boom >&2; exit 1; }',
+    )
+    scene = site.scene()
+    with pytest.raises(ResilError, match="boom"):
+        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    (site.folder / "crontab.fault").unlink()
+    assert site.table() == b"0 3 * * * mine\n"
+
+
+# ---- whether it can be used ------------------------------------------------------------------------------------------
+
+SAID = {
+    "You (alice) are not allowed to use this program (crontab)\nSee crontab(1) for more information": "cron.allow",
+    "You (alice) are not allowed to access to (crontab) because of pam configuration.": "cron.allow",
+    "/var/spool/cron: Permission denied": "cron.allow",
+    "crontab: can't open or create /var/run/crond.pid: Disk quota exceeded": "",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
+    site.break_program("crontab", f"echo {shlex.quote(said)} >&2; exit 1")
+    found = DRIVER.availability(site.scene())
+    assert not found.is_available and said.split("\n")[0] in found.reason and SAID[said] in found.hint
+    assert DRIVER.state(an_installation(site.scene(), "crontab"), SETTINGS, site.scene()).liveness is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize("said", ["no crontab for alice", "crontab: can't open 'alice': No such file or directory"])
+def test_no_table_is_no_trouble(site: Site, said: str) -> None:
+    site.break_program("crontab", f'[ "$1" = -l ] && {{ echo {shlex.quote(said)} >&2; exit 1; }}')
+    assert DRIVER.availability(site.scene()).is_available
+
+
+def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "proc" / "1").mkdir(parents=True)
+    (tmp_path / "proc" / "1" / "comm").write_text("init\n")
+    driver = CrontabDriver(proc=tmp_path / "proc", pid_files=())
+    found = driver.availability(site.scene())
+    assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
+    site.write_table("\n".join(table_lines(an_installation(site.scene(), "crontab"), site.scene())).encode() + b"\n")
+    state = driver.state(an_installation(site.scene(), "crontab"), SETTINGS, site.scene())
+    assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
+    (tmp_path / "proc" / "77").mkdir()
+    (tmp_path / "proc" / "77" / "comm").write_text("crond\n")
+    assert driver.availability(site.scene()).is_available
+
+
+def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "proc").mkdir()
+    hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
+    assert "cannot be seen" in hidden.availability(site.scene()).reason
+    (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
+    assert hidden.availability(site.scene()).is_available
+    (tmp_path / "crond.pid").write_text(f"{2**22 + 1}\n")
+    assert not hidden.availability(site.scene()).is_available, "the daemon that wrote it has ended"
+
+
+def test_a_project_in_afs_is_not_for_cron_which_has_no_token(site: Site) -> None:
+    found = DRIVER.availability(site.scene()._replace(project=Path("/afs/cern.ch/user/a/alice")))
+    assert not found.is_available and "AFS" in found.reason
+
+
+def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> None:
+    scene = site.scene()
+    there = replace(an_installation(scene, "crontab"), host="login2")
+    state = DRIVER.state(there, SETTINGS, scene)
+    assert state.liveness is Liveness.UNKNOWN and "login2" in state.summary and "ssh login2" in state.hint
+    for act in (DRIVER.install, DRIVER.uninstall, DRIVER.plan):
+        with pytest.raises(Elsewhere, match="login2"):
+            act(there, SETTINGS, scene)
+    hers = replace(an_installation(scene, "crontab"), by="carol")
+    with pytest.raises(Elsewhere, match="carol"):
+        DRIVER.uninstall(hers, SETTINGS, scene)
+
+
+def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> None:
+    scene = site.scene()
+    installation = an_installation(scene, "crontab")
+    DRIVER.install(installation, SETTINGS, scene)
+    lines = (site.table() or b"").decode().split("\n")
+    site.write_table("\n".join([lines[0], f"#{lines[1]}", "0 3 * * * mine", ""]).encode())
+    state = DRIVER.state(installation, SETTINGS, scene)
+    assert (
+        state.liveness is Liveness.GONE and "commented it out" in state.summary and "resil cron install" in state.hint
+    )
+    assert DRIVER.install(installation, SETTINGS, scene)
+    assert DRIVER.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
+    assert site.table() == "\n".join([*lines[:2], "0 3 * * * mine", ""]).encode()
+
+
+# ---- the line itself ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def a_python_that_says_what_it_was_told(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    python = folder / "python"
+    told = folder / "told.json"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
+        f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
+    )
+    python.chmod(0o755)
+    yield python
+
+
+@pytest.mark.parametrize("odd", ["plain", "with a blank", "100%", "it's", 'say "hi"', "$HOME `id` !x ;#&|*?", "süß"])
+def test_the_command_arrives_word_for_word_whatever_the_paths_are_called(site: Site, odd: str) -> None:
+    scene = site.scene(odd)
+    with a_python_that_says_what_it_was_told(site.folder / f"venv {odd}") as python:
+        facts = {
+            "$PATH": "/usr/bin:/bin",
+            "$RESIL_CONFIG": f"{scene.project}/resil.toml",
+            "$RESIL_RUN__NAME": f"a {odd}",
+        }
+        installation = replace(an_installation(scene, "crontab"), python=str(python), facts=facts)
+        DRIVER.install(installation, SETTINGS, scene)
+        line = (site.table() or b"").decode().split("\n")[1]
+        foreign = {"PATH": "/nowhere", "HOME": "/x", "PYTHONPATH": "/x", "MAILTO": "x", "SHELL": "/bin/csh"}
+        done = subprocess.run(as_cron_runs(line), env=foreign, cwd="/", capture_output=True, timeout=60)
+        words, environ, cwd = json.loads((python.parent / "told.json").read_text())
+    assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 0), "cron would mail it, every minute"
+    assert words == ["-P", "-m", "resilience", "cron", "tick", "--driver", "crontab"]
+    assert {key: value for key, value in environ.items() if key != "LC_CTYPE"} == {
+        name[1:]: value for name, value in facts.items()
+    }
+    assert cwd == str(scene.project)
+    assert (scene.state_dir / ".cron" / "driver" / "crontab.out").read_text() == "on standard output\n"
+
+
+def test_a_tick_that_cannot_start_is_silent_and_its_words_are_kept(site: Site) -> None:
+    scene = site.scene()
+    installation = replace(an_installation(scene, "crontab"), python="/gone/python")
+    DRIVER.install(installation, SETTINGS, scene)
+    line = (site.table() or b"").decode().split("\n")[1]
+    done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"", b"") and done.returncode != 0
+    assert "/gone/python" in (scene.state_dir / ".cron" / "driver" / "crontab.out").read_text()
+
+
+def test_what_the_last_tick_said_before_it_failed_is_found(site: Site) -> None:
+    scene = site.scene()
+    installation = replace(an_installation(scene, "crontab"), python="/gone/python")
+    DRIVER.install(installation, SETTINGS, scene)
+    assert DRIVER.state(installation, SETTINGS, scene).hint == ""
+    line = (site.table() or b"").decode().split("\n")[1]
+    subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
+    state = DRIVER.state(installation, SETTINGS, scene)
+    assert state.liveness is Liveness.ALIVE and "/gone/python" in state.hint
+    CronFolder(scene.state_dir).beat(Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW))
+    assert DRIVER.state(installation, SETTINGS, scene).hint == "", "a later tick was well"
+
+
+def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) -> None:
+    """As ISC cron does: three lines above the table, made anew at each installation."""
+    site.write_table(b"0 3 * * * mine\n")
+    site.break_program(
+        "crontab",
+        """[ "$1" = -l ] && [ -e "$SITE/crontab.table" ] && printf '%s\\n' \\
+        '# DO NOT EDIT THIS FILE - edit the master and reinstall.' \\
+        '# (- installed on Fri Nov 20)' '# (Cron version V5)'""",
+    )
+    scene = site.scene()
+    for _ in range(3):
+        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        assert b"DO NOT EDIT" not in (site.table() or b"")
+        DRIVER.uninstall(an_installation(scene, "crontab"), SETTINGS, scene)
+        assert site.table() == b"0 3 * * * mine\n"
+
+
+def test_without_the_state_directory_nothing_runs_and_nobody_is_mailed(site: Site) -> None:
+    scene = site.scene()
+    with a_python_that_says_what_it_was_told(site.folder / "venv") as python:
+        line = table_lines(replace(an_installation(scene, "crontab"), python=str(python)), scene)[1]
+        done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
+        assert (done.stdout, done.stderr) == (b"", b"") and not (python.parent / "told.json").exists()
+
+
+def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> None:
+    scene = site.scene()
+    with a_python_that_says_what_it_was_told(site.folder / "venv") as python:
+        facts = {"$LD_LIBRARY_PATH": ":".join(f"/opt/module/{number}/lib" for number in range(100))}
+        installation = replace(an_installation(scene, "crontab"), python=str(python), facts=facts)
+        assert [
+            step.text for step in DRIVER.plan(installation, SETTINGS, scene) if facts["$LD_LIBRARY_PATH"] in step.text
+        ]
+        DRIVER.install(installation, SETTINGS, scene)
+        assert DRIVER.install(installation, SETTINGS, scene) == ()
+        line = (site.table() or b"").decode().split("\n")[1]
+        assert len(line) < 999 and Path(script_file(scene)).stat().st_mode & 0o777 == 0o700
+        subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
+        assert json.loads((python.parent / "told.json").read_text())[1]["LD_LIBRARY_PATH"] == facts["$LD_LIBRARY_PATH"]
+    DRIVER.uninstall(installation, SETTINGS, scene)
+    assert not Path(script_file(scene)).exists()
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
+def test_what_no_line_can_say_is_refused_before_anything_is_written(site: Site, bad: str) -> None:
+    scene = site.scene()
+    with pytest.raises(ResilError, match="cannot stand in a crontab"):
+        DRIVER.install(replace(an_installation(scene, "crontab"), project=f"/p/{bad}"), SETTINGS, scene)
+    assert site.table() is None
+
+
+def test_the_next_tick_is_the_next_full_minute(site: Site) -> None:
+    scene = site.scene()
+    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    state = DRIVER.state(an_installation(scene, "crontab"), SETTINGS, scene)
+    assert state.next_tick is not None and state.next_tick % 60 == 0 and NOW < state.next_tick <= NOW + 60
+
+
+# ---- the real thing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(requirements("cron")), reason=requirements("cron"))
+def test_a_real_cron_ticks_and_everybody_elses_lines_stay(tmp_path: Path) -> None:
+    """Installed by the command line, ticked by cron at a full minute, uninstalled: it takes up to that long."""
+    theirs = "MAILTO=nobody\nPATH=/nowhere\nSHELL=/bin/false\n# \udcff\r\n5 3 1 1 * /bin/true 100\\%\n"
+    with a_user_with_a_crontab() as user, a_cron_daemon(tmp_path / "cron.log"), a_home() as home:
+        project = home / PROJECT
+        (project / "resil.toml").write_text('[run]\nname = "real"\n')
+        environ = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "LOGNAME": USER}
+
+        def resil(*words: str) -> str:
+            done = user.run(["resil", *words], timeout_s=200, env=environ, cwd=str(project))
+            assert done.returncode == 0, done
+            return done.stdout
+
+        line = "@reboot /usr/bin/env SEEN=1 /usr/bin/touch 'ran by cron'  # resil: name=once"
+        user.run(
+            ["/bin/sh", "-c", f'umask 022; mkdir cron && echo "{line}" >cron/crontab'], timeout_s=60, cwd=str(project)
+        )
+        user.run(["crontab", "-"], timeout_s=60, stdin=theirs)
+        before = raw_table()
+        assert b"\r" in before
+        assert "write these lines" in resil("cron", "install", "--backend", "crontab", "--dry-run")
+        assert raw_table() == before
+        assert "every minute" in resil("cron", "install", "--backend", "crontab")
+        heartbeat = project / ".resil" / ".cron" / "heartbeat"
+        deadline = time.monotonic() + 200
+        while not heartbeat.exists() and time.monotonic() < deadline:
+            time.sleep(0.25)
+        output = project / ".resil" / ".cron" / "driver" / "crontab.out"
+        assert heartbeat.exists(), output.read_text() if output.exists() else "cron never ran it"
+        beat = json.loads(heartbeat.read_text())
+        assert beat["driver"] == "crontab" and beat["time"] % 60 < 55, beat
+        while not (project / "ran by cron").exists() and time.monotonic() < deadline:
+            time.sleep(0.25)
+        assert (project / "ran by cron").stat().st_uid == pwd.getpwnam(USER).pw_uid, "it ran, with the owner's rights"
+        assert "nothing was to be done" in resil("cron", "install")
+        resil("cron", "uninstall")
+        assert raw_table() == before
+        assert not (project / ".resil" / ".cron" / "driver.json").exists()

@@ -1,0 +1,68 @@
+"""The driver foreground: nothing is installed, and the heartbeat says how it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from resilience.cron.drivers import DriverState
+from resilience.cron.drivers.foreground import DRIVER, PATIENCE_S
+from resilience.cron.records import Heartbeat
+from resilience.cron.state_folder import CronFolder
+from resilience.job import Liveness
+from resilience.runs.context import Scene
+from resilience.settings.cron_settings import CronSettings
+from tests.cron.drivers.site import Site, an_installation
+from tests.fakes import NOW
+
+SETTINGS = CronSettings()
+
+
+def state(scene: Scene, beat: Heartbeat | None = None) -> DriverState:
+    if beat is not None:
+        CronFolder(scene.state_dir).beat(beat)
+    return DRIVER.state(an_installation(scene, "foreground"), SETTINGS, scene)
+
+
+def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:
+    return Heartbeat(time=expected - 60, expected=expected, alive_since=NOW - 600, host=host, pid=pid)
+
+
+def test_it_says_what_to_leave_running_and_installs_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    scene = site.scene("a project")
+    (step,) = DRIVER.plan(an_installation(scene, "foreground"), SETTINGS, scene)
+    assert shlex.split(step.text)[-3:] == ["resilience", "cron", "run"] and str(scene.project) in shlex.split(step.text)
+    before = site.snapshot()
+    assert DRIVER.install(an_installation(scene, "foreground"), SETTINGS, scene) == ()
+    assert site.snapshot() == before
+
+
+def test_what_ticks_on_this_machine_is_looked_at_itself(tmp_path: Path) -> None:
+    scene = Site(tmp_path).scene()
+    found = state(scene)
+    assert found.liveness is Liveness.GONE and "resil" in found.hint
+    found = state(scene, a_beat("login1", os.getpid()))
+    assert found.liveness is Liveness.ALIVE and found.next_tick == NOW + 60
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = state(scene, a_beat("login1", child))
+    assert found.liveness is Liveness.GONE and "has ended" in found.summary and "cron run" in found.hint
+
+
+def test_what_ticks_elsewhere_is_alive_while_it_is_in_time_and_never_dead(tmp_path: Path) -> None:
+    scene = Site(tmp_path).scene()
+    assert state(scene, a_beat("n17", 4711)).liveness is Liveness.ALIVE
+    assert state(scene, a_beat("n17", 4711, NOW - PATIENCE_S)).liveness is Liveness.ALIVE
+    found = state(scene, a_beat("n17", 4711, NOW - PATIENCE_S - 1))
+    assert found.liveness is Liveness.UNKNOWN and "n17" in found.summary
+
+
+def test_a_heartbeat_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    scene = Site(tmp_path).scene()
+    state(scene, a_beat("login1", os.getpid()))
+    (scene.state_dir / ".cron" / "heartbeat").write_text("[")
+    assert state(scene).liveness is Liveness.UNKNOWN

@@ -1,0 +1,50 @@
+"""A project with a cron folder and real ticks, for tests of what a tick tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience.cron.project import CronProject, open_cron
+from resilience.runs.project import Project
+from resilience.settings.load import load
+from resilience.system.world import World
+
+PATIENCE_S = 90.0
+
+
+class Stage:
+    """A project whose alerts go to a file."""
+
+    def __init__(
+        self, folder: Path, cron: str = "", channel: str = "", alert: str = 'channels = ["console"]\ngroup_s = 0'
+    ) -> None:
+        self.folder = folder
+        self.told_file = folder / "told"
+        (folder / "resil.toml").write_text(
+            f'[run]\nstate_dir = "{folder}/state"\n[alert]\n{alert}\n'
+            f'[channel.console]\npath = "{self.told_file}"\n{channel}\n[cron]\njitter_s = 0\n{cron}\n'
+        )
+        (folder / "cron" / "cron.hourly").mkdir(parents=True)
+        world = World(cwd=folder)
+        self.project = Project(world, load(world))
+        self.cron: CronProject = open_cron(self.project)
+
+    def crontab(self, *lines: str) -> None:
+        """Write the crontab."""
+        path = self.folder / "cron" / "crontab"
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o644)
+
+    def told(self) -> list[str]:
+        """The alerts, a line each."""
+        return self.told_file.read_text().splitlines() if self.told_file.exists() else []
+
+
+def until(condition: Callable[[], object], what: str = "it") -> None:
+    """Wait for something, bounded."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen in time"
+        time.sleep(0.05)

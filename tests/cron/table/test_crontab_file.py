@@ -1,0 +1,250 @@
+"""A crontab is read as crontab(5) has it; a bad line is told, and never takes a good one with it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resilience.cron.records import EntryOptions, Ignored, Kind, Overlap, Table
+from resilience.cron.table.crontab_file import LONGEST_LINE, parse_crontab
+from resilience.cron.table.expression import parse_schedule
+from resilience.cron.table.options import OptionError
+from resilience.settings.cron_settings import CronSettings
+
+GOOD = b"7 3 * * * good\n"
+
+
+def read(text: str | bytes, **settings_: object) -> Table:
+    return parse_crontab(text, "cron/crontab", CronSettings(**settings_))  # type: ignore[arg-type]
+
+
+def only_fault(table: Table) -> Ignored:
+    (ignored,) = table.ignored
+    assert ignored.is_fault
+    return ignored
+
+
+def test_a_line_is_an_entry() -> None:
+    (entry,) = read("# nightly\n\n30 4 * * MON-FRI\t./backup --all  'my disk'\n").entries
+    assert entry.name.startswith("crontab/")
+    assert len(entry.name) == len("crontab/") + 8
+    assert (entry.place, entry.schedule, entry.kind) == ("cron/crontab:3", "30 4 * * MON-FRI", Kind.RUN)
+    assert entry.argv == ("./backup", "--all", "my disk")
+    assert (entry.path, entry.zone, entry.mail_to, dict(entry.environment)) == ("", "", None, {})
+    assert entry.options == EntryOptions(timeout_s=3600, catch_up=1, jitter_s=0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["@hourly x", "@every 90s x", "@reboot x", "@daily\tx", "*/5 * * * * x", "  0 0 1 * 1   x", "\t0\t0\t*\t*\t7\tx"],
+)
+def test_every_way_to_write_a_schedule_is_read(line: str) -> None:
+    (entry,) = read(line).entries  # no newline at the end either: Debian's cron refuses the whole file for that
+    assert entry.argv == ("x",)
+    parse_schedule(entry.schedule)
+
+
+def test_a_name_stays_while_schedule_and_command_do() -> None:
+    (first,) = read("0 4 * * * backup\n").entries
+    (moved,) = read("# a comment\nA=b\n\n  0 4 * * *   backup   # resil: timeout=1m\n").entries
+    (other,) = read("0 5 * * * backup\n").entries
+    assert first.name == moved.name != other.name
+
+
+def test_settings_count_for_the_lines_below_them() -> None:
+    table = read(
+        "0 1 * * * a\n"
+        'MAILTO=ada@example.org\nCRON_TZ=Europe/Paris\nGREETING = "hello  "\n'
+        "0 2 * * * b\n"
+        "MAILTO=\"\"\nCRON_TZ=\nX=it's fine\nY='a \"b\" c'\nEMPTY=\n'Z'=1\n"
+        "0 3 * * * c\n"
+    )
+    assert table.ignored == ()
+    a, b, c = table.entries
+    assert (a.mail_to, a.zone, dict(a.environment)) == (None, "", {})
+    assert (b.mail_to, b.zone, dict(b.environment)) == ("ada@example.org", "Europe/Paris", {"GREETING": "hello  "})
+    assert (c.mail_to, c.zone) == ("", "")
+    assert dict(c.environment) == {"GREETING": "hello  ", "X": "it's fine", "Y": 'a "b" c', "EMPTY": "", "Z": "1"}
+
+
+def test_a_shell_runs_a_line_only_where_one_was_asked_for() -> None:
+    table = read("0 1 * * * a | b\nSHELL=/bin/bash\n0 2 * * * a | b > c 2>&1\nSHELL=\n0 3 * * * a | b\n")
+    (entry,) = table.entries
+    assert entry.argv == ("/bin/bash", "-c", "a | b > c 2>&1")
+    assert [ignored.place for ignored in table.ignored] == ["cron/crontab:1", "cron/crontab:5"]
+    assert all("SHELL=/bin/sh" in ignored.hint and ignored.is_fault for ignored in table.ignored)
+
+
+def test_a_shell_that_is_asked_for_no_more_is_no_variable_either() -> None:
+    (entry,) = read("SHELL=/bin/bash\nSHELL=\n0 3 * * * a\n").entries
+    assert "SHELL" not in entry.environment
+
+
+def test_options_stand_behind_a_line_or_above_it() -> None:
+    table = read(
+        "0 1 * * * a  # resil: timeout=10m name=nightly\n"
+        "#resil: overlap=allow ok=0-3\n# and why: it is quick\n0 2 * * * b\n"
+        "## resil: rerun\n0 3 * * * c # resil: jitter=30s\n"
+        "SHELL=/bin/sh\n0 4 * * * d | e # resil: catch_up=none\n"
+    )
+    assert table.ignored == ()
+    a, b, c, d = table.entries
+    assert (a.name, a.options.timeout_s) == ("crontab/nightly", 600)
+    assert (b.options.overlap, b.options.ok, b.options.timeout_s) == (Overlap.ALLOW, (0, 1, 2, 3), 3600)
+    assert (c.options.rerun, c.options.jitter_s, c.options.overlap) == (True, 30, Overlap.SKIP)
+    assert (d.options.catch_up, d.argv) == (0, ("/bin/sh", "-c", "d | e"))
+
+
+@pytest.mark.parametrize("after", ["", "\n0 1 * * * x\n", "A=b\n0 1 * * * x\n", "# resil: timeout=1m\n0 1 * * * x\n"])
+def test_options_that_belong_to_no_line_are_told(after: str) -> None:
+    table = read("# resil: rerun\n" + after)
+    assert "belong to no line" in only_fault(table).reason
+    assert table.ignored[0].place == "cron/crontab:1"
+    assert all(not entry.options.rerun for entry in table.entries)
+
+
+def test_a_line_with_an_option_that_nobody_knows_does_not_run_without_it() -> None:
+    table = read("0 1 * * * a # resil: timout=1m\n0 2 * * * b\n")
+    assert [entry.argv for entry in table.entries] == [("b",)]
+    assert only_fault(table).hint == "did you mean timeout?"
+
+
+def test_a_line_that_stands_there_twice_runs_twice_under_two_names() -> None:
+    first, second = read("0 1 * * * a\n0 1 * * * a\n").entries
+    assert second.name == first.name + "-2"
+
+
+def test_the_same_line_in_two_zones_has_two_names() -> None:
+    first, second = read("CRON_TZ=UTC\n0 1 * * * a\nCRON_TZ=Asia/Tokyo\n0 1 * * * a\n").entries
+    assert first.name != second.name
+    assert not second.name.endswith("-2")
+
+
+def test_a_name_is_given_once() -> None:
+    table = read("0 1 * * * a # resil: name=x\n0 2 * * * b # resil: name=x\n0 3 * * * c\n")
+    assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
+    assert only_fault(table).reason == "the name 'x' is taken by cron/crontab:1"
+
+
+def test_in_a_zone_that_nobody_knows_nothing_runs_at_the_wrong_time() -> None:
+    table = read("0 1 * * * a\nCRON_TZ=Europe/Pariss\n0 2 * * * b\nCRON_TZ=UTC\n0 3 * * * c\n")
+    assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
+    zone, line = table.ignored
+    assert (zone.place, zone.hint) == ("cron/crontab:2", "did you mean Europe/Paris?")
+    assert (line.place, line.reason) == ("cron/crontab:3", "its time zone is not known: see cron/crontab:2")
+
+
+BAD_LINES = [
+    (b"* * * *", "has five fields and a command"),
+    (b"* * * * *", "has five fields and a command"),
+    (b"@daily", "@daily and a command"),
+    (b"@every 90s", "@every and a command"),
+    (b"@fortnightly x", "is no schedule"),
+    (b"61 * * * * x", "61 is not between 0 and 59"),
+    (b"5-1 * * * * x", "ends before it begins"),
+    (b"0 0 31 2 * x", "never comes"),
+    (b"0 0 * * * * x", "sixth field"),
+    (b"0 0 * * * root /bin/x", "a column for the user"),
+    (b"0 0 * * * mail%body", "`%`"),
+    (b"0 0 * * * a 'b", "quotes do not match"),
+    (b"hello world", "there are 2 words"),
+    (b"A-B=c", "'A-B' is no name of a variable"),
+    (b"=c", "there is one word"),
+    (b"A='b", "quotes around the value of A do not match"),
+    (b'A="b" c', "quotes around the value of A do not match"),
+    (b"SHELL=bash", "SHELL=bash is no absolute path"),
+    (b"PATH=$HOME/bin:$PATH", "`$...`"),
+    (b"CRON_TZ='UTC", "quotes around the value of CRON_TZ do not match"),
+    (b"0 0 * * * x\x00y", "control character in the line, U+0000"),
+    (b"0 0 * * * x\x1b[2Jy", "control character in the line, U+001B"),
+    (b"0 0 * * * x\ry", "control character in the line, U+000D"),
+    (b"0 0 * * * caf\xe9", "byte 14 of the line is no UTF-8"),
+    (b"0 0 * * * " + b"x" * 2**20, f"the line is {2**20 + 10} bytes long"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
+def test_a_bad_line_is_told_and_takes_no_good_one_with_it(line: bytes, reason: str) -> None:
+    after = b"CRON_TZ=UTC\n" if line.startswith(b"CRON_TZ") else b""
+    table = read(GOOD + line + b"\n" + after + b"9 3 * * * better\n")
+    assert [entry.argv for entry in table.entries] == [("good",), ("better",)]
+    fault = only_fault(table)
+    assert fault.place == "cron/crontab:2"
+    assert reason in fault.reason
+    assert fault.hint
+
+
+def test_values_are_taken_as_they_stand_as_cron_takes_them() -> None:
+    (entry,) = read("PATH=/opt/bin:/bin\nSECRET=a$b\nHERE=$HOME\n0 1 * * * a\n").entries
+    assert dict(entry.environment) == {"PATH": "/opt/bin:/bin", "SECRET": "a$b", "HERE": "$HOME"}
+
+
+def test_who_cron_lets_nobody_change_is_told_and_no_fault() -> None:
+    (ignored,) = read("LOGNAME=ada\n").ignored
+    assert not ignored.is_fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"7 3 * * * good\r\n# c\r\n\r\nA=b\r\n8 3 * * * fine\r\n",
+        b"\xef\xbb\xbf7 3 * * * good\n8 3 * * * fine",
+        b"\n\n \t\n7 3 * * * good\n# caf\xe9 \x00 in a comment\n8 3 * * * fine\n"
+        + b"# "
+        + b"x" * (2 * LONGEST_LINE)
+        + b"\n",
+        b"7 3 * * * good\n\t# indented comment\n   8  3\t* * *  fine   ",
+    ],
+)
+def test_ends_of_lines_marks_and_comments_are_as_people_write_them(text: bytes) -> None:
+    table = read(text)
+    assert table.ignored == ()
+    assert [entry.argv for entry in table.entries] == [("good",), ("fine",)]
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le"])
+def test_another_coding_is_named(coding: str) -> None:
+    mark = b"\xff\xfe" if coding == "utf-16-le" else b""
+    assert "UTF-16" in only_fault(read(mark + "7 3 * * * good\n".encode(coding))).reason
+
+
+def test_an_empty_crontab_is_an_empty_table() -> None:
+    assert read(b"") == read(b"\n\n") == read(b"# only this") == Table()
+
+
+def test_settings_that_nobody_can_do_are_told_before_anything_runs() -> None:
+    with pytest.raises(OptionError, match="catch_up=never"):
+        read(GOOD, catch_up="never")
+
+
+def test_megabytes_of_anything_are_read_in_no_time() -> None:
+    started = time.process_time()
+    read(b"x" * 2**22)
+    read(b"=" * 2**20 + b"\n" + b"* " * 2**19 + b"\n" + b"'" * 2**20)
+    read(b"\n" * 2**18)
+    assert time.process_time() - started < 10
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40).filter(lambda raw: b"\n" not in raw),
+            st.sampled_from([line for line, _ in BAD_LINES[:-6]]),
+            st.text(alphabet="*/0123456789-,@=# '\"abresil:%\\\t\r", max_size=30).map(str.encode),
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_stands_there_the_good_lines_run(lines: list[bytes]) -> None:
+    text = b"\n".join([b"CRON_TZ=UTC", *lines, b"", b"CRON_TZ=UTC", b"SHELL=", b"7 3 * * * good --really"])
+    table = read(text)
+    assert [entry for entry in table.entries if entry.argv == ("good", "--really") and entry.schedule == "7 3 * * *"]
+    for entry in table.entries:
+        parse_schedule(entry.schedule, entry.zone)
+        assert entry.argv[0]
+    assert len({entry.key for entry in table.entries}) == len(table.entries)
+    assert all(ignored.reason for ignored in table.ignored)

@@ -1,0 +1,107 @@
+"""What a comment may ask for, and what is said to what nobody can do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.cron.records import EntryOptions, Overlap
+from resilience.cron.table.options import OptionError, default_options, parse_options
+from resilience.settings.cron_settings import CronSettings
+
+
+def test_all_options_are_read() -> None:
+    said = parse_options(
+        "timeout=10m catch_up=none overlap=replace jitter=30s ok=0-3,75 rerun name=backup", EntryOptions()
+    )
+    assert said.name == "backup"
+    assert said.options == EntryOptions(
+        timeout_s=600, catch_up=0, overlap=Overlap.REPLACE, jitter_s=30, ok=(0, 1, 2, 3, 75), rerun=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", EntryOptions()),
+        ("timeout=none", EntryOptions(timeout_s=0)),
+        ("timeout=0", EntryOptions(timeout_s=0)),
+        ("timeout=1h30m", EntryOptions(timeout_s=5400)),
+        ("catch_up=once", EntryOptions(catch_up=1)),
+        ("catch-up=all<=12", EntryOptions(catch_up=12)),
+        ("rerun=no", EntryOptions(rerun=False)),
+        ("rerun=yes", EntryOptions(rerun=True)),
+        ("TIMEOUT=5s", EntryOptions(timeout_s=5)),
+        ("sbatch=cron", EntryOptions(takes_cron_sbatch=True)),
+    ],
+)
+def test_values_are_read(text: str, expected: EntryOptions) -> None:
+    assert parse_options(text, EntryOptions()).options == expected
+
+
+def test_what_is_not_said_stays_as_the_settings_have_it() -> None:
+    settings = CronSettings(timeout_s=77, catch_up="all<=3", jitter_s=9)
+    assert default_options(settings, is_drop_in=True) == EntryOptions(timeout_s=77, catch_up=3, jitter_s=9)
+    line = default_options(settings, is_drop_in=False)
+    assert line.jitter_s == 0  # who writes a minute means that minute
+    assert parse_options("rerun", line).options == EntryOptions(timeout_s=77, catch_up=3, rerun=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        ("timout=10m", "there is no option 'timout=10m'", "did you mean timeout?"),
+        ("xyz", "there is no option 'xyz'", "timeout, catch_up"),
+        ("timeout=10", "timeout=10: '10' is not a duration", "timeout=10m"),
+        ("timeout=-5m", "timeout=-5m", "timeout=10m"),
+        ("timeout", "the option timeout has no value", "timeout=10m"),
+        ("timeout=1m timeout=2m", "twice", "keep one"),
+        ("catch_up=all", "catch_up=all is nothing that can be done", "all<=12"),
+        ("catch_up=all<=0", "is not between all<=1 and all<=1000", "all<=12"),
+        ("catch_up=all<=99999", "is not between", "all<=12"),
+        ("overlap=queue", "overlap=queue is none of skip, allow, replace", "overlap=skip"),
+        ("jitter=soon", "jitter=soon", "jitter=30s"),
+        ("ok=3-0", "ok=3-0 is no list of exit codes", "ok=0-3"),
+        ("ok=256", "ok=256", "ok=0-3"),
+        ("ok=", "ok= is no list", "ok=0-3"),
+        ("sbatch=yes", "sbatch=yes is nothing to take options from", "sbatch=cron"),
+        ("rerun=perhaps", "neither yes nor no", "rerun"),
+        ("name=../x", "'../x' cannot be a name", "letters"),
+        ("name=", "'' cannot be a name", "letters"),
+        ("name=" + "x" * 65, "cannot be a name", "64"),
+    ],
+)
+def test_a_bad_option_is_told_with_what_to_write(text: str, reason: str, hint: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        parse_options(text, EntryOptions())
+    assert reason in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_settings_that_nobody_can_do_are_told() -> None:
+    with pytest.raises(OptionError, match="catch_up=sometimes"):
+        default_options(CronSettings(catch_up="sometimes"), is_drop_in=True)
+
+
+WORDS = st.one_of(
+    st.text(max_size=10),
+    st.tuples(
+        st.sampled_from(["timeout", "catch_up", "overlap", "jitter", "ok", "rerun", "name"]),
+        st.one_of(st.text(max_size=6), st.sampled_from(["10m", "all<=3", "skip", "0-3", "\u0663m", "9" * 30 + "h"])),
+    ).map("=".join),
+)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(WORDS, max_size=4).map(" ".join))
+def test_whatever_is_written_is_options_or_told(text: str) -> None:
+    try:
+        options = parse_options(text, EntryOptions()).options
+    except OptionError as error:
+        assert error.message
+        assert error.hint
+    else:
+        assert options.timeout_s >= 0 <= options.jitter_s
+        assert 0 <= options.catch_up <= 1000
+        assert set(options.ok) <= set(range(256))

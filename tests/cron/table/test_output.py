@@ -1,0 +1,81 @@
+"""Outputs are few, small, private files, and exist only where something was written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resilience.cron.state_folder import CronFolder
+from resilience.cron.table.output import OutputFile, output_folder, outputs, prune
+from resilience.errors import StateDirectoryError
+from tests.guard.disks import fill, small_disk
+
+KEY = "cron.hourly+backup"
+
+
+def test_a_silent_run_takes_no_file(tmp_path: Path) -> None:
+    folder = CronFolder(tmp_path)
+    file = OutputFile(folder, KEY, 100)
+    file.append(b"")
+    file.close()
+    assert (file.name, outputs(folder, KEY), folder.path.exists()) == ("", (), False)
+
+
+@pytest.mark.parametrize(("group", "mode"), [("", 0o600), ("team", 0o660)])
+def test_an_output_is_for_those_who_operate_the_project(tmp_path: Path, group: str, mode: int) -> None:
+    before = os.umask(0)
+    try:
+        file = OutputFile(CronFolder(tmp_path, group), KEY, 100)
+        file.append(b"one\n")
+        file.append(b"two\n")
+        file.close()
+    finally:
+        os.umask(before)
+    assert file.path is not None and file.path.stat().st_mode & 0o777 == mode
+    assert (file.name, file.path.read_bytes()) == ("100.txt", b"one\ntwo\n")
+
+
+def test_a_slot_that_runs_again_keeps_the_words_of_both(tmp_path: Path) -> None:
+    folder = CronFolder(tmp_path)
+    for word in (b"first", b"second", b"third"):
+        OutputFile(folder, KEY, 100).append(word)
+    OutputFile(folder, KEY, 99).append(b"older")
+    assert outputs(folder, KEY) == ("99.txt", "100.txt", "100-2.txt", "100-3.txt")
+    assert (output_folder(folder, KEY) / "100-2.txt").read_bytes() == b"second"
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    folder = CronFolder(tmp_path)
+    output_folder(folder, KEY).mkdir(parents=True)
+    (output_folder(folder, KEY) / "100.txt").symlink_to(tmp_path / "elsewhere")
+    OutputFile(folder, KEY, 100).append(b"words")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_newest_are_kept_and_those_that_run_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    folder = CronFolder(tmp_path)
+    for slot in (9, 100, 20, 1000, 300):
+        OutputFile(folder, KEY, slot).append(b"x")
+    (output_folder(folder, KEY) / "notes").write_text("mine")
+    assert prune(folder, KEY, 2, running=frozenset({20})) == 2
+    assert outputs(folder, KEY) == ("20.txt", "300.txt", "1000.txt")
+    assert (output_folder(folder, KEY) / "notes").exists()
+    assert prune(folder, "cron.hourly+other", 2) == 0
+
+
+def test_words_that_a_full_disk_did_not_take_are_said_to_be_missing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "128k") as disk:
+        file = OutputFile(CronFolder(disk), KEY, 100)
+        file.append(b"begin\n")
+        ballast = fill(disk)
+        with pytest.raises(StateDirectoryError, match="No space left"):
+            file.append(b"middle\n" * 10_000)
+        ballast.unlink()
+        file.append(b"end\n")
+        file.close()
+        assert file.path is not None
+        kept = file.path.read_bytes()
+    assert kept.startswith(b"begin\n")
+    assert kept.endswith(b"\n... words are missing here: No space left on device ...\nend\n")

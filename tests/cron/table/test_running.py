@@ -1,0 +1,122 @@
+"""A mark says truly whether a run is under way; where that cannot be seen, it is believed for its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.state_folder import CronFolder
+from resilience.cron.table.running import (
+    LAPSE_S,
+    SKEW_S,
+    Here,
+    Mark,
+    here,
+    is_running,
+    liveness,
+    marks,
+    remove_mark,
+    write_end,
+    write_mark,
+)
+from resilience.job import Liveness
+from resilience.system.process_tree import start_ticks
+from tests.guard.disks import fill, small_disk
+from tests.system.people import NOBODY, acting_as, needs_root
+
+NOW = 1_800_000_000.0
+KEY = "cron.hourly+backup"
+
+
+def a_mark(pid: int = 0, *, at: Here | None = None, ticks: int | None = None, until: float | None = NOW) -> Mark:
+    """The mark of a run whose supervisor is this process."""
+    pid = pid or os.getpid()
+    ticks = start_ticks(pid) or 0 if ticks is None else ticks
+    return Mark("cron.hourly/backup", KEY, 1000, *(at or here()), pid, ticks, NOW - 60, until)
+
+
+def test_a_mark_is_read_as_it_was_written_oldest_slot_first(tmp_path: Path) -> None:
+    folder = CronFolder(tmp_path)
+    assert marks(folder) == ()
+    newer, older = a_mark()._replace(slot=3000), a_mark()._replace(slot=200, until=None)
+    for mark in (newer, older):
+        write_mark(folder, mark)
+    assert marks(folder) == (older, newer)
+    assert remove_mark(folder, newer) is True
+    assert remove_mark(folder, newer) is False
+    assert marks(folder) == (older,)
+
+
+def test_a_living_supervisor_of_this_host_is_alive_whatever_its_time(tmp_path: Path) -> None:
+    assert liveness(a_mark(until=NOW - 1e6), now=NOW, at=here())[0] is Liveness.ALIVE
+    folder = CronFolder(tmp_path)
+    write_mark(folder, a_mark())
+    assert is_running(folder, KEY, now=NOW)[0] is Liveness.ALIVE
+    assert is_running(folder, "cron.hourly+other", now=NOW)[0] is Liveness.GONE
+
+
+def test_a_dead_one_is_gone_and_so_is_its_number_given_to_another() -> None:
+    ended = subprocess.Popen(["true"])
+    ticks = start_ticks(ended.pid)
+    zombie = a_mark(ended.pid, ticks=ticks)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert liveness(zombie, now=NOW, at=here())[0] is Liveness.GONE
+    ended.wait()
+    assert liveness(zombie, now=NOW, at=here())[0] is Liveness.GONE
+    assert liveness(a_mark(ticks=1), now=NOW, at=here())[0] is Liveness.GONE
+
+
+def test_a_machine_that_was_started_anew_runs_nothing_of_before() -> None:
+    state, reason = liveness(a_mark(at=here()._replace(boot="other")), now=NOW, at=here())
+    assert state is Liveness.GONE and "started anew" in reason
+
+
+@needs_root
+def test_a_colleague_s_process_that_proc_hides_is_unknown_and_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = a_mark(1)
+    monkeypatch.setattr("resilience.cron.table.running.start_ticks", lambda _: None)  # hidepid=2
+    with acting_as(NOBODY):
+        assert liveness(mark, now=NOW, at=here())[0] is Liveness.UNKNOWN
+        assert liveness(mark._replace(pid=2**22 + 1), now=NOW, at=here())[0] is Liveness.GONE
+
+
+@pytest.mark.parametrize("at", [here()._replace(host="n2"), here()._replace(namespace="pid:[1]"), Here("", "", "")])
+def test_what_cannot_be_seen_is_unknown_until_its_time_is_over(at: Here) -> None:
+    assert liveness(a_mark(at=at), now=NOW + SKEW_S - 1, at=here())[0] is Liveness.UNKNOWN
+    assert liveness(a_mark(at=at), now=NOW + SKEW_S + 1, at=here())[0] is Liveness.GONE
+
+
+def test_what_may_run_for_ever_elsewhere_is_believed_as_long_as_its_mark_is_touched(tmp_path: Path) -> None:
+    folder, mark = CronFolder(tmp_path), a_mark(at=here()._replace(host="n2"), until=None)
+    write_mark(folder, mark)
+    os.utime(folder.path / "running" / mark.file_name, (NOW, NOW))
+    assert is_running(folder, KEY, now=NOW + LAPSE_S - 1)[0] is Liveness.UNKNOWN
+    assert is_running(folder, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": 1}', b"\xff\0"])
+def test_a_damaged_mark_is_believed_for_a_while_and_known_by_its_name(tmp_path: Path, content: bytes) -> None:
+    folder = CronFolder(tmp_path)
+    write_mark(folder, a_mark())
+    path = folder.path / "running" / f"{KEY}@1000"
+    path.write_bytes(content)
+    os.utime(path, (NOW, NOW))
+    (mark,) = marks(folder)
+    assert (mark.name, mark.key, mark.slot) == ("cron.hourly/backup", KEY, 1000)
+    assert is_running(folder, KEY, now=NOW)[0] is Liveness.UNKNOWN
+    assert is_running(folder, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
+
+
+def test_the_end_of_a_run_fits_into_its_mark_when_the_disk_is_full(tmp_path: Path) -> None:
+    end = RunRecord(name="cron.hourly/backup", slot=1000, outcome=Outcome.FAILED, time=NOW, summary="é" * 199)
+    with small_disk(tmp_path / "disk") as disk:
+        folder = CronFolder(disk)
+        write_mark(folder, a_mark())
+        fill(disk)
+        write_end(folder, a_mark(), end)
+        (mark,) = marks(folder)
+    assert mark == a_mark()._replace(end=end)

@@ -1,0 +1,153 @@
+"""What a run wrote, and how it ended, is kept without secrets, however the state directory is."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from resilience.cron.records import Outcome, Overlap
+from resilience.cron.state_folder import CronFolder
+from resilience.cron.table import watched_run
+from resilience.cron.table.books import settle
+from resilience.cron.table.running import marks
+from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
+from tests.guard.disks import fill, make_read_only, small_disk
+from tests.system.hung import hung_folder
+from tests.system.writer import writer
+
+__all__ = ["quick", "runs"]
+
+
+def test_no_secret_stands_in_output_history_or_record(runs: Runs, canary: str) -> None:
+    runs.environ["SLACK_BOT_TOKEN"] = canary
+    half = len(canary) // 2
+    script = 't=$SLACK_BOT_TOKEN; printf \'%s\' "${t%????????????}"; sleep 0.2; echo "${t#' + "?" * (len(canary) - 12)
+    record = runs.sh(script + '}"; echo https://me:hunter22@host; echo last $t; exit 1')
+    assert half and record.summary == "exit code 1: last REDACTED"
+    assert runs.words(record) == b"REDACTED\nhttps://REDACTED@host\nlast REDACTED\n"
+
+
+def test_only_the_newest_outputs_are_kept(tmp_path: Path, quick: None) -> None:
+    runs = Runs(tmp_path, keep_runs=3)
+    for slot in range(SLOT, SLOT + 6):
+        runs.sh(f"echo {slot}", slot=slot)
+    names = sorted(path.name for path in (runs.folder.path / "output" / "crontab+it").iterdir())
+    assert names == [f"{slot}.txt" for slot in range(SLOT + 3, SLOT + 6)]
+    until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "all reaped")
+
+
+def test_a_full_disk_hides_no_end(tmp_path: Path, quick: None) -> None:
+    (tmp_path / "project").mkdir()
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        runs = Runs(tmp_path / "project", disk)
+        script = "echo first; echo up > up; while [ ! -e go ]; do sleep 0.02; done; seq 100000; echo done; exit 3"
+        runs.start(entry("/bin/sh", "-c", script))
+        wait_for(runs.project / "up")
+        until_true(lambda: bool(runs.marks()), "its mark")
+        ballast = fill(disk)
+        (runs.project / "go").write_text("")
+        (record,) = runs.ends()
+        assert (record.outcome, record.exit_code) == (Outcome.FAILED, 3)
+        assert record.summary.startswith("exit code 3; ") and "No space left" in record.summary
+        assert "not in the history yet" in record.summary
+        assert runs.history() == () and len(runs.marks()) == 1
+        ballast.unlink()
+        (settled,) = settle(runs.folder, now=time.time())
+        assert (settled.outcome, settled.exit_code, settled.slot) == (Outcome.FAILED, 3, SLOT)
+        assert (runs.history(), runs.marks()) == ((settled,), [])
+        until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
+
+
+def test_what_runs_runs_though_the_disk_is_full_for_it_may_free_it(tmp_path: Path, quick: None) -> None:
+    (tmp_path / "project").mkdir()
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        runs = Runs(tmp_path / "project", disk)
+        ballast = fill(disk)
+        record = runs.sh(f"rm {ballast}; echo freed")
+        assert record.outcome is Outcome.DONE and record.summary.endswith(": freed")
+        assert "No space left" in record.summary
+        assert [run.outcome for run in runs.history()] == [Outcome.DONE]
+        until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
+
+
+def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_run, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(watched_run, "LAST_S", 0.5)
+    monkeypatch.setattr(watched_run, "_SIGN_ON_S", 0.5)
+    (tmp_path / "project").mkdir()
+    with hung_folder(tmp_path / "hung") as hung:
+        runs = Runs(tmp_path / "project", hung)
+        runs.supervised.start(entry("/bin/sh", "-c", "echo alive", overlap=Overlap.ALLOW), SLOT)
+        runs.supervised.start(entry("/bin/sh", "-c", "sleep 87619", overlap=Overlap.ALLOW, timeout_s=0.3), SLOT + 1)
+        ends = sorted(runs.ends(2), key=lambda record: record.slot)
+        assert [record.outcome for record in ends] == [Outcome.DONE, Outcome.TIMEOUT]
+        assert all("the file system does not answer" in record.summary for record in ends)
+        assert runs.left("87619") == []
+    until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped when it answers again")
+
+
+def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: Path, quick: None) -> None:
+    (tmp_path / "project").mkdir()
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        runs = Runs(tmp_path / "project", disk)
+        runs.start(entry("/bin/sh", "-c", "echo up > up; while [ ! -e go ]; do sleep 0.02; done; exit 5"))
+        wait_for(runs.project / "up")
+        until_true(lambda: bool(runs.marks()), "its mark")
+        make_read_only(disk, True)
+        (runs.project / "go").write_text("")
+        (record,) = runs.ends()
+        assert (record.outcome, record.exit_code) == (Outcome.FAILED, 5)
+        assert "not in the history yet" in record.summary and "Read-only" in record.summary
+        until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
+        make_read_only(disk, False)
+        assert [run.outcome for run in settle(runs.folder, now=time.time())] == [Outcome.CUT_SHORT]
+
+
+CHANGES = {
+    "openat", "write", "mkdir", "rename", "unlink", "fsync", "clone", "clone3", "wait4", "epoll_wait", "setsid",
+    "prctl", "setpgid", "pipe2", "fchmod", "exit_group",
+}  # fmt: skip
+"""Calls right before which something may have changed. Killed before any other, a supervisor leaves what it would have
+left if killed before the next of these."""
+
+
+def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(tmp_path: Path) -> None:
+    seen: dict[str, int] = {}
+    with writer(tmp_path / "strace", "from tests.cron.table.kill_points import supervise") as process:
+        (tmp_path / "all").mkdir()
+        points = list(process.kill_points(f"supervise({str(tmp_path / 'all')!r})"))
+        for number, (name, count) in enumerate(point for point in points if point[0] in CHANGES):
+            project = tmp_path / str(number)
+            project.mkdir()
+            code = process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
+            assert code in (-signal.SIGKILL, 0)  # it may do with fewer waits than the last time
+            folder = CronFolder(project / "state")
+            settle(folder, now=time.time())
+            if marks(folder):  # it may have been killed between the file and its content
+                settle(folder, now=time.time() + 1e6)
+            assert marks(folder) == ()
+            until_true(lambda project=project: processes_in(project) == [], "its program is gone")  # type: ignore[misc]
+            ends = folder.history("crontab+it")
+            assert len(ends) <= 1
+            outcome = ends[0].outcome if ends else "nothing"
+            assert ends or not (project / "ran").exists(), f"it ran and nobody knows ({name} {count})"
+            assert outcome in ("nothing", Outcome.CUT_SHORT, Outcome.FAILED)
+            assert not (project / "ran").exists() or (project / "ran").read_text() == "ran\n"
+            seen[outcome] = seen.get(outcome, 0) + 1
+    assert set(seen) == {"nothing", Outcome.CUT_SHORT, Outcome.FAILED}, "before, within and after the run"
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The living processes whose working folder this is."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(OSError):
+            if path.name.isdigit() and (path / "cwd").readlink() == folder:
+                found.append(path.name)
+    return found

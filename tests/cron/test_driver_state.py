@@ -1,0 +1,108 @@
+"""A driver that hangs, breaks or does not know is UNKNOWN, soon, with what was known last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.cron import driver_state as cron_driver_state
+from resilience.cron.driver_choice import drivers
+from resilience.cron.driver_state import driver_state
+from resilience.cron.drivers import DriverState
+from resilience.cron.project import CronProject, open_cron
+from resilience.cron.records import Installation
+from resilience.job import Liveness
+from tests.fakes import NOW, FakeClock, make_project
+
+DRIVER = """
+import subprocess
+from resilience.errors import ResilError
+from resilience.cron.drivers import DriverState
+from resilience.job import Liveness
+class Fake:
+    summary = "for tests"
+    rank = 1
+    def state(self, installation, settings, scene):
+        {body}
+DRIVER = Fake()
+"""
+INSTALLED = Installation(driver="fake", token="0" * 16, time=NOW - 9000, by="ada", host="h", project="/p", python="/py")
+Say = Callable[[str], DriverState]
+
+
+@pytest.fixture
+def cron(tmp_path: Path) -> CronProject:
+    return open_cron(make_project(tmp_path))
+
+
+@pytest.fixture
+def say(tmp_path: Path, cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
+    """Have the driver do this, and return what is made of it."""
+    (tmp_path / "plugins" / "drivers").mkdir(parents=True)
+    monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
+
+    def asked(body: str) -> DriverState:
+        (tmp_path / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(body=body))
+        drivers.cache_clear()
+        return driver_state(cron, INSTALLED)
+
+    yield asked
+    drivers.cache_clear()
+
+
+ALIVE = 'return DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")'
+
+
+def test_what_the_driver_says_arrives_whole(say: Say) -> None:
+    assert say(ALIVE) == DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")
+
+
+def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
+    say: Say, cron: CronProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(ALIVE)
+    clock = cron.project.world.clock
+    assert isinstance(clock, FakeClock)
+    clock.time += 300
+    monkeypatch.setattr(cron_driver_state, "DRIVER_S", 0.5)
+    began = time.monotonic()
+    found = say('subprocess.run(["sleep", "1000"])')
+    assert time.monotonic() - began < 30
+    assert found.liveness is Liveness.UNKNOWN
+    assert found.summary == "fake gave no answer in 0.5 s; 5 min ago it was ALIVE: job 88 runs"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ('raise ResilError("squeue is not there", hint="load its module")', "squeue is not there"),
+        ('raise RuntimeError("a bug")', "RuntimeError: a bug"),
+        ('return DriverState(Liveness.UNKNOWN, "squeue said nothing")', "squeue said nothing"),
+        ("return None", "TypeError"),
+    ],
+)
+def test_what_goes_wrong_is_unknown_and_never_gone(say: Say, body: str, why: str) -> None:
+    say(ALIVE)
+    found = say(body)
+    assert found.liveness is Liveness.UNKNOWN and why in found.summary and "it was ALIVE" in found.summary
+
+
+def test_an_answer_of_another_installation_or_of_long_ago_is_not_remembered(say: Say, cron: CronProject) -> None:
+    say(ALIVE)
+    clock = cron.project.world.clock
+    assert isinstance(clock, FakeClock)
+    clock.time += 30 * 86400
+    assert "it was" not in say('raise RuntimeError("x")').summary
+    clock.time = NOW
+    other = Installation.from_json(INSTALLED.to_json() | {"token": "1" * 16})
+    assert "it was" not in driver_state(cron, other).summary
+
+
+def test_a_damaged_memory_is_as_if_it_were_not_there(say: Say, cron: CronProject) -> None:
+    say(ALIVE)
+    (memory,) = (cron.project.world.cache_home / "resil" / "cron").iterdir()
+    memory.write_text("[")
+    assert say('raise RuntimeError("x")').summary == "cannot tell: RuntimeError: x"

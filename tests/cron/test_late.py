@@ -1,0 +1,102 @@
+"""A line in other commands where the scheduler of cron is late: one small read, and silence where nobody can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.cron.late import late_notice
+from resilience.runs.project import Project
+from tests.fakes import NOW, FakeScheduler, make_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path, FakeScheduler())
+
+
+def write(project: Project, name: str, **record: Any) -> Path:
+    path = project.loaded.state_dir / ".cron" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record))
+    return path
+
+
+def beat(project: Project, ago_s: float, driver: str = "foreground", **fields: Any) -> None:
+    write(project, "heartbeat", time=NOW - ago_s, expected=NOW - ago_s + 60, driver=driver, **fields)
+
+
+def test_where_there_is_no_cron_nothing_is_said(project: Project) -> None:
+    assert late_notice(project) == ""
+
+
+def test_one_that_ticks_is_not_spoken_of(project: Project) -> None:
+    beat(project, 60)
+    assert late_notice(project) == ""
+
+
+def test_one_that_is_late_is_said_with_since_when_and_what_to_run(project: Project) -> None:
+    beat(project, 300)
+    notice = late_notice(project)
+    assert "late" in notice and "5 min ago" in notice and "resil cron status" in notice and "\n" not in notice
+    beat(project, 86400)
+    assert "dead" in late_notice(project)
+
+
+def test_one_that_was_stopped_or_uninstalled_is_not_missed(project: Project) -> None:
+    beat(project, 86400)
+    stop = write(project, "stop", by="ada")
+    assert late_notice(project) == ""
+    stop.unlink()
+    beat(project, 86400, driver="crontab")
+    assert late_notice(project) == ""
+    write(project, "driver.json", driver="crontab", time=NOW - 1e6)
+    assert "crontab" in late_notice(project)
+
+
+def test_one_that_its_owner_ended_is_not_missed_until_it_is_installed(project: Project) -> None:
+    beat(project, 86400, is_last=True)
+    assert late_notice(project) == ""
+    write(project, "driver.json", driver="foreground", time=NOW - 1e6)
+    assert "dead" in late_notice(project)
+
+
+def test_one_that_was_installed_and_never_ticked_is_missed(project: Project) -> None:
+    write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 120)
+    assert late_notice(project) == ""
+    write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 1200)
+    assert "has not ticked" in late_notice(project)
+    beat(project, 86400, driver="slurm")
+    assert "has not ticked" in late_notice(project), "it was installed anew since its last tick"
+
+
+def test_patience_is_the_settings_or_the_scheduler_s_own(project: Project) -> None:
+    beat(project, 600, patience_s=3600)
+    assert late_notice(project) == ""
+    beat(project, 90)
+    assert late_notice(project) == ""
+    from resilience.settings.cron_settings import CronSettings
+
+    strict = replace(project.loaded.settings, cron=CronSettings(late_s=10))
+    assert late_notice(replace(project, loaded=project.loaded._replace(settings=strict)))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("harm", ["", "{", "[]", '{"time": "x", "expected": 1}', "fifo", "folder", "link"])
+def test_damage_costs_the_notice_and_nothing_else(project: Project, harm: str) -> None:
+    path = project.loaded.state_dir / ".cron" / "heartbeat"
+    path.parent.mkdir(parents=True)
+    if harm == "fifo":
+        os.mkfifo(path)
+    elif harm == "folder":
+        path.mkdir()
+    elif harm == "link":
+        path.symlink_to("/etc/passwd")
+    else:
+        path.write_text(harm)
+    assert late_notice(project) == ""

@@ -1,0 +1,65 @@
+"""What a cluster's settings mean for a run: each with a verdict, and advice where it would bite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience.cluster import ClusterConfig
+from resilience.doctor.cluster import Diagnosis, diagnose_cluster
+from resilience.finding import Verdict
+
+GOOD: dict[str, Any] = {
+    "scheduler": "slurm", "version": "24.11", "cluster": "big", "accounting": True, "scrontab": True,
+    "job_requeue": True, "kill_wait_s": 30, "proctrack": "cgroup", "max_array_size": 1001, "preempt_type": "none",
+    "partitions": {"gpu": "UP"},
+}  # fmt: skip
+
+
+def diagnose(**settings: Any) -> dict[str, Diagnosis]:
+    return {found.topic: found for found in diagnose_cluster(ClusterConfig(**{**GOOD, **settings}))}
+
+
+def test_a_good_cluster_is_good_in_every_line() -> None:
+    found = diagnose()
+    assert {diagnosis.verdict for diagnosis in found.values()} == {Verdict.OK}
+    assert list(found) == ["accounting", "scrontab", "JobRequeue", "KillWait", "proctrack", "MaxArraySize",
+                           "preemption", "partitions"]  # fmt: skip
+
+
+CASES: list[tuple[dict[str, Any], str, Verdict, str]] = [
+    ({"accounting": False}, "accounting", Verdict.OK, "forgotten after MinJobAge"),
+    ({"accounting": None}, "accounting", Verdict.UNKNOWN, "cannot tell"),
+    ({"scrontab": False}, "scrontab", Verdict.OK, "not enabled"),
+    ({"job_requeue": False}, "JobRequeue", Verdict.WARNING, "a node failure ends a job"),
+    ({"job_requeue": None}, "JobRequeue", Verdict.UNKNOWN, "cannot tell"),
+    ({"kill_wait_s": 5}, "KillWait", Verdict.OK, "5 s between"),
+    ({"kill_wait_s": None}, "KillWait", Verdict.UNKNOWN, "cannot tell"),
+    ({"proctrack": "linuxproc"}, "proctrack", Verdict.WARNING, "data-loader workers"),
+    ({"proctrack": ""}, "proctrack", Verdict.UNKNOWN, "cannot tell"),
+    ({"proctrack": "pgid"}, "proctrack", Verdict.OK, "srun's tasks only"),
+    ({"max_array_size": 1}, "MaxArraySize", Verdict.WARNING, "switched off"),
+    ({"max_array_size": None}, "MaxArraySize", Verdict.UNKNOWN, "cannot tell"),
+    ({"preempt_type": "qos", "preempt_mode": "REQUEUE"}, "preemption", Verdict.WARNING, "only SIGTERM"),
+    ({"preempt_type": "qos", "send_user_signal": True}, "preemption", Verdict.OK, "is sent before it"),
+    ({"preempt_type": ""}, "preemption", Verdict.UNKNOWN, "cannot tell"),
+    ({"preempt_type": "(null)"}, "preemption", Verdict.OK, "none"),
+    ({"over_time_limit_min": 5}, "OverTimeLimit", Verdict.OK, "5 min over"),
+    ({"partitions": {"gpu": "UP", "b": "DOWN", "a": "DRAIN"}}, "partitions", Verdict.OK, "gpu; not up: a, b"),
+    ({"partitions": {"b": "DOWN", "a": "DRAIN"}}, "partitions", Verdict.CRITICAL, "none is up: a, b"),
+    ({"partitions": {"gpu": ""}}, "partitions", Verdict.OK, "gpu"),
+    ({"scheduler": "local"}, "signals", Verdict.OK, "reaches the batch shell"),
+]
+
+
+@pytest.mark.parametrize(("settings", "topic", "verdict", "said"), CASES)
+def test_each_setting_is_judged(settings: dict[str, Any], topic: str, verdict: Verdict, said: str) -> None:
+    found = diagnose(**settings)[topic]
+    assert (found.verdict, said in found.text) == (verdict, True)
+    assert found.advice or verdict is not Verdict.WARNING, "a warning says what to do"
+
+
+def test_of_a_cluster_that_tells_nothing_nothing_is_claimed() -> None:
+    found = list(diagnose_cluster(ClusterConfig("slurm")))
+    assert {diagnosis.verdict for diagnosis in found} == {Verdict.UNKNOWN}

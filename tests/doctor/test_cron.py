@@ -1,0 +1,300 @@
+"""What keeps an entry from running is found, with the fix, before the night in which it should have run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.cron.driver_choice import drivers
+from resilience.cron.mail import wrong_address
+from resilience.cron.project import CronProject, open_cron
+from resilience.cron.records import Entry, EntryOptions, Heartbeat, Installation, Kind, Outcome, Overlap, RunRecord
+from resilience.doctor.cron import CronExamination, examine_cron, outlook
+from resilience.doctor.cron_entry import environment_of, judge_times, room_s
+from resilience.finding import Verdict
+from resilience.settings.cron_settings import CronSettings
+from tests.fakes import NOW, make_project
+from tests.system.people import NOBODY, needs_root, open_the_way
+
+SETTINGS = CronSettings()
+DRIVER = """
+from resilience.cron.drivers import Availability, DriverState
+from resilience.job import Liveness
+class Fake:
+    summary = "for tests"
+    rank = 1
+    def availability(self, scene): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, scene): return ()
+    def install(self, installation, settings, scene): return ()
+    def uninstall(self, installation, settings, scene): return ()
+    def state(self, installation, settings, scene): return DriverState(Liveness.ALIVE, "it ticks")
+DRIVER = Fake()
+"""
+
+
+@pytest.fixture
+def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CronProject]:
+    """A project whose scheduler is well."""
+    (tmp_path / "plugins" / "drivers").mkdir(parents=True)
+    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
+    monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
+    drivers.cache_clear()
+    made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}, host="login1"))
+    (made.folder / "cron.hourly").mkdir(parents=True)
+    for folder in (made.folder, made.folder.parent, made.folder / "cron.hourly"):
+        folder.chmod(0o755)
+    python, project = sys.executable, str(made.folder.parent)
+    made.state.install(
+        Installation(
+            driver="fake", token="0" * 16, time=NOW - 9000, by="ada", host="login1", project=project, python=python
+        )
+    )
+    made.state.beat(Heartbeat(time=NOW - 30, expected=NOW + 30, alive_since=NOW - 9000, driver="fake"))
+    yield made
+    drivers.cache_clear()
+
+
+def drop(cron: CronProject, name: str, text: str = "#!/bin/sh\ntrue\n", mode: int = 0o755) -> Path:
+    path = cron.folder / "cron.hourly" / name
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def crontab(cron: CronProject, text: str) -> None:
+    (cron.folder / "crontab").write_text(text)
+    (cron.folder / "crontab").chmod(0o644)
+
+
+def said(found: CronExamination, verdict: Verdict) -> str:
+    return "\n".join(f"{d.topic}: {d.text} -> {d.advice}" for d in found.diagnoses if d.verdict is verdict)
+
+
+def test_a_project_that_is_well_has_nothing_critical(cron: CronProject) -> None:
+    drop(cron, "backup")
+    crontab(cron, "*/5 * * * *  true  # resil: name=probe timeout=2m\n")
+    found = examine_cron(cron)
+    assert not found.is_broken and not found.is_unknown, found
+    assert "2 entries" in said(found, Verdict.OK)
+
+
+# ---- what does not run
+
+
+def test_whatever_is_ignored_is_told_with_why_and_the_fix(cron: CronProject) -> None:
+    drop(cron, "backup.sh")
+    drop(cron, "draft", mode=0o644)
+    drop(cron, "README")
+    drop(cron, "typo", "#!/bin/sh\n# resil: timout=5m\ntrue\n")
+    drop(cron, "open", mode=0o777)
+    crontab(cron, "* * * *  true\n0 4 * * *  true > log\n")
+    found = examine_cron(cron)
+    faults = {ignored.place: ignored for ignored in found.ignored if ignored.is_fault}
+    assert found.is_broken
+    assert set(faults) >= {"cron/cron.hourly/backup.sh", "cron/cron.hourly/typo", "cron/cron.hourly/open",
+                           "cron/crontab:1", "cron/crontab:2"}  # fmt: skip
+    assert "timeout" in faults["cron/cron.hourly/typo"].hint
+    assert "chmod" in faults["cron/cron.hourly/open"].hint
+    assert all(fault.reason and fault.hint for fault in faults.values())
+    assert not next(i for i in found.ignored if i.place.endswith("README")).is_fault
+
+
+def test_a_readme_alone_is_no_fault(cron: CronProject) -> None:
+    drop(cron, "README.md", mode=0o644)
+    found = examine_cron(cron)
+    assert found.ignored and not found.is_broken
+
+
+def test_a_schedule_that_never_comes_is_critical() -> None:
+    entry = Entry(name="crontab/x", place="cron/crontab:1", schedule="0 0 30 2 *", kind=Kind.RUN, argv=("true",))
+    try:
+        found = list(judge_times(entry, SETTINGS, None, NOW))
+    except Exception as error:  # the reader refuses it already, so that it stands among what is ignored
+        assert "never" in str(error)
+    else:
+        assert found[0].verdict is Verdict.CRITICAL
+
+
+def test_a_line_that_never_comes_is_told_by_the_doctor(cron: CronProject) -> None:
+    crontab(cron, "0 0 30 2 *  true\n")
+    assert examine_cron(cron).is_broken
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("#!/no/such/interpreter\n", "/no/such/interpreter"),
+        ("#!/usr/bin/env no-such-python\n", "no-such-python"),
+        ("#!/bin/sh\r\ntrue\r\n", "Windows"),
+    ],
+)
+def test_a_script_whose_interpreter_is_not_there_is_critical(cron: CronProject, text: str, what: str) -> None:
+    drop(cron, "backup", text)
+    found = examine_cron(cron)
+    told = said(found, Verdict.CRITICAL) + "\n".join(i.reason for i in found.ignored if i.is_fault)
+    assert found.is_broken and what in told
+
+
+def test_an_interpreter_with_env_and_options_is_found(cron: CronProject) -> None:
+    drop(cron, "backup", "#!/usr/bin/env -S LANG=C sh -e\n")
+    assert "interpreter" not in said(examine_cron(cron), Verdict.CRITICAL)
+
+
+@pytest.mark.parametrize("line", ["no-such-program x", "/no/such/program x", "./notes x"])
+def test_a_line_whose_program_is_not_there_is_critical(cron: CronProject, line: str) -> None:
+    (cron.folder.parent / "notes").write_text("x")
+    crontab(cron, f"0 4 * * *  {line}\n")
+    assert examine_cron(cron).is_broken
+
+
+def test_a_program_that_only_the_person_has_on_the_path_is_missed(cron: CronProject, tmp_path: Path) -> None:
+    """The small PATH of what runs is what counts, not the one of the shell in which it was tried."""
+    crontab(cron, "0 4 * * *  mine\n")
+    found = said(examine_cron(cron), Verdict.CRITICAL)
+    assert "'mine'" in found and "--environment" in found
+
+
+# ---- times
+
+
+def times(schedule: str = "@hourly", kind: Kind = Kind.RUN, settings: CronSettings = SETTINGS,
+          installation: Installation | None = None, **options: object) -> list[str]:  # fmt: skip
+    entry = Entry(name="x", place="", schedule=schedule, kind=kind, argv=("true",), options=EntryOptions(**options))  # type: ignore[arg-type]
+    return [diagnosis.text for diagnosis in judge_times(entry, settings, installation, NOW)]
+
+
+def by_slurm(mode: str) -> Installation:
+    return Installation(driver="slurm", token="0", time=NOW, by="ada", host="h", project="/p", python="/p", mode=mode)
+
+
+def test_a_run_that_may_outlast_its_period_is_told() -> None:
+    assert times(timeout_s=3600.0) == []
+    (text,) = times("*/5 * * * *", timeout_s=600.0)
+    assert "every 5 min" in text and "skipped" in text
+    assert times("*/5 * * * *", timeout_s=600.0, overlap=Overlap.ALLOW) == []
+    assert times("*/5 * * * *", kind=Kind.SUBMIT, timeout_s=600.0) == []
+    assert times("@reboot", timeout_s=600.0) == []
+
+
+def test_a_run_without_a_timeout_can_block_its_entry_for_ever() -> None:
+    (text,) = times(timeout_s=0.0)
+    assert "never runs again" in text
+
+
+def test_a_run_that_may_outlast_the_schedulers_own_job_is_told() -> None:
+    (text,) = times("@daily", timeout_s=7200.0, installation=by_slurm("pulse"))
+    assert "pulse_limit_s" in text
+    assert times("@daily", timeout_s=7200.0, installation=by_slurm("daemon")) == []
+    assert times("@daily", timeout_s=7200.0) == []
+    assert room_s(SETTINGS, None) == (0.0, "")
+
+
+# ---- the past, the scheduler, the mail
+
+
+def test_an_entry_whose_last_run_failed_is_named(cron: CronProject) -> None:
+    drop(cron, "backup")
+    cron.state.record("cron.hourly+backup", RunRecord(name="cron.hourly/backup", slot=int(NOW), time=NOW,
+                                                      outcome=Outcome.TIMEOUT, summary="ended after 1 h"))  # fmt: skip
+    found = said(examine_cron(cron), Verdict.WARNING)
+    assert "timeout: ended after 1 h" in found and "resil cron logs" in found
+
+
+def test_entries_without_a_scheduler_do_not_run(cron: CronProject) -> None:
+    drop(cron, "backup")
+    cron.state.uninstall()
+    (cron.state.path / "heartbeat").unlink()
+    found = examine_cron(cron)
+    assert found.is_broken and "resil cron install" in said(found, Verdict.CRITICAL)
+    (cron.folder / "cron.hourly" / "backup").unlink()
+    assert not examine_cron(cron).is_broken, "where nothing is scheduled, nothing is missed"
+
+
+def test_an_interpreter_that_is_gone_is_critical(cron: CronProject) -> None:
+    before = cron.state.installation()
+    assert before is not None
+    cron.state.uninstall()
+    cron.state.install(Installation.from_json(before.to_json() | {"python": "/old/venv/bin/python"}))
+    assert "/old/venv/bin/python" in said(examine_cron(cron), Verdict.CRITICAL)
+
+
+def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resilience.cron.mail._has_sendmail", lambda: False)
+    crontab(cron, "MAILTO=ada@example.org\n0 4 * * *  true\n")
+    found = said(examine_cron(cron), Verdict.CRITICAL)
+    assert "ada@example.org" in found and "[channel.email]" in found
+    crontab(cron, 'MAILTO=""\n0 4 * * *  true\n')
+    assert "MAILTO" not in said(examine_cron(cron), Verdict.CRITICAL)
+
+
+def test_a_mailto_that_is_no_address_is_critical_before_a_mail_is_lost() -> None:
+    assert wrong_address("ada@example.org, Bob <bob@example.org>,") == ""
+    assert "'not an address'" in wrong_address("ada@example.org, not an address")
+
+
+def test_mailto_with_an_email_channel_is_well(tmp_path: Path, cron: CronProject) -> None:
+    crontab(cron, "MAILTO=ada@example.org\n0 4 * * *  true\n")
+    text = '[run]\nname = "gpt"\ncommand = "x"\n[channel.email]\nhost = "mail.example.org"\nto = ["ada@example.org"]\n'
+    again = open_cron(make_project(tmp_path, settings=text, environ={"PATH": os.environ["PATH"]}, host="login1"))
+    assert "MAILTO" not in said(examine_cron(again), Verdict.CRITICAL)
+
+
+def test_a_state_directory_that_others_may_write_is_critical(cron: CronProject) -> None:
+    cron.state.path.chmod(0o777)
+    found = said(examine_cron(cron), Verdict.CRITICAL)
+    assert "nothing is run from there" in found and "chmod" in found
+
+
+@needs_root
+def test_a_state_directory_that_cannot_be_written_is_critical(cron: CronProject) -> None:
+    """A folder of somebody else's, seen as that other person sees it: in a child that is nobody."""
+    from resilience.system.child import run_apart
+
+    cron.state.path.chmod(0o755)
+    open_the_way(cron.state.path.parent)
+
+    def look() -> str:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        from resilience.doctor.cron import _state_directory
+
+        return json.dumps([(d.verdict.value, d.text) for d in _state_directory(cron)])
+
+    ((_, answer),) = run_apart({0: (look, 30.0)})
+    assert answer.error is None, answer.error
+    assert any(verdict == "CRITICAL" for verdict, _ in json.loads(answer.value))
+
+
+# ---- the environment
+
+
+def test_the_environment_that_is_shown_is_the_one_that_runs_get(cron: CronProject) -> None:
+    found = environment_of(cron)
+    assert found["RESIL_PYTHON"] == sys.executable and found["SHELL"] == "/bin/sh"
+    assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert found["RESIL_CRON_ENTRY"] and found["RESIL_CRON_SLOT"].isdigit()
+
+
+# ---- in one line, for `resil doctor`
+
+
+def test_resil_doctor_has_one_line_on_a_scheduler_that_lives(cron: CronProject) -> None:
+    from resilience.doctor.doctor import examine
+
+    (line,) = [d for d in examine(cron.project).diagnoses if d.topic == "cron"]
+    assert line.verdict is Verdict.OK and "alive: it ticks" in line.text
+
+
+def test_resil_doctor_says_what_could_make_the_ticks_where_nothing_does(cron: CronProject) -> None:
+    cron.state.uninstall()
+    (cron.state.path / "heartbeat").unlink()
+    idle = outlook(cron)
+    assert idle.verdict is Verdict.OK and "fake could" in idle.text and idle.advice == "resil cron install"
+    drop(cron, "backup")
+    meant = outlook(cron)
+    assert meant.verdict is Verdict.WARNING and "1 entry would run" in meant.text

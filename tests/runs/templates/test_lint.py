@@ -1,0 +1,162 @@
+"""What is wrong with a script before it is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resilience.runs.templates.lint import LintFacts, LintFinding, Severity, lint
+
+GOOD = """\
+#!/bin/bash
+#SBATCH --open-mode=append
+#SBATCH --output=logs/%x-%A_%a.out
+trap stop USR1
+python train.py & wait
+"""
+
+
+def findings(script: str = GOOD, facts: LintFacts | None = None, **options: str | None) -> tuple[LintFinding, ...]:
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    return lint(script, named, facts or LintFacts())
+
+
+def messages(severity: Severity, script: str = GOOD, **wishes: Any) -> str:
+    return "\n".join(finding.message for finding in findings(script, **wishes) if finding.severity is severity)
+
+
+def refused(script: str = GOOD, **wishes: Any) -> str:
+    return messages(Severity.REFUSE, script, **wishes)
+
+
+def warned(script: str = GOOD, **wishes: Any) -> str:
+    return messages(Severity.WARN, script, **wishes)
+
+
+def test_a_good_script_gets_no_finding() -> None:
+    assert findings(array="1-10%1", time="20:00:00", signal="B:USR1@300", dependency="afterany:5", requeue=None) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"time": "5", "signal": "B:USR1@250"}, "would be sent as soon as the job begins"),
+        ({"time": "5", "signal": "B:USR1@300"}, "would be sent as soon as the job begins"),
+        ({"time": "5", "signal": "B:USR1"}, ""),
+        ({"time": "2", "signal": "B:USR1"}, "would be sent as soon"),
+        ({"time": "5", "signal": "B:USR1@239"}, ""),
+        ({"time": "UNLIMITED", "signal": "B:USR1@65535"}, ""),
+        ({"signal": "B:USR1@65536"}, "refuses a lead above 65535"),
+        ({"signal": "B:USR1@soon"}, "is no signal"),
+        ({"signal": "X:USR1@60"}, "is no signal"),
+        ({"signal": "@60"}, "is no signal"),
+        ({"time": "soon"}, "is not a SLURM time"),
+        ({"array": ""}, "--array is empty"),
+        ({"array": "1-"}, "--array"),
+        ({"array": "10-1"}, "runs backwards"),
+        ({"array": "1-10%x"}, "--array"),
+        ({"job_name": "a\nb"}, "control character"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, str], words: str) -> None:
+    assert words in refused(**options)
+    assert bool(refused(**options)) == bool(words)
+
+
+def test_an_array_beyond_the_cluster_is_refused_with_the_largest_index() -> None:
+    facts = LintFacts(max_array_size=1001)
+    assert "indices up to 1000" in refused(facts=facts, array="1-1001%1")
+    assert not refused(facts=facts, array="0-1000%1")
+    assert not refused(array="1-100000%1"), "not known: nothing is said"
+
+
+def test_array_0_is_one_task_and_perhaps_not_what_was_meant() -> None:
+    assert "is one task, with index 0" in warned(array="0")
+    assert not warned(array="0-9%1")
+
+
+def test_tasks_that_would_overwrite_each_other_are_noticed() -> None:
+    script = GOOD.replace("%x-%A_%a", "%x")
+    assert "all tasks of the array write to logs/%x.out" in warned(script, array="1-2%1")
+    assert not warned(script, array="1")
+    assert not warned(script, array="1-2", output="%j.out")
+
+
+def test_a_lead_shorter_than_the_measured_save_is_noticed() -> None:
+    facts = LintFacts(measured_save_s=400)
+    assert "a save of this run took 400 s" in warned(facts=facts, time="600", signal="B:USR1@300")
+    assert not warned(facts=facts, time="600", signal="B:USR1@800")
+
+
+@pytest.mark.parametrize(("stop_after_s", "is_told"), [(0, False), (200, True), (300, True), (301, False)])
+def test_stop_after_within_the_lead_is_noticed(stop_after_s: float, is_told: bool) -> None:
+    said = warned(facts=LintFacts(stop_after_s=stop_after_s), signal="B:USR1@300")
+    assert (f"stop_after of {stop_after_s} s is no longer than the lead of 300 s" in said) is is_told
+
+
+def test_a_trap_that_no_signal_reaches_is_noticed() -> None:
+    assert "the trap for USR1 in the script will never run" in warned(signal="USR1@300")
+
+
+def test_a_batch_shell_that_would_die_of_its_signal_is_noticed() -> None:
+    script = GOOD.replace("trap stop USR1\n", "")
+    assert "has no trap for USR1 and would die of it" in warned(script, signal="B:USR1@300")
+    assert not warned(script + "exec python train.py\n", signal="B:USR1@300")
+
+
+def test_directives_after_the_first_command_and_dos_line_ends_are_noticed() -> None:
+    assert "'#SBATCH -N 2' comes after the first command" in warned(GOOD + "#SBATCH -N 2\n")
+    assert "DOS line ends" in refused(GOOD.replace("\n", "\r\n"))
+    assert "does not begin with #!" in refused("echo\n")
+    assert "unmatched" in warned(GOOD.replace("#SBATCH --open", "#SBATCH --comment='x\n#SBATCH --open"))
+
+
+def test_a_requeue_that_empties_the_log_is_noticed() -> None:
+    assert "empties the output file" in warned(GOOD.replace("append", "truncate"), requeue=None)
+
+
+@pytest.mark.parametrize("value", ["87", "87_4", "afterok:5,87"])
+def test_a_dependency_without_type_is_noticed(value: str) -> None:
+    assert "has no type" in warned(dependency=value)
+
+
+@pytest.mark.parametrize("value", ["afterany:87", "afterok:87:88", "singleton", "afterok:1?afterany:2"])
+def test_a_dependency_with_a_type_is_not(value: str) -> None:
+    assert not warned(dependency=value)
+
+
+def test_folders_are_judged_by_what_is_known_of_them() -> None:
+    facts = LintFacts(
+        run="mine",
+        run_dir_owner="yours",
+        state_dir="/tmp/resil",
+        state_dir_is_node_local=True,
+        missing_directories=("/logs",),
+    )
+    assert "already belongs to the run 'yours'" in refused(facts=facts)
+    assert "/logs for the output does not exist" in refused(facts=facts)
+    assert "other nodes see another" in warned(facts=facts)
+    assert not findings(facts=LintFacts(run="mine", run_dir_owner="mine"))
+
+
+def test_variables_that_override_silently_are_named() -> None:
+    facts = LintFacts(sbatch_environment=("SBATCH_OPEN_MODE", "SBATCH_QOS", "SBATCH_TIMELIMIT", "SBATCH_NOT_ONE"))
+    found = warned(facts=facts).splitlines()
+    assert found == [
+        "SBATCH_OPEN_MODE is set in your environment and wins over the script's own --open-mode",
+        "SBATCH_QOS is set in your environment and adds --qos",
+        "SBATCH_TIMELIMIT is set in your environment and adds --time",
+    ]
+    assert not warned(facts=LintFacts(sbatch_environment=("SBATCH_TIMELIMIT",)), time="5"), "the command line wins"
+
+
+def test_the_command_line_wins_over_the_directives() -> None:
+    script = GOOD.replace("#SBATCH --open", "#SBATCH --time=5 --signal=B:USR1@280\n#SBATCH --open")
+    assert refused(script)
+    assert not refused(script, time="60")
+
+
+def test_the_worst_comes_first() -> None:
+    severities = [finding.severity for finding in findings(array="0", time="soon", dependency="5")]
+    assert severities == [Severity.REFUSE, Severity.WARN, Severity.WARN]

@@ -1,0 +1,186 @@
+"""`resil init` asks nothing, keeps what is there, and writes what `resil config check` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.doctor.settings import check_settings
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.runs.init import compose_settings, init
+from resilience.runs.project import Project
+from resilience.settings.load import FILE_NAME, load
+from resilience.settings.sections import Settings
+from resilience.system.shipped import shipped_folder
+from tests.fakes import make_world
+
+
+def settings_of(folder: Path, text: str) -> Settings:
+    """What the text means, after the same check that `resil config check` makes."""
+    (folder / FILE_NAME).write_text(text)
+    world = make_world(folder)
+    project = Project(world, load(world))
+    check_settings(project)
+    return project.loaded.settings
+
+
+def script(*directives: str) -> str:
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {directive}\n" for directive in directives) + "python train.py\n"
+
+
+def test_a_new_project_gets_settings_that_can_be_used_and_the_cron_folder(tmp_path: Path) -> None:
+    done = init(folder=tmp_path / "gpt", source=None, force=False)
+    shipped = {path.relative_to(shipped_folder("cron")) for path in shipped_folder("cron").rglob("*") if path.is_file()}
+    written = {path.relative_to(tmp_path / "gpt") for path in done.written}
+    assert written == {Path(FILE_NAME)} | {Path("cron") / path for path in shipped}
+    assert done.kept == ()
+    settings = settings_of(tmp_path, (tmp_path / "gpt" / FILE_NAME).read_text())
+    assert (settings.run.name, settings.submit.array, settings.submit.signal_lead_s) == ("gpt", "10", 300.0)
+    assert settings.sbatch == {"time": "20:00:00"}
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    init(folder=tmp_path, source=None, force=False)
+    (tmp_path / FILE_NAME).write_text("# mine\n")
+    (tmp_path / "cron" / "crontab").write_text("# mine too\n")
+    with pytest.raises(UsageError, match="exists already") as caught:
+        init(folder=tmp_path, source=None, force=False)
+    assert "--force" in caught.value.hint
+    assert (tmp_path / FILE_NAME).read_text() == "# mine\n"
+    done = init(folder=tmp_path, source=None, force=True)
+    assert (tmp_path / FILE_NAME).read_text() != "# mine\n"
+    assert (tmp_path / "cron" / "crontab").read_text() == "# mine too\n" and tmp_path / "cron" / "crontab" in done.kept
+
+
+def test_a_link_that_leads_nowhere_is_something_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).symlink_to("gone")
+    with pytest.raises(UsageError, match="exists already"):
+        init(folder=tmp_path, source=None, force=False)
+
+
+def test_programs_of_the_cron_folder_stay_programs(tmp_path: Path) -> None:
+    init(folder=tmp_path, source=None, force=False)
+    modes = {}
+    for path in (path for path in shipped_folder("cron").rglob("*") if path.is_file()):
+        copy = tmp_path / "cron" / path.relative_to(shipped_folder("cron"))
+        modes[copy.name] = copy.stat().st_mode & 0o777
+        assert modes[copy.name] == path.stat().st_mode & 0o777, "the checkout has them right, too"
+    assert (modes["watch-fs"], modes["watch-fs.slurm"], modes["crontab"]) == (0o755, 0o644, 0o644)
+
+
+def test_programs_are_programs_though_the_installation_lost_their_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What unpacks a wheel sets modes as it likes; zipfile.extractall and some installers set none."""
+    shipped = tmp_path / "shipped"
+    (shipped / "cron.hourly").mkdir(parents=True)
+    for name, mode in {"look": 0o600, "look.slurm": 0o755, "notes": 0o755}.items():
+        (shipped / "cron.hourly" / name).write_text("#!/bin/sh\n" if name != "notes" else "read me\n")
+        (shipped / "cron.hourly" / name).chmod(mode)
+    monkeypatch.setattr("resilience.runs.init.shipped_folder", lambda kind: shipped)
+    init(folder=tmp_path / "new", source=None, force=False)
+    copies = (tmp_path / "new" / "cron" / "cron.hourly").iterdir()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in copies}
+    assert modes == {"look": 0o755, "look.slurm": 0o644, "notes": 0o644}
+
+
+def test_the_examples_under_cron_can_be_used_as_they_stand(tmp_path: Path) -> None:
+    """Every line of [cron] that is commented out means what it says once the `#` is gone."""
+    head, _, table = compose_settings("x", "")[0].partition("[cron]\n")
+    lines = table.partition("\n\n")[0].splitlines()
+    examples = [line.removeprefix("# ") for line in lines if " = " in line]
+    cron = settings_of(tmp_path, f"{head}[cron]\n" + "\n".join(examples) + "\n").cron_settings
+    assert (cron.backend, cron.revive, cron.digest_at) == ("auto", True, "08:00")
+    assert cron.sbatch == {"partition": "cpu", "account": "project-123"} and cron.ping_url_file
+
+
+@pytest.mark.parametrize("name", ["my project", "été", "...", "a'b\"c", "x" * 150, "ａ"])
+def test_a_folder_of_any_name_gives_a_run_of_a_name_that_is_one(tmp_path: Path, name: str) -> None:
+    init(folder=tmp_path / name, source=None, force=False)
+    settings_of(tmp_path, (tmp_path / name / FILE_NAME).read_text())
+
+
+def test_a_script_that_is_none_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "crlf.sh").write_bytes(b"#!/bin/bash\r\n")
+    for name in ("crlf.sh", "none.sh"):
+        with pytest.raises(UsageError):
+            init(folder=tmp_path / "new", source=tmp_path / name, force=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_the_folders_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirectoryError):
+        init(folder=tmp_path / "file" / "x", source=None, force=False)
+
+
+# ---- what is taken over from a script -----------------------------------------------------------------------------
+
+
+def test_long_and_short_directives_are_taken_over(tmp_path: Path) -> None:
+    text, notes = compose_settings(
+        "folder",
+        script("-J llama -p gpu -N4", "--gpus-per-node=8", "-t 1-12:00:00", "--exclusive", "--array=1-20%1",
+               "--signal=B:USR2@120", "-o out.txt", "--mail-user='a b'"),
+    )  # fmt: skip
+    settings = settings_of(tmp_path, text)
+    assert (settings.run.name, settings.submit.array, settings.submit.signal_lead_s) == ("llama", "1-20%1", 120.0)
+    assert settings.sbatch == {
+        "partition": "gpu", "nodes": "4", "gpus-per-node": "8", "time": "1-12:00:00", "exclusive": True,
+        "mail-user": "a b",
+    }  # fmt: skip
+    assert any("output" in note for note in notes)
+
+
+TAKEN: list[tuple[str, str, Any]] = [
+    ("--array=5", "array", "1"),
+    ("--array=0-9:3%2", "array", "0-9:3%2"),
+    ("--array=abc", "array", "10"),
+    ("--array=0", "array", "1"),
+    ("--signal=USR1@90", "signal_lead_s", 90.0),
+    ("--signal=USR1", "signal_lead_s", 300.0),
+    ("--signal=B:USR1@70000", "signal_lead_s", 300.0),
+    ("--signal=B:USR1@\u00b2", "signal_lead_s", 300.0),
+]
+
+
+@pytest.mark.parametrize(("directive", "name", "value"), TAKEN)
+def test_what_resil_says_in_its_own_way_is_translated(tmp_path: Path, directive: str, name: str, value: Any) -> None:
+    """A script's `--array=5` is one task; in resil.toml `array = "5"` would be five."""
+    settings = settings_of(tmp_path, compose_settings("x", script(directive))[0])
+    assert getattr(settings.submit, name) == value
+
+
+HOSTILE = [
+    "--job-name='my $(reboot) job'", "--job-name=", "-J ../../etc", '--comment="x\ny"', "--time=soon", "--time=",
+    "--wrap='rm -rf /'", "--a.b=1", "'--x y=1'", '--"quo\\"te"=1', "--=1", "--partition", "--partition='a\"b\\\\c'",
+    "--x='[table]'", "--x='\x07bell'", "--é=1", "--mail-user=\udcff", "--x={run}", "--wait", "--test-only", "---",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("directive", HOSTILE)
+def test_a_hostile_directive_never_breaks_the_settings(tmp_path: Path, directive: str) -> None:
+    text, notes = compose_settings("x", script("--nodes=2", directive))
+    assert settings_of(tmp_path, text.encode("utf-8", "replace").decode()).sbatch["nodes"] == "2"
+    assert all("\n" not in note for note in notes)
+
+
+@hypothesis.settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=4))
+def test_whatever_a_script_says_the_settings_can_be_used(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("x")
+    settings_of(folder, compose_settings("x", script(*[f"--{line}" for line in lines], *lines))[0])
+
+
+def test_a_bad_directive_is_left_out_with_a_note() -> None:
+    text, notes = compose_settings("x", script("--time=soon", "--a.b=1"))
+    assert "soon" not in text and "a.b" not in text
+    assert any("'time' was left out: 'soon' is not a SLURM time" in note for note in notes)
+    assert any("'a.b' was left out" in note for note in notes)

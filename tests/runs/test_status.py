@@ -1,0 +1,241 @@
+"""`resil status` folds arrays, says what is next and what was lost, and never takes silence for death."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience import layout
+from resilience.errors import StateDirectoryError, UsageError
+from resilience.job import Job, JobId, JobState
+from resilience.runs.attempt import Attempt, AttemptEnd
+from resilience.runs.project import Project
+from resilience.runs.queue_memory import QueueAnswer
+from resilience.runs.status import RunStatus, mark_lost, run_statuses
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from resilience.submission import make_comment
+from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+
+OURS = make_comment("gpt", "aa")
+
+
+def add_run(project: Project, run: str = "gpt", token: str = "aa", scheduler: str = "fake") -> Path:
+    """A run that was submitted once, as job 7."""
+    directory = project.directory(run)
+    directory.create("[run]\n")
+    record_intent(directory, Intent(token, scheduler, "", (), NOW, by=ME))
+    record_result(directory, token, Outcome.SUBMITTED, NOW, job_id=JobId(7))
+    return directory.path
+
+
+def look(project: Project, **options: Any) -> RunStatus:
+    (status,) = run_statuses(project, project.runs(), **options)
+    return status
+
+
+def shown(*jobs: Job, tmp_path: Path) -> RunStatus:
+    project = make_project(tmp_path, FakeScheduler(records=list(jobs)))
+    add_run(project)
+    return look(project, fresh=True)
+
+
+def test_ten_thousand_jobs_fold_to_their_arrays(tmp_path: Path) -> None:
+    jobs = [a_job(1000 + number // 10, task=number % 10, comment=OURS) for number in range(10_000)]
+    project = make_project(tmp_path, FakeScheduler(records=jobs))
+    add_run(project)
+    status = look(project)
+    assert (len(status.rows), sum(row.counts["RUNNING"] for row in status.rows)) == (1000, 10_000)
+
+
+# ---- one run ------------------------------------------------------------------------------------------------------
+
+HEADLINES: list[tuple[str, list[Job]]] = [
+    ("running", [a_job(7, comment=OURS), a_job(8, JobState.PENDING, comment=OURS)]),
+    ("running", [a_job(7, JobState.COMPLETING, comment=OURS)]),
+    ("queued", [a_job(7, JobState.PENDING, comment=OURS), a_job(6, JobState.FAILED, comment=OURS)]),
+    ("not queued", [a_job(7, JobState.COMPLETED, comment=OURS)]),
+    ("not queued", [a_job(9, comment=make_comment("gpt", "of-another-project"))]),
+    ("not queued", []),
+]
+
+
+@pytest.mark.parametrize(("headline", "jobs"), HEADLINES)
+def test_the_headline_says_it_in_a_word(tmp_path: Path, headline: str, jobs: list[Job]) -> None:
+    assert shown(*jobs, tmp_path=tmp_path).headline == headline
+
+
+def test_a_finished_run_is_finished_whatever_burns_through_the_queue(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler(records=[a_job(7, comment=OURS)]))
+    (add_run(project) / layout.FINISHED).touch()
+    status = look(project)
+    assert (status.headline, status.finished) == ("finished", True)
+
+
+def test_next_in_line_is_the_first_that_waits_and_how_many_wait(tmp_path: Path) -> None:
+    array = a_job(7, JobState.PENDING, tasks="4-10%1", task_count=7, comment=OURS)
+    assert shown(array, tmp_path=tmp_path).next_in_line == "7_[4-10%1] (7 jobs waiting)"
+    chain = [a_job(number, JobState.PENDING, comment=OURS) for number in (9, 8)]
+    assert shown(*chain, tmp_path=tmp_path).next_in_line == "8 (2 jobs waiting)"
+    assert shown(chain[0], tmp_path=tmp_path).next_in_line == "9 (1 job waiting)"
+    assert shown(a_job(7, comment=OURS), tmp_path=tmp_path).next_in_line == ""
+
+
+def test_what_a_dead_node_took_is_said(tmp_path: Path) -> None:
+    project = make_project(
+        tmp_path,
+        FakeScheduler(
+            records=[
+                a_job(7, JobState.NODE_FAIL, task=1, nodes="n3", comment=OURS),
+                a_job(8, JobState.PENDING, reason="NodeDown", comment=OURS),
+            ]
+        ),
+    )
+    attempts = add_run(project) / layout.ATTEMPTS
+    for number in (1, 2, 3):
+        (attempts / f"{number:04d}").write_text(f'job_id = 7\nlabel = "7_{number}"\nhost = "n{number}"\nstart = 1.0\n')
+        (attempts / f"{number:04d}.end").write_text(f'end = "{"lost" if number < 3 else "exited"}"\ntime = 2.0\n')
+    assert look(project).lost == (
+        "job 7_1 was lost with its node n3",
+        "job 8 was lost with its node",
+        "attempt 2 (job 7_2 on n2) never said how it ended",
+    )
+
+
+def test_switches_steps_and_attempts_are_part_of_it(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    path = add_run(project)
+    (path / "switches" / "kill").write_text('why = "NaN"\n')
+    (path / "beats" / "7.n1").write_text("step = 5\n")
+    (path / "attempts" / "0001").write_text('job_id = 7\nlabel = "7_1"\nstart = 1.0\n')
+    status = look(project)
+    assert ([switch.why for switch in status.switches], status.step) == (["NaN"], 5)
+    assert [attempt.label for attempt in status.attempts] == ["7_1"]
+
+
+# ---- not knowing --------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_scheduler_shows_what_was_seen_with_its_age_and_says_unknown(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fake = FakeScheduler(records=[a_job(7, comment=OURS)])
+    project = make_project(tmp_path, fake, clock=clock)
+    add_run(project)
+    assert look(project).headline == "running"
+    fake.trouble = DOWN
+    clock.time += 300
+    status = look(project)
+    assert (status.headline, status.age_s, [row.job for row in status.rows]) == ("unknown", 300.0, ["7"])
+    assert DOWN.message in status.trouble
+
+
+def test_an_old_answer_without_jobs_does_not_make_a_run_dead(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fake = FakeScheduler()
+    project = make_project(tmp_path, fake, clock=clock)
+    add_run(project)
+    assert look(project).headline == "not queued"
+    fake.trouble = DOWN
+    clock.time += 300
+    assert look(project).headline == "unknown"
+
+
+def test_a_scheduler_that_never_answered_leaves_everything_unknown(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler(trouble=DOWN))
+    add_run(project)
+    status = look(project)
+    assert (status.headline, status.rows, status.next_in_line) == ("unknown", (), "")
+
+
+def test_the_answer_is_remembered_for_all_runs_and_fresh_asks_again(tmp_path: Path) -> None:
+    fake = FakeScheduler()
+    project = make_project(tmp_path, fake)
+    for name in ("gpt", "llama", "mixtral"):
+        add_run(project, name, token=name)
+    assert len(run_statuses(project, project.runs())) == 3
+    run_statuses(project, project.runs())
+    assert fake.calls == ["jobs"]
+    run_statuses(project, project.runs(), fresh=True)
+    assert fake.calls == ["jobs", "jobs"]
+
+
+def test_without_any_run_nobody_is_asked(tmp_path: Path) -> None:
+    fake = FakeScheduler(trouble=DOWN)
+    project = make_project(tmp_path, fake)
+    assert run_statuses(project, project.runs()) == () and fake.calls == []
+
+
+# ---- one bad run hides no other -----------------------------------------------------------------------------------
+
+
+def test_a_run_whose_journal_names_a_scheduler_that_is_not_here_is_unknown_beside_the_others(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler(records=[a_job(7, comment=OURS)]))
+    add_run(project)
+    add_run(project, "llama", scheduler="pbs")
+    add_run(project, "mixtral", scheduler="../../x")
+    found = {status.run: status for status in run_statuses(project, project.runs())}
+    assert {run: status.headline for run, status in found.items()} == {
+        "gpt": "running", "llama": "unknown", "mixtral": "unknown"
+    }  # fmt: skip
+    assert "'pbs'" in found["llama"].trouble
+
+
+def test_a_scheduler_that_the_person_named_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    project.directory("gpt").create("")
+    project._clients.clear()
+    with pytest.raises(UsageError, match="'fake'"):
+        look(project)
+
+
+def test_a_run_that_cannot_be_read_is_told_beside_the_others(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler(records=[a_job(7, comment=OURS)]))
+    add_run(project)
+    journal = add_run(project, "llama", token="bb") / layout.SUBMISSIONS
+    journal.unlink()
+    journal.mkdir()
+    found = {status.run: status for status in run_statuses(project, project.runs())}
+    assert (found["gpt"].headline, found["llama"].headline) == ("running", "unreadable")
+    assert "Is a directory" in found["llama"].unreadable
+    with pytest.raises(StateDirectoryError, match="Is a directory"):
+        run_statuses(project, [project.directory("llama")])
+
+
+def test_odd_things_in_a_runs_folder_are_no_obstacle(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler(records=[a_job(7, comment=OURS)]))
+    path = add_run(project)
+    for folder in ("switches/kill", "beats/x", "logs/y"):
+        os.mkfifo(path / folder)
+    (path / "attempts" / "0001").write_bytes(b"\xff\0 torn")
+    (path / layout.SUBMISSIONS).write_bytes((path / layout.SUBMISSIONS).read_bytes() + b'\xff{"torn')
+    status = look(project)
+    assert (status.headline, status.attempts) == ("running", ())
+    assert [switch.honoured for switch in status.switches] in ([], [False])
+
+
+# ---- lost attempts ------------------------------------------------------------------------------------------------
+
+BEGUN = Attempt(1, job_id=7, label="7", restart=0, host="n1", pid=1, start_time=NOW - 100)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "jobs", "answer", "end"),
+    [
+        pytest.param(BEGUN, [], QueueAnswer(()), AttemptEnd.LOST, id="no end, no process: lost"),
+        pytest.param(BEGUN, [a_job(7)], QueueAnswer(()), None, id="its job runs"),
+        pytest.param(BEGUN, [a_job(7, JobState.COMPLETING)], QueueAnswer(()), None, id="its job is still ending"),
+        pytest.param(BEGUN, [a_job(7, JobState.PENDING)], QueueAnswer(()), AttemptEnd.LOST, id="its job was requeued"),
+        pytest.param(BEGUN, [], QueueAnswer((), trouble="hung"), None, id="the scheduler did not answer"),
+        pytest.param(BEGUN, [], QueueAnswer((), is_known=False), None, id="nobody ever answered"),
+        pytest.param(replace(BEGUN, start_time=NOW - 8), [], QueueAnswer((), age_s=9), None, id="begun after the look"),
+        pytest.param(replace(BEGUN, end=AttemptEnd.EXITED), [], QueueAnswer(()), AttemptEnd.EXITED, id="it said so"),
+    ],
+)
+def test_an_attempt_is_lost_only_when_an_answer_proves_it(
+    attempt: Attempt, jobs: list[Job], answer: QueueAnswer, end: AttemptEnd | None
+) -> None:
+    (marked,) = mark_lost([attempt], jobs, answer, NOW)
+    assert marked.end is end

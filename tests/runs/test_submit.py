@@ -1,0 +1,475 @@
+"""A submit queues exactly once what was asked for, or nothing, and then it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience import layout
+from resilience.errors import (
+    ResilError,
+    RunAlive,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    SubmissionUncertain,
+    UsageError,
+)
+from resilience.job import Job, JobId, JobState
+from resilience.runs import submit
+from resilience.runs.living_jobs import resolve_after
+from resilience.runs.project import Project
+from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
+from resilience.runs.submit_plan import SubmitRequest
+from resilience.runs.switches import throw_switch
+from resilience.submission import Submission, make_comment
+from resilience.switch import Switch
+from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+
+REFUSED = SchedulerError("Invalid partition name specified", hint="see: sinfo")
+
+
+@pytest.fixture
+def fake() -> FakeScheduler:
+    return FakeScheduler()
+
+
+@pytest.fixture
+def project(tmp_path: Path, fake: FakeScheduler) -> Project:
+    return make_project(tmp_path, fake)
+
+
+def go(project: Project, said: list[str] | None = None, **asked: Any) -> submit.SubmitResult:
+    request = SubmitRequest(run=asked.pop("run", "gpt"), **asked)
+    prepared = submit.prepare(project, request)
+    return submit.perform(project, request, prepared, (said if said is not None else []).append)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below, with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def outcomes(project: Project, run: str = "gpt") -> list[tuple[Outcome, JobId | None]]:
+    return [(intent.outcome, intent.job_id) for intent in read_intents(project.directory(run))]
+
+
+# ---- what is queued -----------------------------------------------------------------------------------------------
+
+
+def test_one_job_is_queued_and_its_intent_was_journalled_before(project: Project, fake: FakeScheduler) -> None:
+    seen: list[Outcome] = []
+    fake.at_submit = lambda _: seen.extend(outcome for outcome, _ in outcomes(project))
+
+    result = go(project, array="10")
+
+    assert seen == [Outcome.OPEN], "the journal knew of it before the scheduler did"
+    assert result.ids == (JobId(101),)
+    assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
+    (submission,) = fake.submissions
+    assert submission.options == {"array": "1-10%1"}
+    assert submission.comment == f"resil:gpt:{submission.token}"
+    assert Path(submission.script) == project.directory("gpt").path / layout.SCRIPTS / f"{submission.token}.sbatch"
+    assert "python train.py" in fake.scripts[0]
+    assert read_intents(project.directory("gpt"))[0].argv[0] == "fake-sbatch"
+
+
+def test_an_own_script_is_queued_unchanged_from_where_it_was_typed(project: Project, fake: FakeScheduler) -> None:
+    own = project.world.cwd / "mine.sbatch"
+    own.write_text("#!/bin/bash\n#SBATCH --time=60\ntrue\n")
+    go(project, script=Path("mine.sbatch"), script_args=("--lr", "1"), array="2")
+    (submission,) = fake.submissions
+    assert (submission.script, submission.script_args, submission.directory) == (
+        str(own), ("--lr", "1"), str(project.world.cwd)
+    )  # fmt: skip
+    assert submission.environment["RESIL_RUN_DIR"] == str(project.directory("gpt").path)
+    assert not list((project.directory("gpt").path / layout.SCRIPTS).iterdir())
+
+
+def test_each_link_of_a_chain_waits_for_the_one_before(project: Project, fake: FakeScheduler) -> None:
+    said: list[str] = []
+    result = go(project, said, chain=3, dependency="7")
+    assert [submission.options.get("dependency") for submission in fake.submissions] == [
+        "afterany:7", "afterany:101", "afterany:102"
+    ]  # fmt: skip
+    assert result.ids == (JobId(101), JobId(102), JobId(103))
+    assert len({submission.token for submission in fake.submissions}) == 3
+    assert said == [f"queued {n} of 3: job {100 + n}" for n in (1, 2, 3)]
+
+
+def test_a_chain_that_breaks_in_the_middle_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
+    fake.refusals[3] = REFUSED
+    with pytest.raises(SchedulerError) as caught:
+        go(project, chain=5)
+    assert caught.value.hint == "already queued: 101, 102 (resil cancel gpt removes them). see: sinfo"
+    assert [outcome for outcome, _ in outcomes(project)] == [Outcome.SUBMITTED, Outcome.SUBMITTED, Outcome.REFUSED]
+    assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 2
+
+
+def test_what_the_scheduler_says_besides_is_passed_on_once(project: Project, fake: FakeScheduler) -> None:
+    fake.notes = ("your project is nearly out of hours",)
+    assert go(project, chain=2).notes == ("your project is nearly out of hours",)
+
+
+def test_the_exact_commands_can_be_seen_before(project: Project) -> None:
+    prepared = submit.prepare(project, SubmitRequest(run="gpt", chain=2, time="5", signal="B:USR1@60"))
+    first, second = submit.command_lines(project, prepared)
+    assert first.startswith("fake-sbatch --time=5 --signal=B:USR1@60 ")
+    assert "--dependency=afterany:<job before> " in second
+    assert not project.loaded.state_dir.exists()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, fake: FakeScheduler, own: bool) -> None:
+    (project.world.cwd / "mine.sbatch").write_text("#!/bin/bash\n")
+    request = SubmitRequest(run="gpt", script=Path("mine.sbatch") if own else None)
+    assert submit.test_only(project, submit.prepare(project, request), request) == "it would start now"
+    assert fake.scripts[0].startswith("#!")
+    assert fake.calls == ["test"] and not project.loaded.state_dir.exists()
+
+
+# ---- a refusal leaves nothing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [REFUSED, UsageError("sbatch has no option --arary"), DOWN], ids=repr)
+def test_a_refusal_leaves_no_script_and_no_fresh_run(project: Project, fake: FakeScheduler, error: ResilError) -> None:
+    fake.refusals[1] = error
+    with pytest.raises(type(error)):
+        go(project)
+    assert not project.loaded.state_dir.exists(), "not even the folder above, which was not there before"
+
+
+@pytest.mark.parametrize("error", [REFUSED, UsageError("sbatch has no option --arary")], ids=repr)
+def test_a_refusal_leaves_an_existing_run_as_it_was(project: Project, fake: FakeScheduler, error: ResilError) -> None:
+    directory = project.directory("gpt")
+    directory.create("# of the last submit\n")
+    before = tree(directory.path)
+    fake.refusals[1] = error
+    with pytest.raises(type(error)):
+        go(project)
+    after = tree(directory.path)
+    assert outcomes(project) == [(Outcome.REFUSED, None)]
+    assert after.pop(layout.SUBMISSIONS)
+    assert after == before
+    go(project)  # and the next one is not kept waiting by it
+
+
+def test_a_refusal_spares_a_persons_own_files_in_a_folder_of_the_runs_name(tmp_path: Path, fake: FakeScheduler) -> None:
+    project = make_project(tmp_path, fake, '[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "."\n')
+    precious = project.directory("gpt").path / "checkpoints" / "step-1000.pt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("weeks of work")
+    fake.refusals[1] = REFUSED
+    with pytest.raises(SchedulerError):
+        go(project)
+    assert tree(project.directory("gpt").path) == {"checkpoints/step-1000.pt": b"weeks of work"}
+    assert [path.name for path in project.directory("gpt").path.iterdir()] == ["checkpoints"]
+
+
+def test_a_refusal_spares_what_another_submit_began_meanwhile(project: Project, fake: FakeScheduler) -> None:
+    def another(_: object) -> None:
+        record_intent(project.directory("gpt"), Intent("other", "fake", "", (), NOW, by="bob"))
+
+    fake.at_submit = another
+    fake.refusals[1] = REFUSED
+    with pytest.raises(SchedulerError):
+        go(project)
+    assert "other" in [intent.token for intent in read_intents(project.directory("gpt"))]
+
+
+def test_bad_input_is_refused_before_anything_is_written(project: Project, fake: FakeScheduler) -> None:
+    for asked in ({"run": "../x"}, {"run": "a\nb"}, {"run": ""}, {"array": "0"}, {"script": Path("none.sh")},
+                  {"template": "nope"}, {"time": "5", "signal": "B:USR1@600"}):  # fmt: skip
+        with pytest.raises(UsageError):
+            go(project, **asked)
+    assert not project.loaded.state_dir.exists() and fake.calls == []
+
+
+def test_all_that_the_lint_refuses_is_told_at_once(project: Project) -> None:
+    own = project.world.cwd / "mine.sbatch"
+    own.write_text("#!/bin/bash\n#SBATCH --output=/nowhere/at/all/x.out\n#SBATCH --time=soon\n")
+    with pytest.raises(UsageError) as caught:
+        submit.prepare(project, SubmitRequest(run="gpt", script=own))
+    assert "'soon' is not a SLURM time" in caught.value.message
+    assert "also: the folder /nowhere/at/all" in caught.value.message
+
+
+# ---- the answer that did not come ---------------------------------------------------------------------------------
+
+
+def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
+    project: Project, fake: FakeScheduler
+) -> None:
+    fake.uncertain.add(1)
+    with pytest.raises(SubmissionUncertain) as caught:
+        go(project)
+    assert caught.value.exit_code == 75
+    assert outcomes(project) == [(Outcome.UNCERTAIN, None)]
+    assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 1
+
+    said: list[str] = []
+    with pytest.raises(RunAlive, match="alive already: job 101"):
+        go(project, said)
+    assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
+    assert said == ["a submit whose end was not journalled did queue job 101"]
+    assert len(fake.records) == 1, "exactly one job per intent"
+
+
+def test_an_uncertain_link_of_a_chain_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
+    fake.uncertain.add(2)
+    with pytest.raises(SubmissionUncertain, match="did not answer") as caught:
+        go(project, chain=3)
+    assert "already queued: 101" in caught.value.hint
+
+
+def test_ctrl_c_in_the_middle_leaves_the_intent_for_the_next_submit(project: Project, fake: FakeScheduler) -> None:
+    fake.refusals[1] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        go(project)
+    assert outcomes(project) == [(Outcome.OPEN, None)]
+
+
+# ---- the journal and the disk -------------------------------------------------------------------------------------
+
+
+def test_without_a_journal_nothing_is_sent(project: Project, fake: FakeScheduler) -> None:
+    directory = project.directory("gpt")
+    directory.create("# before\n")
+    (directory.path / layout.SUBMISSIONS).mkdir()
+    with pytest.raises(StateDirectoryError):
+        go(project)
+    assert fake.submissions == []
+    (directory.path / layout.SUBMISSIONS).rmdir()
+    assert tree(directory.path) == {layout.RUN_FILE: b"# before\n"}
+
+
+def test_a_job_whose_result_cannot_be_journalled_is_still_told_and_its_run_is_kept(
+    project: Project, fake: FakeScheduler
+) -> None:
+    """The disk fills up between the intent and the result: the job is queued, and lives in this folder."""
+    journal = project.directory("gpt").path / layout.SUBMISSIONS
+
+    def fill_up(_: object) -> None:
+        journal.rename(journal.with_suffix(".moved"))
+        journal.mkdir()
+
+    fake.at_submit = fill_up
+    result = go(project)
+    assert result.ids == (JobId(101),)
+    assert "job 101 is queued, but cannot write" in result.notes[0] and "by its token" in result.notes[0]
+    journal.rmdir()
+    journal.with_suffix(".moved").rename(journal)
+    with pytest.raises(RunAlive, match="job 101"):
+        go(project)
+    assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
+
+
+@needs_root
+def test_an_unwritable_state_directory_is_named_and_nothing_is_sent(tmp_path: Path, fake: FakeScheduler) -> None:
+    open_the_way(tmp_path / "x")
+    project = make_project(tmp_path, fake)
+    request = SubmitRequest(run="gpt")
+    prepared = submit.prepare(project, request)  # as root: nobody may not be able to read the templates of this clone
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
+        submit.perform(project, request, prepared)
+    assert "state_dir" in caught.value.hint
+    assert fake.calls == [] and not project.loaded.state_dir.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root (sudo make test)")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("free_kib", [0, 4, 8, 24, 48])
+def test_a_full_disk_leaves_nothing_wherever_it_fills_up(
+    tmp_path: Path, small_disk: Path, fake: FakeScheduler, free_kib: int, existing: bool
+) -> None:
+    project = make_project(tmp_path, fake, f'[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "{small_disk}"\n')
+    if existing:
+        project.directory("gpt").create("# before\n")
+    with open(small_disk / "ballast", "wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(b"x" * 4096)
+            except OSError:
+                break
+    os.truncate(small_disk / "ballast", max(0, (small_disk / "ballast").stat().st_size - free_kib * 1024))
+    before = tree(small_disk)
+    try:
+        go(project)
+    except StateDirectoryError as error:
+        assert error.exit_code == 75 and "free some space" in error.hint
+        assert fake.submissions == []
+        after = tree(small_disk)
+        after.pop("gpt/submissions.jsonl", None)  # a part of a line; the next writer closes it off
+        assert after == before
+    else:
+        assert free_kib >= 24 and outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
+
+
+# ---- whether the run may be queued --------------------------------------------------------------------------------
+
+
+def test_a_living_run_is_refused_and_force_goes_beside_it(project: Project, fake: FakeScheduler) -> None:
+    go(project)
+    with pytest.raises(RunAlive) as caught:
+        go(project)
+    assert "--after auto" in caught.value.hint
+    assert go(project, force=True).ids == (JobId(102),)
+
+
+def test_another_projects_run_of_the_same_name_is_in_nobodys_way(project: Project, fake: FakeScheduler) -> None:
+    project.directory("gpt").create("")
+    record_intent(project.directory("gpt"), Intent("old", "fake", "", (), 0.0, by="alice"))
+    record_result(project.directory("gpt"), "old", Outcome.SUBMITTED, 0.0, job_id=JobId(3))
+    fake.records.append(a_job(9, comment=make_comment("gpt", "of-another-project")))
+    assert go(project).ids == (JobId(101),)
+
+
+def test_a_living_run_cannot_be_judged_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler) -> None:
+    go(project)
+    fake.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable) as caught:
+        go(project)
+    assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message", "hint"),
+    [
+        (
+            "switches/kill",
+            'why = "loss is NaN"\n',
+            "has a kill switch, thrown by .* \\(loss is NaN\\)",
+            "resil clear gpt",
+        ),
+        ("finished", "", "is finished", "--run NAME"),
+    ],
+)
+def test_a_killed_or_finished_run_is_refused_with_the_way_back(
+    project: Project, fake: FakeScheduler, file: str, content: str, message: str, hint: str
+) -> None:
+    project.directory("gpt").create("")
+    (project.directory("gpt").path / file).write_text(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        go(project)
+    assert hint in caught.value.hint
+    assert fake.submissions == []
+    assert go(project, force=True).ids
+
+
+def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Project) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    throw_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
+    with pytest.raises(UsageError, match=f"thrown by {ME} 3 days ago \\(loss is NaN\\)"):
+        go(project)
+    said: list[str] = []
+    assert go(project, said, force=True).ids
+    assert any("thrown by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
+
+
+def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: Project) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    (directory.path / "switches" / "kill").symlink_to("/nowhere")
+    said: list[str] = []
+    assert go(project, said).ids
+    assert any("kill switch that is not obeyed" in line and "symbolic link" in line for line in said)
+
+
+@needs_root
+def test_a_switch_that_the_run_would_not_obey_keeps_nobody_from_submitting(
+    project: Project, fake: FakeScheduler
+) -> None:
+    project.directory("gpt").create("")
+    switch = project.directory("gpt").path / "switches" / "kill"
+    switch.touch()
+    os.chown(switch, NOBODY, NOBODY)
+    assert go(project).ids
+
+
+# ---- behind which job ---------------------------------------------------------------------------------------------
+
+
+def test_after_auto_is_the_newest_living_job_of_the_run(project: Project, fake: FakeScheduler) -> None:
+    go(project, array="3")
+    go(project, array="3", after=JobId(101))
+    assert resolve_after(project, "gpt", "auto") == JobId(102)
+    go(project, after=JobId(102))
+    assert fake.submissions[-1].options["dependency"] == "afterany:102"
+
+
+def test_after_auto_without_a_living_job_is_refused(project: Project, fake: FakeScheduler) -> None:
+    fake.records.append(a_job(9, comment=make_comment("llama", "x")))
+    with pytest.raises(SchedulerError, match="no job in the queue to wait for") as caught:
+        resolve_after(project, "gpt", "auto")
+    assert caught.value.hint == "submit without --after"
+
+
+@pytest.mark.parametrize("after", ["auto", "101"])
+def test_after_is_not_guessed_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler, after: str) -> None:
+    go(project)
+    fake.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable) as caught:
+        resolve_after(project, "gpt", after)
+    assert caught.value.exit_code == 75
+
+
+def test_a_task_is_widened_to_its_array_even_when_it_is_over(project: Project, fake: FakeScheduler) -> None:
+    fake.records += [a_job(123, JobState.COMPLETED, task=4), a_job(123, JobState.PENDING, tasks="5-9", task_count=5)]
+    fake.records.reverse()
+    assert resolve_after(project, "gpt", "123_4") == JobId(123)
+
+
+def test_a_job_that_is_gone_or_no_job_id_is_refused(project: Project, fake: FakeScheduler) -> None:
+    fake.records.append(a_job(7, JobState.COMPLETED))
+    for gone in ("7", "8"):
+        with pytest.raises(SchedulerError, match=f"job {gone} is not in the queue"):
+            resolve_after(project, "gpt", gone)
+    with pytest.raises(UsageError, match="not a job id"):
+        resolve_after(project, "gpt", "yesterday")
+
+
+def test_a_chain_is_not_cut_short_by_a_submit_that_comes_in_between(project: Project, fake: FakeScheduler) -> None:
+    def another(submission: Submission) -> None:
+        record_intent(project.directory("gpt"), Intent(f"after-{submission.token}", "fake", "", (), NOW, by=ME))
+
+    fake.at_submit = another
+    assert len(go(project, chain=3).ids) == 3
+
+
+def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake: FakeScheduler) -> None:
+    """The other's line comes between our look and our own line."""
+    directory = project.directory("gpt")
+    request = SubmitRequest(run="gpt")
+    prepared = submit.prepare(project, request)
+    look = fake.jobs
+
+    def look_while_another_submits(**asked: Any) -> tuple[Job, ...]:
+        seen = look(**asked)
+        record_intent(directory, Intent("first", "fake", "", (), NOW, by="nobody"))
+        return seen
+
+    go(project)
+    fake.records.clear()
+    fake.jobs = look_while_another_submits  # type: ignore[method-assign] # one look, at one moment
+    with pytest.raises(SchedulerUnavailable, match="by nobody was first"):
+        submit.perform(project, request, prepared)
+    assert len(fake.records) == 0

@@ -1,0 +1,85 @@
+"""Steps of an escalation and quiet hours, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.errors import SettingsError
+from resilience.settings.alert_policy import EscalationStep, QuietHours, parse_escalation, parse_quiet_hours
+
+
+def test_steps_are_read_and_the_earliest_comes_first() -> None:
+    assert parse_escalation(("4h: oncall, slack", "1h30m:list")) == (
+        EscalationStep(5400.0, ("list",)),
+        EscalationStep(14400.0, ("oncall", "slack")),
+    )
+
+
+def test_a_channel_named_twice_is_told_once() -> None:
+    assert parse_escalation(("1h: a, b, a",)) == (EscalationStep(3600.0, ("a", "b")),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("list", "names no channel"),
+        ("1h", "names no channel"),
+        ("1h:", "names no channel"),
+        ("1h: ,", "names no channel"),
+        ("soon: list", "'soon' is not a duration"),
+        ("60: list", "'60' is not a duration"),
+        (": list", "is not a duration"),
+        ("-1h: list", "is not a duration"),
+        ("0s: list", "does not wait"),
+    ],
+)
+def test_what_is_no_step_is_refused_with_an_example(text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse_escalation(("2h: list", text))
+    assert said in refused.value.message
+    assert repr(text) in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("", None),
+        ("  ", None),
+        ("22:00-07:00", QuietHours(1320, 420)),
+        ("22:30 - 7:05", QuietHours(1350, 425)),
+        ("22-7", QuietHours(1320, 420)),
+        ("1:00–6:00", QuietHours(60, 360)),
+        ("20:00-24:00", QuietHours(1200, 0)),
+    ],
+)
+def test_quiet_hours_are_read(text: str, hours: QuietHours | None) -> None:
+    assert parse_quiet_hours(text) == hours
+
+
+@pytest.mark.parametrize(
+    "text", ["night", "22:00", "22:00-", "25:00-07:00", "22:60-07:00", "22:00-24:30", "7-7", "0-24", "10pm-6am"]
+)
+def test_what_is_no_time_of_the_day_is_refused_with_what_to_do(text: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse_quiet_hours(text)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hours", "minute", "quiet"),
+    [
+        (QuietHours(1320, 420), 1319, False),
+        (QuietHours(1320, 420), 1320, True),
+        (QuietHours(1320, 420), 0, True),
+        (QuietHours(1320, 420), 419, True),
+        (QuietHours(1320, 420), 420, False),
+        (QuietHours(60, 360), 59, False),
+        (QuietHours(60, 360), 60, True),
+        (QuietHours(60, 360), 360, False),
+        (QuietHours(1200, 0), 1439, True),
+        (QuietHours(1200, 0), 0, False),
+    ],
+)
+def test_quiet_hours_go_over_midnight_and_leave_out_their_end(hours: QuietHours, minute: int, quiet: bool) -> None:
+    assert hours.cover(minute) is quiet

@@ -1,0 +1,254 @@
+"""What was seen of a file system becomes findings: tables, since judging is pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.finding import Finding, Verdict
+from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
+from resilience.watch.checks._filesystem.judge import judge_reading
+from resilience.watch.checks._filesystem.reading import FileSystemReading
+from resilience.watch.checks.fs import FsSettings, look_of
+from resilience.watch.checks.inodes import InodesSettings
+from resilience.watch.checks.inodes import look_of as inodes_look_of
+from resilience.watch.reading import Timed
+
+NOW = 1_800_000_000.0
+DAY_S = 86400.0
+GIB, TIB, PIB = 2**30, 2**40, 2**50
+OK, WARNING, CRITICAL, UNKNOWN = Verdict.OK, Verdict.WARNING, Verdict.CRITICAL, Verdict.UNKNOWN
+
+
+def amount(used: float, limit: float | None, scope: str = "file system", **more: Any) -> Amount:
+    source = "statvfs" if scope == "file system" else "lfs quota"
+    return Amount(**{"kind": BYTES, "source": source, "scope": scope, "used": used, "limit": limit, **more})
+
+
+def a_reading(*amounts: Amount, **more: Any) -> FileSystemReading:
+    return FileSystemReading(**{
+        "path": "/scratch", "mount": "/scratch", "type": "lustre", "device": "x@o2ib:/scratch",
+        "amounts": tuple(item.to_row() for item in amounts), **more,
+    })  # fmt: skip
+
+
+def judged(reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0.0) -> list[Finding]:
+    look = look_of(settings or FsSettings())
+    return list(judge_reading("/scratch", [Timed(NOW, reading)], look, NOW + later_s))
+
+
+def test_the_worst_limit_speaks_and_names_its_source() -> None:
+    reading = a_reading(
+        amount(50 * TIB, 90 * TIB), amount(9 * TIB, 10 * TIB, "user alice"), amount(97 * GIB, 100 * GIB, "group lab")
+    )
+    (found,) = judged(reading)
+    assert found.verdict is CRITICAL
+    assert found.summary == "97% of 100 GiB used, 3.0 GiB free (lfs quota of group lab, just now); more than 95%"
+    assert found.advice.endswith("or ask for a larger quota")
+    assert [figure.label for figure in found.figures] == ["used", "used user alice", "used group lab"]
+    assert any("90% of 10.0 TiB used" in line and "more than 85%" in line for line in found.looked)
+
+
+@pytest.mark.parametrize(
+    ("used", "settings", "verdict"),
+    [
+        (0.97 * PIB, FsSettings(), OK),  # 30.7 TiB free of a petabyte
+        (PIB - 9 * TIB, FsSettings(), WARNING),
+        (PIB - 1 * TIB, FsSettings(), CRITICAL),
+        (0.97 * PIB, FsSettings(warn_percent=85.0), CRITICAL),  # a percentage that was set counts
+        (0.97 * PIB, FsSettings(warn_free_bytes=40 * TIB), WARNING),
+        (0.97 * PIB, FsSettings(large_bytes=2 * PIB), CRITICAL),
+    ],
+)
+def test_a_large_shared_file_system_is_judged_by_what_is_free(
+    used: float, settings: FsSettings, verdict: Verdict
+) -> None:
+    assert judged(a_reading(amount(used, PIB)), settings)[0].verdict is verdict
+
+
+def test_a_large_disk_of_ones_own_and_a_large_quota_are_judged_by_percent() -> None:
+    assert judged(a_reading(amount(0.97 * PIB, PIB), is_local=True))[0].verdict is CRITICAL
+    assert judged(a_reading(amount(0.97 * PIB, PIB, "group lab")))[0].verdict is CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "later_s", "verdict", "words"),
+    [
+        (6 * DAY_S, 0, WARNING, "writing ends in 6 d, with the grace period"),
+        (6 * DAY_S, DAY_S, WARNING, "writing ends in 5 d"),
+        (11 * 3600, 0, CRITICAL, "writing ends in 11 h"),
+        (3600, 7200, CRITICAL, "the grace period is over"),
+        (0, 0, CRITICAL, "the grace period is over: nothing more can be written"),
+        (None, 0, WARNING, "is not told"),
+    ],
+)
+def test_a_soft_limit_that_is_passed_counts_though_the_hard_one_is_far(
+    grace_s: float | None, later_s: float, verdict: Verdict, words: str
+) -> None:
+    reading = a_reading(amount(6 * TIB, 10 * TIB, "user alice", soft=5 * TIB, grace_s=grace_s))
+    (found,) = judged(reading, later_s=later_s)
+    assert (found.verdict, found.fault) == (verdict, "quota-grace")
+    assert (
+        found.summary.startswith("1.0 TiB over the soft limit of user alice (5.0 TiB, lfs quota); ")
+        and words in found.summary
+    )
+    assert "remove 1.0 TiB" in found.advice
+
+
+def test_a_soft_limit_without_a_hard_one_counts() -> None:
+    reading = a_reading(amount(6 * TIB, None, "user alice", soft=5 * TIB, grace_s=0.0), amount(1 * TIB, 90 * TIB))
+    assert [found.fault for found in judged(reading)] == ["quota-grace"]
+
+
+def test_a_soft_limit_that_is_kept_says_nothing() -> None:
+    assert judged(a_reading(amount(5 * TIB, 10 * TIB, "user alice", soft=5 * TIB)))[0].verdict is OK
+
+
+def test_a_percentage_alone_is_judged_by_percent() -> None:
+    reading = a_reading(Amount(kind="percent", source="`idrquota -w`", scope="quota", used=90.15, limit=100.0))
+    (found,) = judged(reading)
+    assert found.verdict is WARNING and found.summary.startswith("90.1% used (`idrquota -w`, just now)")
+    assert (found.figures[0].label, found.figures[0].unit) == ("used_percent", "%")
+    assert judged(reading, FsSettings(warn_free_bytes=GIB))[0].verdict is WARNING  # there is nothing else to go by
+
+
+def test_a_figure_that_lies_around_grows_old() -> None:
+    (found,) = judged(a_reading(amount(1 * TIB, 10 * TIB)), later_s=7200)
+    assert "(statvfs, 2 h old)" in found.summary
+
+
+def test_no_percentage_is_rounded_up_to_its_threshold() -> None:
+    (found,) = judged(a_reading(amount(9499, 10000, "user alice")))
+    assert found.verdict is WARNING and found.summary.startswith("94.9%")
+
+
+@pytest.mark.parametrize(
+    ("reading", "verdict"),
+    [
+        (a_reading(trouble="missing", detail="does not exist", is_named=True), CRITICAL),
+        (a_reading(trouble="missing", detail="does not exist", is_needed=True), CRITICAL),
+        (a_reading(trouble="missing", detail="does not exist", roles=("$STORE",)), WARNING),
+        (a_reading(trouble="stale", detail="stale file handle"), CRITICAL),
+        (a_reading(trouble="unreadable", detail="permission denied", is_named=True), UNKNOWN),
+    ],
+)
+def test_a_path_in_trouble_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
+    (found,) = judged(reading)
+    assert (found.verdict, found.fault) == (verdict, reading.trouble)
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [({"is_needed": True}, CRITICAL), ({"seen_writable": True}, CRITICAL), ({"is_named": True}, WARNING), ({}, OK)],
+)
+def test_what_cannot_be_written_is_as_bad_as_it_is_needed(more: dict[str, bool], verdict: Verdict) -> None:
+    assert judged(a_reading(amount(1, 10), read_only=True, **more))[0].verdict is verdict
+
+
+def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> FileSystemReading:
+    """The reading after a growth of so much each second."""
+    row = Amount.from_row(reading.amounts[0])
+    points = [(NOW - 600 * n, row.used - per_s * 600 * n) for n in reversed(range(int(hours * 6)))]
+    return replace(reading, history={row.key: tuple(points)})
+
+
+def test_the_runway_is_said_in_days_and_with_the_growth() -> None:
+    reading = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
+    (found,) = judged(reading)
+    assert (found.verdict, found.fault) == (WARNING, "runway")
+    assert found.summary == "39 hours left at 18.4 TiB a day: 30.0 TiB free"
+    assert judged(reading, FsSettings(warn_runway_s=39 * 3600, crit_runway_s=0))[0].verdict is OK
+    assert judged(reading, FsSettings(crit_runway_s=40 * 3600))[0].verdict is CRITICAL
+    (far,) = judged(reading, FsSettings(warn_runway_s=4 * DAY_S, crit_runway_s=0, usable_percent=100))
+    assert far.summary.startswith("39 hours left")
+
+
+def test_the_runway_ends_where_the_usable_part_does() -> None:
+    reading = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
+    found = next(f for f in judged(reading, FsSettings(usable_percent=80.0)) if f.fault == "runway")
+    assert found.summary == "16 hours left at 18.4 TiB a day: 12.0 TiB free"
+
+
+def test_long_runways_are_said_in_days() -> None:
+    reading = history(a_reading(amount(33 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S, hours=40)
+    (found,) = judged(reading, FsSettings(warn_runway_s=4 * DAY_S))
+    assert found.summary == "3.1 days left at 18.4 TiB a day: 57.0 TiB free"
+
+
+def test_a_percentage_alone_has_a_runway_too() -> None:
+    percent = Amount(kind="percent", source="`q`", scope="quota", used=70.0, limit=100.0)
+    (found,) = judged(history(a_reading(percent), 20.0 / DAY_S))
+    assert found.fault == "runway" and found.summary == "36 hours left at 20.0% a day: 30.0% free"
+
+
+def test_what_is_known_of_the_growth_is_explained_where_all_is_well() -> None:
+    for reading, words in (
+        (a_reading(amount(1 * TIB, 90 * TIB)), "growth (file system): 0 readings remembered: too few to tell a growth"),
+        (history(a_reading(amount(9 * TIB, 90 * TIB)), 0.0), "growth (file system): it does not grow"),
+        (
+            history(a_reading(amount(9 * TIB, 90 * TIB)), TIB / DAY_S),
+            "1.0 TiB a day, seen for 24 hours: it lasts longer",
+        ),
+    ):
+        assert any(words in line for line in judged(reading)[0].looked), judged(reading)[0].looked
+
+
+def test_a_full_disk_has_no_runway() -> None:
+    reading = history(a_reading(amount(90 * TIB, 90 * TIB)), TIB / DAY_S)
+    assert [found.fault for found in judged(reading)] == ["space"]
+
+
+LEARNED = {"folder": "/scratch/ckpt", "size": 2.0 * TIB, "every_s": 10800.0, "count": 4, "saves": 5,
+           "source": "the run's journal", "is_pruned": False}  # fmt: skip
+
+
+def test_checkpoints_that_will_not_all_fit_are_told_before_any_growth_was_seen() -> None:
+    (found,) = judged(a_reading(amount(60 * TIB, 90 * TIB), checkpoint=LEARNED))
+    assert (found.verdict, found.fault) == (WARNING, "checkpoint")
+    assert found.summary == "room for 15 more checkpoints of 2.0 TiB, one every 3 h: 45 hours at 16.0 TiB a day"
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        a_reading(amount(60 * TIB, 90 * TIB), checkpoint={**LEARNED, "is_pruned": True}),
+        history(a_reading(amount(60 * TIB, 90 * TIB), checkpoint=LEARNED), 0.0),
+        a_reading(amount(60 * TIB, 90 * TIB), checkpoint={**LEARNED, "every_s": None}),
+        a_reading(amount(60 * TIB, 90 * TIB), checkpoint={**LEARNED, "size": None}),
+        a_reading(amount(60 * TIB, 90 * TIB)),
+    ],
+)
+def test_checkpoints_that_are_pruned_or_not_known_alarm_nobody(reading: FileSystemReading) -> None:
+    assert judged(reading)[0].verdict is OK
+
+
+def test_the_tightest_limit_decides_whether_the_next_checkpoint_fits() -> None:
+    reading = a_reading(
+        amount(1 * TIB, 90 * TIB), amount(8.4 * TIB, 10 * TIB, "user alice"), checkpoint={**LEARNED, "is_pruned": True}
+    )
+    (found,) = judged(reading)
+    assert found.summary == "the next checkpoint does not fit: it takes 2.0 TiB, and 1.6 TiB is free"
+
+
+def test_inodes_are_judged_as_inodes() -> None:
+    reading = a_reading(
+        Amount(kind=INODES, source="lfs quota", scope="user alice", used=450_001, limit=500_000, age_s=None)
+    )
+    (found,) = judge_reading("/scratch", [Timed(NOW, reading)], inodes_look_of(InodesSettings()), NOW)
+    assert found.verdict is WARNING and found.fault == "inodes"
+    assert (
+        found.summary
+        == "90% of 500,000 inodes used, 49,999 free (lfs quota of user alice, asked just now); more than 85%"
+    )
+
+
+def test_several_things_may_be_wrong_at_once_worst_first_and_figures_stand_once() -> None:
+    reading = a_reading(
+        amount(9 * TIB, 10 * TIB, "user alice", soft=5 * TIB, grace_s=0.0), read_only=False, checkpoint=LEARNED
+    )
+    found = judged(reading)
+    assert [f.fault for f in found] == ["checkpoint", "quota-grace", "space"]
+    assert [bool(f.figures) for f in found] == [True, False, False]
+    assert all(f.looked for f in found)

@@ -1,0 +1,202 @@
+"""Each quota tool is asked where its file system is; one that fails gives way to the next, and that is told."""
+
+from __future__ import annotations
+
+import grp
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.system.clock import SystemClock
+from resilience.system.mounts import Mount
+from resilience.watch.checks._filesystem import sources
+from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
+from resilience.watch.checks._filesystem.look import Look, Thresholds
+from resilience.watch.checks._filesystem.site import SiteCommand
+from resilience.watch.checks._filesystem.sources import Asked, ask_quota, of_statvfs
+from tests.fakes import ME, make_world
+
+RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
+NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")
+LOOK = Look(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder that is the whole PATH, and of programs that real sites have."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def a_tool(tools: Path, name: str, body: str) -> None:
+    (tools / name).write_text(f'#!/bin/bash\nPATH=/usr/bin:/bin\necho "$*" >> {tools}/calls\n{body}\n')
+    (tools / name).chmod(0o755)
+
+
+def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Asked:
+    world = make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
+    asked = Asked(world, time.monotonic() + seconds)
+    ask_quota(asked, LOOK, [str(path) for path in paths] or [str(tools)], mount)
+    return asked
+
+
+def calls(tools: Path) -> list[str]:
+    return (tools / "calls").read_text().splitlines()
+
+
+def scopes(asked: Asked) -> list[str]:
+    return [amount.scope for amount in asked.amounts if amount.kind == BYTES]
+
+
+def test_lustre_is_asked_for_user_group_and_project(tools: Path) -> None:
+    answers = {"quota -u": "lfs_quota_user", "quota -g": "lfs_quota_wrapped", "quota -p": "lfs_quota_two",
+               "project -d": "lfs_project"}  # fmt: skip
+    cases = "".join(f'"{words}") cat {RECORDED}/{name}.txt;; ' for words, name in answers.items())
+    a_tool(tools, "lfs", f'case "$1 $2" in {cases} esac')
+    asked = asking(tools, Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch"))
+    assert sorted(scopes(asked)) == ["group lab", "project 1000", "user alice"]
+    group = grp.getgrgid(tools.stat().st_gid).gr_name
+    assert calls(tools) == [
+        f"project -d {tools}", f"quota -u {ME} {tools}", f"quota -g {group} {tools}", f"quota -p 1000 {tools}"
+    ]  # fmt: skip
+
+
+def test_gpfs_is_asked_for_my_quotas_and_the_filesets(tools: Path) -> None:
+    a_tool(tools, "mmlsattr", f"cat {RECORDED}/mmlsattr_L.txt")
+    a_tool(tools, "mmlsquota", f"cat {RECORDED}/mmlsquota_Y.txt")
+    asked = asking(tools, Mount("/gpfs", "gpfs", "/dev/gpfs0"))
+    assert scopes(asked)[:2] == ["user alice", "group lab"]
+    assert calls(tools) == [f"-L {tools}", "-Y", "-Y -j work gpfs0"]
+
+
+def test_beegfs_is_asked_on_its_mount(tools: Path) -> None:
+    a_tool(tools, "beegfs-ctl", f"sed 's/alice/{ME}/' {RECORDED}/beegfs_csv.txt")
+    asked = asking(tools, Mount("/mnt/beegfs", "beegfs", "beegfs_nodev"))
+    assert f"user {ME}" in scopes(asked)
+    assert calls(tools)[0] == f"--mount=/mnt/beegfs --getquota --uid {ME}"
+
+
+def test_quota_tells_by_its_exit_code_that_something_is_exceeded_and_that_is_an_answer(tools: Path) -> None:
+    a_tool(tools, "quota", f"cat {RECORDED}/quota_nfs.txt; exit 1")
+    asked = asking(tools, Mount("/home", "nfs4", "filer:/export/home"))
+    assert scopes(asked) == ["user alice", "group lab"]
+    assert calls(tools) == ["-u -g -v -w -p -f /home"]
+
+
+def test_a_mount_without_quotas_is_no_failure(tools: Path) -> None:
+    a_tool(tools, "quota", f"cat {RECORDED}/quota_none.stderr.txt >&2; exit 1")
+    asked = asking(tools, Mount("/", "ext4", "/dev/sda1"))
+    assert (asked.amounts, asked.looked) == ([], ["quota: no quota here"])
+
+
+def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
+    a_tool(
+        tools,
+        "quota",
+        "echo 'quota: error while getting quota from filer:/export/home: Connection refused' >&2; exit 1",
+    )
+    asked = asking(tools, Mount("/home", "nfs", "filer:/export/home"))
+    assert asked.amounts == [] and "Connection refused" in asked.looked[0]
+
+
+def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
+    a_tool(tools, "xfs_quota", "exit 0")
+    a_tool(tools, "quota", "sed 's/filer:.export.home /\\/dev\\/sdb1 /' " + f"{RECORDED}/quota_nfs.txt")
+    asked = asking(tools, Mount("/data", "xfs", "/dev/sdb1"))
+    assert scopes(asked) == ["user alice", "group lab"]
+    assert asked.looked[0] == "xfs_quota: no quota here"
+    a_tool(tools, "xfs_quota", f"cat {RECORDED}/xfs_quota_user.txt")
+    assert {amount.source for amount in asking(tools, Mount("/data", "xfs", "/dev/sdb1")).amounts} == {"xfs_quota"}
+
+
+@pytest.mark.parametrize(
+    "body", ["exit 1", "echo garbage", "kill -9 $$", "printf '\\xff\\x00'", "echo oops >&2; exit 5"]
+)
+@pytest.mark.parametrize(("tool", "kind"), [("lfs", "lustre"), ("mmlsquota", "gpfs"), ("beegfs-ctl", "beegfs"),
+                                            ("xfs_quota", "xfs"), ("quota", "nfs4")])  # fmt: skip
+def test_a_tool_that_fails_or_writes_nonsense_is_told_and_ends_nothing(
+    tools: Path, tool: str, kind: str, body: str
+) -> None:
+    a_tool(tools, tool, body)
+    asked = asking(tools, Mount("/data", kind, "filer:/x"))
+    assert asked.amounts == [] and asked.looked
+
+
+def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> None:
+    a_tool(tools, "lfs", "sleep 60")
+    began = time.monotonic()
+    asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), seconds=0.5)
+    assert time.monotonic() - began < 20
+    assert "did not end within" in asked.looked[0]
+
+
+def test_the_group_that_cannot_be_asked_hides_no_user(tools: Path) -> None:
+    a_tool(tools, "lfs", f'if [ "$2" = -u ]; then cat {RECORDED}/lfs_quota_user.txt; else echo denied >&2; exit 1; fi')
+    asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
+    assert scopes(asked) == ["user alice"]
+    assert any("the quota of group" in line and "denied" in line for line in asked.looked)
+
+
+def test_the_user_that_cannot_be_asked_hides_no_group(tools: Path) -> None:
+    a_tool(
+        tools, "lfs", f'if [ "$2" = -g ]; then cat {RECORDED}/lfs_quota_wrapped.txt; else echo denied >&2; exit 1; fi'
+    )
+    assert scopes(asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))) == ["group lab"]
+
+
+def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
+    a_tool(tools, "lfs", f'[ $1 = project ] && echo "${{3: -1}} P $3" || cat {RECORDED}/lfs_quota_user.txt')
+    folders = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), *folders)
+    assert [line.split()[2] for line in calls(tools) if line.startswith("quota -p")] == ["1", "2", "4", "5"]
+
+
+def test_a_tool_that_is_not_installed_is_told(tools: Path) -> None:
+    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).looked == ["lfs quota: lfs is not on PATH"]
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "overlay", "squashfs", "devtmpfs"])
+def test_where_there_are_no_quotas_nobody_is_asked(tools: Path, kind: str) -> None:
+    for name in ("lfs", "quota", "xfs_quota", "mmlsquota"):
+        a_tool(tools, name, "exit 0")
+    assert asking(tools, Mount("/x", kind, kind)).looked == []
+    assert not (tools / "calls").exists()
+
+
+def test_the_tools_are_asked_in_plain_english(tools: Path) -> None:
+    a_tool(tools, "lfs", "echo $LC_ALL >> " + str(tools / "calls"))
+    asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
+    assert "C" in calls(tools)
+
+
+def test_statvfs_counts_as_df_does() -> None:
+    status = os.statvfs_result((4096, 4096, 1000, 300, 250, 500, 200, 200, 0, 255))
+    size, files = of_statvfs(status)
+    assert size == Amount(kind=BYTES, source="statvfs", scope="file system", used=700 * 4096, limit=950 * 4096)
+    assert files == Amount(kind=INODES, source="statvfs", scope="file system", used=300, limit=500)
+
+
+def test_a_file_system_that_reports_nothing_has_no_limit() -> None:
+    status = os.statvfs_result((4096, 0, 0, 0, 0, 0, 0, 0, 0, 255))
+    assert [amount.limit for amount in of_statvfs(status)] == [None, None]
+
+
+def test_inodes_without_number_are_no_limit() -> None:
+    status = os.statvfs_result((4096, 4096, 1000, 300, 250, 7_000, 2**64 - 1, 2**64 - 1, 0, 255))  # CephFS
+    assert of_statvfs(status)[1] == Amount(kind=INODES, source="statvfs", scope="file system", used=7_000)
+
+
+def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
+    a_tool(tools, "q", f"echo {'a' * 60}!")
+    site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
+    asked = Asked(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
+    ask_quota(asked, LOOK._replace(site=site), [str(tools)], None)
+    assert "it backtracks" in asked.failed[f"`{tools}/q`"]

@@ -1,0 +1,109 @@
+"""A project with a fake queue, looked at by the job watchdog tick after tick, as the engine does it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from resilience.finding import Finding, Verdict
+from resilience.job import Job, JobId, JobState
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from resilience.runs.switches import throw_switch
+from resilience.submission import make_comment
+from resilience.switch import Switch
+from resilience.watch.checks._job.reading import JobReading
+from resilience.watch.checks._job.settings import JobSettings
+from resilience.watch.checks.job import CHECK
+from resilience.watch.reading import Timed
+from resilience.watch.readings import from_record, to_record
+from resilience.watch.watchdogs import scene_of
+from tests.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+
+OK, WARNING, UNKNOWN, CRITICAL = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.CRITICAL
+HOUR = 3600.0
+QUEUE = "queue of fake"
+
+
+@dataclass
+class Stage:
+    """One project, and what the watchdog remembers of it."""
+
+    folder: Path
+    queue: FakeScheduler = field(default_factory=FakeScheduler)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    memory: dict[str, Timed[JobReading]] = field(default_factory=dict)
+    readings: dict[str, JobReading] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = FakeClock()
+        self.project: Project = make_project(self.folder, self.queue, environ=self.environ, clock=self.clock)
+
+    def look(self, **settings: Any) -> list[Finding]:
+        """One tick: targets, probe, judge; readings pass through JSON as they do when they are remembered."""
+        chosen = JobSettings(**settings)
+        scene = scene_of(self.project)
+        found: list[Finding] = []
+        for target in CHECK.targets(chosen, scene):
+            self.readings = dict(CHECK.probe(target, chosen, scene, self.memory))
+            now = self.clock.now()
+            for subject, reading in self.readings.items():
+                record = json.loads(json.dumps(to_record(reading)))
+                timed = Timed(now, from_record(JobReading, record))
+                self.memory[subject] = timed
+                found += CHECK.judge(subject, (timed,), chosen, now)
+        return found
+
+    def finding(self, subject: str = "gpt", **settings: Any) -> Finding:
+        """One tick, of which one finding is expected about this subject."""
+        (one,) = [finding for finding in self.look(**settings) if finding.subject == subject]
+        return one
+
+    def faults(self, subject: str = "gpt", **settings: Any) -> dict[str, Verdict]:
+        """One tick: what was found of this subject, by the word for it."""
+        return {f.fault: f.verdict for f in self.look(**settings) if f.subject == subject}
+
+    def wait(self, seconds: float) -> None:
+        self.clock.time += seconds
+
+    def run(self, name: str = "gpt", *ids: int, by: str = ME, scheduler: str = "fake") -> RunDirectory:
+        """A run that was submitted, with these jobs."""
+        directory = self.project.directory(name)
+        directory.create("")
+        for number in ids:
+            token = f"{name}-{number}"
+            record_intent(directory, Intent(token, scheduler, "", (), NOW - HOUR, by=by))
+            record_result(directory, token, Outcome.SUBMITTED, NOW - HOUR, job_id=JobId(number))
+        return directory
+
+    def job(self, number: int, state: JobState = JobState.RUNNING, run: str = "gpt", **fields: Any) -> Job:
+        """A job of a run, in the queue."""
+        given = {"comment": make_comment(run, f"{run}-{number}"), "name": run, **fields}
+        job = a_job(number, state, **given)
+        self.queue.records.append(job)
+        return job
+
+    def attempt(self, directory: RunDirectory, number: int, began: float, end: str = "", code: int = 1) -> None:
+        """An attempt that began then; `end` is how it ended, 10 s later."""
+        path = directory.path / "attempts" / f"{number:04d}"
+        path.write_text(
+            f'job_id = "7"\nlabel = "7_{number}"\nrestart = "0"\nhost = "n1"\npid = "1"\nstart = "{began}"\n'
+        )
+        os.utime(path, (began, began))
+        if end:
+            ended = path.with_name(f"{path.name}.end")
+            ended.write_text(f'end = "{end}"\ntime = "{began + 10}"\nexit_code = "{code}"\n')
+            os.utime(ended, (began + 10, began + 10))
+
+    def kill(self, directory: RunDirectory, who: str = ME, **fields: Any) -> None:
+        throw_switch(directory, Switch("kill", who, fields.pop("when", NOW), **fields))
+
+
+def running(**fields: Any) -> dict[str, Any]:
+    """What a running job usually has."""
+    return {"start_time": NOW - HOUR, "end_time": NOW + 19 * HOUR, "partition": "gpu", "nodes": "n[1-4]", **fields}

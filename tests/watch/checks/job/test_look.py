@@ -1,0 +1,583 @@
+"""What is looked at, by how many questions, and how one makes sure of what is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.cluster import ClusterConfig
+from resilience.errors import NotSupported, SettingsError
+from resilience.finding import Verdict
+from resilience.job import ExitCode, Job, JobId, JobState, Liveness, Presence
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from resilience.settings.sections import SchedulerSettings
+from resilience.submission import make_comment
+from resilience.watch.checks._job.settings import JobSettings
+from resilience.watch.checks.job import CHECK
+from resilience.watch.watchdogs import scene_of
+from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job
+from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WARNING, Stage, running
+
+
+class Forgetful(FakeScheduler):
+    """Its queue shows nothing; `told` is what it says of an id, `past` what accounting says."""
+
+    told = Presence(Liveness.UNKNOWN, "the queue was empty, and nobody confirms it")
+    past: tuple[Job, ...] | None = None
+
+    def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
+        self.calls.append("presence")
+        return self.told
+
+    def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
+        self.calls.append("history")
+        if self.past is None:
+            raise NotSupported("there is no accounting here")
+        return self.past
+
+
+@pytest.fixture
+def forgetful(stage: Stage) -> Stage:
+    return Stage(stage.folder, Forgetful())
+
+
+# ---- who is watched ---------------------------------------------------------------------------------------------
+
+
+def test_without_configuration_all_runs_of_the_folder_are_watched_by_one_query(stage: Stage) -> None:
+    for number, run in enumerate(("gpt", "llama", "t5"), start=1):
+        stage.run(run, number)
+        stage.job(number, run=run, **running())
+
+    found = stage.look()
+
+    assert {finding.subject: finding.verdict for finding in found} == {"gpt": OK, "llama": OK, "t5": OK, QUEUE: OK}
+    assert stage.queue.calls == ["jobs"]
+
+
+def test_a_folder_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
+    (finding,) = stage.look()
+    assert finding.verdict is OK and "no run" in finding.summary and "resil submit" in finding.advice
+    assert stage.queue.calls == []
+
+
+def test_several_names_and_patterns_are_looked_for_by_one_query(stage: Stage) -> None:
+    for number, name in enumerate(("gpt", "tr11-a", "tr11-b", "other"), start=1):
+        stage.queue.records.append(a_job(number, name=name, **running()))
+
+    found = stage.look(names=("gpt", "tr11-*", "/^oth/"))
+
+    assert [finding.subject for finding in found] == ["gpt", "tr11-*", "/^oth/", QUEUE]
+    assert {finding.verdict for finding in found} == {OK}
+    assert stage.queue.calls == ["jobs"]
+
+
+def test_another_persons_jobs_are_watched_when_asked_for(stage: Stage) -> None:
+    stage.queue.records.append(a_job(1, user="bob", **running()))
+
+    assert stage.faults("gpt of bob", names=("gpt",), users=("bob",)) == {"": OK}
+    assert stage.faults("gpt of anyone", names=("gpt",), users=("*",)) == {"": OK}
+    assert stage.faults("gpt", names=("gpt",)) == {"not-queued": CRITICAL}
+
+
+def test_runs_of_colleagues_in_one_state_directory_are_asked_for_by_one_query(stage: Stage) -> None:
+    stage.run("gpt", 1)
+    stage.run("llama", 2, by="nobody")
+    stage.job(1, **running())
+    stage.job(2, run="llama", user="nobody", **running())
+
+    assert {finding.verdict for finding in stage.look()} == {OK}
+    assert stage.queue.calls == ["jobs"]
+
+
+def test_a_run_is_known_by_its_token_and_not_by_its_name(stage: Stage) -> None:
+    """Two projects, or two people, may call their runs alike."""
+    stage.run("gpt", 1)
+    stage.queue.records.append(a_job(8, name="gpt", comment=make_comment("gpt", "of-another-project"), **running()))
+
+    assert stage.finding().fault == "not-queued"
+
+
+BAD = [
+    {"names": ("/(/",)},
+    {"names": ("",)},
+    {"names": ("gpt",), "users": ("",)},
+    {"names": ("gpt",), "users": ("a b",)},
+    {"names": ("gpt",), "users": ("a,b",)},
+    {"names": ("gpt",), "users": ("--all",)},
+    {"names": ("gpt",), "users": ("*", "bob")},
+    {"users": ("bob",)},
+    {"names": ("gpt",), "clusters": ("a,b",)},
+    {"names": ("gpt",), "clusters": ("all",)},
+    {"clusters": ("alpha",)},
+    {"require": "alive"},
+    {"min_queued": -1},
+    {"churn_count": -2},
+    {"deadline_s": 0.0},
+]
+
+
+@pytest.mark.parametrize("settings", BAD)
+def test_settings_that_cannot_be_meant_are_refused_before_anything_is_asked(
+    stage: Stage, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError):
+        stage.look(**settings)
+    assert stage.queue.calls == []
+
+
+def test_an_empty_set_of_users_is_oneself(stage: Stage) -> None:
+    """`squeue --user=` with nothing behind it is malformed: a group without members must not blind the watchdog."""
+    stage.queue.records.append(a_job(1, **running()))
+    assert stage.finding(names=("gpt",), users=()).verdict is OK
+
+
+# ---- nothing there ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_job_ended_is_critical_at_once_when_a_row_says_so(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.job(7, JobState.FAILED, end_time=NOW - 5, exit_code=ExitCode(1))
+
+    finding = stage.finding()
+
+    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
+    assert "job 7 ended: FAILED" in finding.summary and "resil submit --run gpt" in finding.advice
+    assert finding.run == "gpt"
+    assert stage.queue.calls == ["jobs"]
+
+
+def test_one_empty_answer_that_nobody_confirms_is_unknown(forgetful: Stage) -> None:
+    forgetful.run("gpt", 7)
+
+    finding = forgetful.finding()
+
+    assert (finding.verdict, finding.fault) == (UNKNOWN, "not-queued")
+    assert "nobody confirms it" in finding.summary
+
+
+def test_a_second_source_that_knows_the_job_is_gone_settles_it(forgetful: Stage) -> None:
+    forgetful.run("gpt", 7)
+    Forgetful.told, before = Presence(Liveness.GONE, "two looks, and accounting says FAILED"), Forgetful.told
+    try:
+        finding = forgetful.finding()
+    finally:
+        Forgetful.told = before
+    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
+    assert any("two looks" in line for line in finding.looked)
+
+
+def test_a_job_that_a_second_source_finds_is_alive(forgetful: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgetful.run("gpt", 7)
+    job = a_job(7, comment=make_comment("gpt", "gpt-7"), **running())
+    monkeypatch.setattr(Forgetful, "told", Presence(Liveness.ALIVE, "a row proves it", job))
+    assert forgetful.finding().verdict is OK
+
+
+def test_an_id_that_was_given_away_again_is_not_the_run(forgetful: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgetful.run("gpt", 7)
+    job = a_job(7, comment=make_comment("gpt", "somebody-else"), **running())
+    monkeypatch.setattr(Forgetful, "told", Presence(Liveness.ALIVE, "a row proves it", job))
+    assert forgetful.finding().verdict is CRITICAL
+
+
+def test_of_many_runs_that_are_gone_few_are_looked_up_and_the_others_share_one_question(forgetful: Stage) -> None:
+    for number in range(1, 21):
+        forgetful.run(f"run{number:02d}", number)
+    assert isinstance(forgetful.queue, Forgetful)
+    forgetful.queue.past = tuple(a_job(number, JobState.FAILED, end_time=NOW) for number in range(1, 21))
+
+    verdicts = {f.subject: f.verdict for f in forgetful.look() if f.subject != QUEUE}
+
+    assert sorted(forgetful.queue.calls) == ["history", "jobs", *["presence"] * 3]
+    assert list(verdicts.values()).count(CRITICAL) == 17 and list(verdicts.values()).count(UNKNOWN) == 3
+
+
+def test_without_accounting_the_next_tick_is_the_second_look(forgetful: Stage) -> None:
+    for number in range(1, 6):
+        forgetful.run(f"run{number}", number)
+
+    first = forgetful.finding("run5")
+    forgetful.wait(60)
+    second = forgetful.finding("run5")
+
+    assert (first.verdict, second.verdict) == (UNKNOWN, CRITICAL)
+    assert first.fault == second.fault == "not-queued", "one incident, that became worse"
+
+
+def test_a_name_that_was_never_seen_is_critical_after_two_looks_at_the_queue(stage: Stage) -> None:
+    finding = stage.finding("nosuch", names=("nosuch",))
+    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
+    assert stage.queue.calls == ["jobs", "jobs"]
+
+
+def test_a_name_that_the_second_look_finds_is_alive(stage: Stage) -> None:
+    stage.clock.at_sleep = lambda _: stage.queue.records.append(a_job(1, **running()))
+    assert stage.finding(names=("gpt",)).verdict is OK
+
+
+def test_a_second_look_that_gets_no_answer_proves_nothing(stage: Stage) -> None:
+    def go_down(_: float) -> None:
+        stage.queue.trouble = DOWN
+
+    stage.clock.at_sleep = go_down
+    assert stage.finding(names=("gpt",)).verdict is UNKNOWN
+
+
+def test_a_cluster_that_hides_others_jobs_leaves_them_unknown(stage: Stage) -> None:
+    stage.queue.answers = ClusterConfig("slurm", raw={"PrivateData": "accounts,jobs"})
+    finding = stage.finding("gpt of bob", names=("gpt",), users=("bob",))
+    assert finding.verdict is UNKNOWN and "PrivateData" in finding.summary
+
+
+def test_a_finished_run_is_fine_and_is_forgotten_after_a_day(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    mark = directory.path / "finished"
+    mark.write_text("")
+    os.utime(mark, (NOW, NOW))
+
+    finding = stage.finding()
+    assert finding.verdict is OK and "finished" in finding.summary
+    stage.wait(25 * HOUR)
+    assert [f.subject for f in stage.look()] == [QUEUE]
+
+
+def test_a_run_killed_on_purpose_is_fine_and_says_who_and_why(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    stage.kill(directory, why="the loss is NaN", when=NOW - HOUR)
+
+    finding = stage.finding()
+
+    assert finding.verdict is OK
+    assert f"{ME} threw the kill switch 1 h ago: the loss is NaN" in finding.summary
+    assert stage.queue.calls == ["jobs"], "nobody needs to confirm it"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
+def test_a_kill_switch_that_is_not_honoured_excuses_nothing(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    stage.kill(directory)
+    os.chown(directory.path / "switches" / "kill", 65534, 65534)
+    os.chown(directory.path, 65533, 65533)
+    assert stage.finding().fault == "not-queued"
+
+
+def test_a_submit_that_is_at_it_right_now_is_no_dead_run(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    stage.job(7, JobState.FAILED, end_time=NOW - 5)
+    record_intent(directory, Intent("new", "fake", "", (), NOW - 3, by=ME))
+
+    finding = stage.finding()
+
+    assert finding.verdict is UNKNOWN and "began 3 s ago" in finding.summary
+
+
+def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
+    directory = stage.run("gpt")
+    record_intent(directory, Intent("aa", "fake", "", (), NOW - HOUR, by=ME))
+    record_result(directory, "aa", Outcome.REFUSED, NOW - HOUR)
+    finding = stage.finding()
+    assert finding.verdict is CRITICAL and "no job was ever queued" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("tail", "verdict"),
+    [
+        (b"", CRITICAL),
+        (b'{"event": "intent", "tok', UNKNOWN),
+        (b"\0" * 400, UNKNOWN),
+        (b'garbage\n{"event": "note"}\n', UNKNOWN),
+        (b'garbage\n{"event": "intent", "token": "gpt-7", "time": 1, "by": ""}\n', CRITICAL),
+    ],
+)
+def test_what_a_damaged_journal_may_have_lost_is_unknown_not_dead(stage: Stage, tail: bytes, verdict: Verdict) -> None:
+    directory = stage.run("gpt", 7)
+    stage.job(7, JobState.FAILED, end_time=NOW - 5)
+    with open(directory.path / "submissions.jsonl", "ab") as file:
+        file.write(tail)
+    finding = stage.finding()
+    assert finding.verdict is verdict
+    assert ("submissions.jsonl is damaged" in finding.summary) == (verdict is UNKNOWN)
+
+
+@pytest.mark.parametrize("loss", ["missing", "fifo", "empty"])
+def test_a_run_that_has_lost_its_journal_is_no_dead_run(stage: Stage, loss: str) -> None:
+    directory = stage.run("gpt", 7)
+    journal = directory.path / "submissions.jsonl"
+    journal.unlink()
+    if loss == "fifo":
+        os.mkfifo(journal)
+    elif loss == "empty":
+        journal.touch()
+    (directory.path / "scripts" / "aa.sbatch").touch()
+    assert stage.finding().verdict is UNKNOWN
+
+
+def test_a_run_without_its_run_file_is_still_watched(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    (directory.path / "run.toml").unlink()
+    stage.job(7, JobState.FAILED, end_time=NOW - 5)
+    assert stage.finding().verdict is CRITICAL
+
+
+@pytest.mark.parametrize("state", [JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL])
+def test_what_slurm_may_requeue_in_a_moment_is_looked_up_once_more(forgetful: Stage, state: JobState) -> None:
+    forgetful.run("gpt", 7)
+    forgetful.job(7, state, end_time=NOW - 1)
+    assert forgetful.finding().verdict is UNKNOWN
+
+
+def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(forgetful: Stage) -> None:
+    directory = forgetful.run("gpt", 7)
+    forgetful.attempt(directory, 1, NOW - HOUR)
+    beat = directory.path / "attempts" / "0001.beat"
+    beat.write_text("")
+    os.utime(beat, (NOW - 4, NOW - 4))
+    finding = forgetful.finding()
+    assert finding.verdict is UNKNOWN and "sign of life 4 s ago" in finding.summary
+
+
+# ---- no answer --------------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_that_does_not_answer_is_one_unknown_and_no_run_is_said_to_be_dead(stage: Stage) -> None:
+    for number, run in enumerate(("gpt", "llama"), start=1):
+        stage.run(run, number)
+    stage.queue.trouble = DOWN
+
+    (finding,) = stage.look()
+
+    assert (finding.subject, finding.verdict, finding.fault) == (QUEUE, UNKNOWN, "unreachable")
+    assert "squeue did not answer in 30 s" in finding.summary and "not dead" in finding.summary
+    assert any("gpt, llama" in line for line in finding.evidence)
+
+
+def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_told(stage: Stage) -> None:
+    stage.run("gpt", 1)
+    stage.job(1, **running())
+    verdicts = []
+    for minute in range(7):
+        stage.queue.trouble = DOWN if minute < 6 else None
+        verdicts.append(stage.finding(QUEUE, unknown_critical_after_s=240.0).verdict)
+        stage.wait(60)
+    assert verdicts == [UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, CRITICAL, CRITICAL, OK]
+    stage.queue.trouble = DOWN
+    assert stage.finding(QUEUE, unknown_critical_after_s=240.0).verdict is UNKNOWN, (
+        "a new silence counts from its start"
+    )
+
+
+def test_a_run_whose_files_cannot_be_read_is_unknown_and_hides_no_other(stage: Stage) -> None:
+    bad = stage.run("bad", 1)
+    (bad.path / "submissions.jsonl").unlink()
+    (bad.path / "submissions.jsonl").mkdir()
+    stage.run("gpt", 2)
+    stage.job(2, **running())
+
+    verdicts = {f.subject: (f.verdict, f.fault) for f in stage.look()}
+
+    assert verdicts["bad"] == (UNKNOWN, "unreadable") and verdicts["gpt"] == (OK, "")
+
+
+def test_a_run_of_another_scheduler_is_asked_for_there(stage: Stage) -> None:
+    other = FakeScheduler(name="other")
+    stage.project._clients["other"] = other
+    stage.run("gpt", 1)
+    stage.run("old", 2, scheduler="other")
+    stage.job(1, **running())
+    other.records.append(a_job(2, comment=make_comment("old", "old-2"), **running()))
+    stage.queue.trouble = DOWN
+
+    verdicts = {f.subject: f.verdict for f in stage.look()}
+
+    assert verdicts == {QUEUE: UNKNOWN, "old": OK, "queue of other": OK}
+
+
+def test_a_run_of_a_scheduler_that_is_no_more_is_unknown(stage: Stage) -> None:
+    stage.run("gpt", 1, scheduler="pbs")
+    verdicts = {f.subject: f.verdict for f in stage.look()}
+    assert verdicts == {"queue of pbs": UNKNOWN}
+
+
+def test_an_expression_that_takes_for_ever_is_unknown_and_hides_no_other_name(stage: Stage) -> None:
+    stage.queue.records.append(a_job(1, name="a" * 70 + "!", **running()))
+    stage.queue.records.append(a_job(2, **running()))
+    found = {f.subject: f.verdict for f in stage.look(names=("/^(a+)+$/", "gpt"))}
+    assert found == {"/^(a+)+$/": UNKNOWN, "gpt": OK, QUEUE: OK}
+
+
+# ---- the watchdog's own job -------------------------------------------------------------------------------------
+
+
+def inside(stage: Stage, **variables: str) -> Stage:
+    names = {"SLURM_JOB_ID": "50", "SLURM_JOB_NAME": "gpt", **variables}
+    return Stage(stage.folder, stage.queue, environ=names)
+
+
+def test_a_watchdog_in_a_job_of_the_watched_name_does_not_find_itself(stage: Stage) -> None:
+    """The published slurm-status.slurm has the watched name as its own: it finds itself RUNNING and never alerts."""
+    stage.queue.records.append(a_job(50, **running()))
+
+    assert inside(stage).faults(names=("gpt",)) == {"own-name": WARNING, "not-queued": CRITICAL}
+
+
+def test_a_watchdog_of_the_watched_name_still_sees_the_training_beside_itself(stage: Stage) -> None:
+    stage.queue.records += [a_job(50, **running()), a_job(51, command="/train.sbatch", **running())]
+    assert inside(stage).faults("gp*", names=("gp*",)) == {"own-name": WARNING, "": OK}
+
+
+def test_the_watchdogs_own_successor_is_not_the_training(stage: Stage) -> None:
+    """A watchdog that queues itself again each hour runs the same script under the same name."""
+    script = "/cron/slurm-status.slurm"
+    stage.queue.records += [
+        a_job(50, command=script, **running()),
+        a_job(51, JobState.PENDING, command=script, reason="BeginTime"),
+    ]
+    assert inside(stage).faults(names=("gpt",))["not-queued"] is CRITICAL
+
+
+def test_a_watchdog_that_is_a_task_of_an_array_leaves_out_the_array(stage: Stage) -> None:
+    stage.queue.records += [a_job(49, task=1, **running(raw_id=50)), a_job(49, JobState.PENDING, tasks="2-9%1")]
+    faults = inside(stage, SLURM_ARRAY_JOB_ID="49").faults(names=("gpt",))
+    assert faults["not-queued"] is CRITICAL
+
+
+def test_a_watchdog_with_a_name_of_its_own_is_left_out_in_silence(stage: Stage) -> None:
+    stage.queue.records += [a_job(50, name="watch", **running()), a_job(51, **running())]
+    assert inside(stage, SLURM_JOB_NAME="watch").faults(names=("gpt",)) == {"": OK}
+
+
+def test_numbers_of_a_slurm_job_mean_nothing_to_the_embedded_scheduler(stage: Stage) -> None:
+    local = FakeScheduler(name="local", records=[a_job(50, **running())])
+    assert inside(Stage(stage.folder, local)).faults(names=("gpt",)) == {"": OK}
+    again = inside(Stage(stage.folder, local), RESIL_SCHEDULER="local").faults(names=("gpt",))
+    assert again["not-queued"] is CRITICAL
+
+
+def test_a_watchdog_that_runs_inside_a_run_counts_that_run_as_alive(stage: Stage) -> None:
+    """A run is known by its token: no other job can be taken for it, and a false alarm would be worse."""
+    stage.run("gpt", 50)
+    stage.job(50, **running())
+    assert inside(stage).faults() == {"": OK}
+
+
+# ---- several clusters -------------------------------------------------------------------------------------------
+
+
+def test_the_same_name_on_several_clusters_is_asked_for_at_each_and_one_that_is_silent_hides_no_other(
+    stage: Stage,
+) -> None:
+    for cluster in ("alpha", "beta", "gamma"):
+        stage.project._clients[f"fake@{cluster}"] = FakeScheduler()
+    alpha, beta, gamma = (stage.project._clients[f"fake@{name}"] for name in ("alpha", "beta", "gamma"))
+    assert isinstance(alpha, FakeScheduler) and isinstance(gamma, FakeScheduler)
+    alpha.records.append(a_job(1, **running()))
+    gamma.trouble = DOWN
+
+    found = {f.subject: f.verdict for f in stage.look(names=("gpt",), clusters=("alpha", "beta", "gamma"))}
+
+    assert found == {
+        "gpt on alpha": OK, "queue of fake alpha": OK, "gpt on beta": CRITICAL, "queue of fake beta": OK,
+        "queue of fake gamma": UNKNOWN,
+    }  # fmt: skip
+    assert stage.queue.calls == [] and isinstance(beta, FakeScheduler) and beta.calls == ["jobs", "jobs"]
+
+
+def test_a_cluster_is_named_to_slurm_as_its_clients_want_it(stage: Stage) -> None:
+    from resilience.schedulers.slurm import Slurm
+
+    client = stage.project.scheduler("slurm", cluster="alpha")
+    assert isinstance(client, Slurm) and client._asker.environ["SLURM_CLUSTERS"] == "alpha"
+    assert stage.project.scheduler("slurm", cluster="beta") is not client
+
+
+def test_numbers_of_a_job_mean_nothing_to_another_cluster(stage: Stage) -> None:
+    other = inside(stage, SLURM_CLUSTER_NAME="alpha")
+    other.project._clients["fake@beta"] = FakeScheduler(records=[a_job(50, **running())])
+    found = {f.subject: f.verdict for f in other.look(names=("gpt",), clusters=("beta",))}
+    assert found["gpt on beta"] is OK
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+NAMES = ["tr11-176B-ml-" + "x" * 90, "a b  c", "a|b|c", "two\nlines", "caf\udce9", "größe", "'quoted'", "%j", "-x"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_may_be_anything(stage: Stage, name: str) -> None:
+    stage.queue.records.append(a_job(1, name=name, **running()))
+    found = stage.look(names=(f"={name}",))
+    assert [f.verdict for f in found] == [OK, OK]
+    assert all(line.isprintable() for f in found for line in (f.subject, f.summary, *f.evidence, *f.looked))
+
+
+def test_arrays_and_heterogeneous_jobs_are_counted_as_people_count(stage: Stage) -> None:
+    stage.queue.records += [
+        a_job(10, task=3, **running(raw_id=13)),
+        a_job(10, JobState.PENDING, tasks="4-9%1", task_count=6, reason="JobArrayTaskLimit"),
+        a_job(20, JobState.PENDING, raw_id=20, reason="Priority"),
+        a_job(20, JobState.PENDING, raw_id=21, reason="Priority"),  # a component of 20
+    ]
+    finding = stage.finding(names=("gpt",))
+    figures = {figure.label: figure.value for figure in finding.figures}
+    assert (figures["running"], figures["queued"]) == (1, 7)
+    assert "job 10_3" in finding.summary
+
+
+def test_what_was_looked_at_is_said_with_its_age(stage: Stage) -> None:
+    stage.run("gpt", 1)
+    stage.job(1, **running())
+    stage.look()
+    reading = stage.memory["gpt"]
+    from resilience.watch.checks.job import CHECK
+
+    (finding,) = CHECK.judge("gpt", (reading,), CHECK.Settings(), NOW + 90)
+    text = "\n".join(finding.looked)
+    assert "one query of the fake queue for my own jobs" in text and "1 min 30 s old" in text
+    assert "by the tokens in its journal" in text
+
+
+class Slow(FakeScheduler):
+    """Answers after a minute."""
+
+    clock: Any = None
+
+    def jobs(self, **wishes: Any) -> tuple[Job, ...]:
+        self.clock.sleep(60)
+        return super().jobs(**wishes)
+
+
+def test_no_time_left_is_unknown(stage: Stage) -> None:
+    queue = Slow()
+    slow = Stage(stage.folder, queue)
+    queue.clock = slow.clock
+    slow.run("gpt", 1)
+    finding = slow.finding(deadline_s=70.0)
+    assert finding.verdict is UNKNOWN and "no time left" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("own_s", "schedulers_s", "seconds"), [(75, 60, 75), (75, 240, 255), (5, 60, 75), (90, 60, 90)]
+)
+def test_a_look_is_given_longer_than_the_scheduler_is(
+    stage: Stage, own_s: float, schedulers_s: float, seconds: float
+) -> None:
+    scene = scene_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), scene)] == [seconds]
+
+
+def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage) -> None:
+    settings = replace(stage.project.loaded.settings, scheduler=SchedulerSettings(deadline_s=600.0))
+    project = replace(stage.project, loaded=stage.project.loaded._replace(settings=settings))
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(), scene_of(project))] == [615.0]
+
+
+def test_a_job_that_was_given_another_name_is_not_found_under_the_old_one(stage: Stage) -> None:
+    stage.queue.records.append(a_job(1, **running()))
+    stage.look(names=("gpt",))
+    stage.queue.records[0] = replace(stage.queue.records[0], name="renamed")
+    assert stage.finding(names=("gpt",)).verdict is CRITICAL

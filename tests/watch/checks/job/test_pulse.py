@@ -1,0 +1,255 @@
+"""The PULSE line: its words for every state, where it may stand, and how often."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.job import Job, JobId, JobState
+from resilience.watch.checks._job.pulse import is_due, last_pulses, pulse_line, pulse_words
+from resilience.watch.checks._job.pulse_file import _claim
+from resilience.watch.checks._job.reading import fold
+from tests.fakes import DOWN, NOW, FakeScheduler, a_job
+from tests.watch.checks.job.stage import HOUR, OK, Stage, running
+
+PENDING = JobState.PENDING
+
+
+@pytest.fixture(autouse=True)
+def paris(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TZ", "Europe/Paris")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+START = 1_651_366_800.0  # 2022-05-01 03:00:00 in Paris
+SINCE = START - (86400 + 7 * 3600 + 27 * 60 + 33)
+
+WORDS = [
+    (
+        a_job(123, task=4, start_time=SINCE, partition="gpu", nodes="n[1-4]"),
+        "is running for 1-07:27:33 since 2022-04-29T19:32:27 (123_4 on 'gpu' partition (n[1-4]))",
+    ),
+    (
+        a_job(123, PENDING, tasks="5-9%1", reason="JobArrayTaskLimit", partition="gpu"),
+        "is waiting for the previous Job Array job to finish before scheduling a new one "
+        "(123_[5-9%1] on 'gpu' partition)",
+    ),
+    (
+        a_job(124, PENDING, reason="Dependency", partition="gpu"),
+        "is waiting for the previous job to finish before scheduling a new one using the dependency mechanism "
+        "(124 on 'gpu' partition)",
+    ),
+    (a_job(124, PENDING, reason="Priority", partition="gpu"), "is waiting to be scheduled (124 on 'gpu' partition)"),
+    (
+        a_job(124, PENDING, reason="Priority", partition="gpu", start_time=START + 5430),
+        "is scheduled to start in 01:30:30 (at 2022-05-01T04:30:30) (124 on 'gpu' partition)",
+    ),
+    (
+        a_job(124, PENDING, reason="Priority", partition="gpu", start_time=START - 100),
+        "is due to start now (at 2022-05-01T02:58:20) (124 on 'gpu' partition)",
+    ),
+    (
+        a_job(124, PENDING, reason="JobHeldUser", partition="gpu"),
+        "will not start: held by its owner (124 on 'gpu' partition)",
+    ),
+    (
+        a_job(124, PENDING, reason="PartitionDown", partition="gpu"),
+        "is waiting for what it cannot have now: the partition is down (124 on 'gpu' partition)",
+    ),
+    (
+        a_job(124, JobState.COMPLETING, start_time=START - 60, partition="gpu", nodes="n1"),
+        "is ending for 00:01:00 since 2022-05-01T02:59:00 (124 on 'gpu' partition (n1))",
+    ),
+    (
+        a_job(124, JobState.SUSPENDED, start_time=START - 60, partition="gpu", nodes="n1"),
+        "is suspended for 00:01:00 since 2022-05-01T02:59:00 (124 on 'gpu' partition (n1))",
+    ),
+]
+
+
+@pytest.mark.parametrize(("job", "words"), WORDS)
+def test_each_state_has_its_words(job: Job, words: str) -> None:
+    assert pulse_words(fold([job]), START) == words
+    assert pulse_line("gpt", words, START) == f"[2022-05-01 03:00:00] PULSE: gpt {words}"
+
+
+@pytest.mark.parametrize("state", [s for s in JobState if s.is_alive])
+def test_no_state_is_fix_me_and_none_is_cut(state: JobState) -> None:
+    words = pulse_words(fold([a_job(1, state, start_time=START - 5, partition="gpu", nodes="n1")]), START)
+    assert "fix me" not in words and "(1 on 'gpu' partition" in words
+
+
+def test_the_newest_line_about_a_name_is_found_whatever_else_stands_there() -> None:
+    text = (
+        "noise\n[2022-05-01 01:00:00] PULSE: gpt is x\n[2022-05-01 02:00:00] PULSE: gpt2 is x\n[bad] PULSE: gpt is x\n"
+    )
+    found = last_pulses(text)
+    assert found["gpt"] == START - 2 * HOUR and found["gpt2"] == START - HOUR and "llama" not in found
+
+
+@pytest.mark.parametrize("words", [words for _, words in WORDS])
+def test_a_line_is_found_again_by_its_name_whatever_the_name_holds(words: str) -> None:
+    for name in ("gpt", "what is it", "a was b", "x | y"):
+        assert last_pulses(pulse_line(name, words, START))[name] == START
+
+
+DUE = [(None, True), (0.0, False), (3599.0, False), (3600.0, True), (-60.0, False), (-7200.0, True)]
+
+
+@pytest.mark.parametrize(("age_s", "due"), DUE)
+def test_a_line_is_due_after_an_hour(age_s: float | None, due: bool) -> None:
+    assert is_due(None if age_s is None else NOW - age_s, NOW, HOUR) is due
+
+
+# ---- the file ---------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+@pytest.fixture
+def pulsing(stage: Stage) -> Stage:
+    stage.run("gpt", 1)
+    stage.job(1, **running())
+    return stage
+
+
+def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage) -> None:
+    log = pulsing.project.loaded.project / "pulse.log"
+    for _ in range(185):
+        pulsing.look(pulse_file="pulse.log")
+        pulsing.wait(60)
+    assert len(lines(log)) == 4
+    assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] PULSE: gpt is running for ", line) for line in lines(log))
+    assert len(list(log.parent.glob(".pulse.log*"))) == 1, "old claims are swept"
+
+
+def test_two_hosts_share_one_hour(pulsing: Stage) -> None:
+    other = Stage(pulsing.folder, pulsing.queue)
+    for _ in range(65):
+        pulsing.look(pulse_file="pulse.log")
+        other.look(pulse_file="pulse.log")
+        for one in (pulsing, other):
+            one.wait(60)
+    assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 2
+
+
+def test_of_many_that_look_at_the_same_moment_one_claims_the_hour(tmp_path: Path) -> None:
+    gate, won = threading.Barrier(8), []
+
+    def claim() -> None:
+        gate.wait()
+        won.append(_claim(tmp_path / "pulse.log", "gpt", 7))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False] * 7 + [True]
+
+
+def test_each_watched_job_has_its_own_line(stage: Stage) -> None:
+    stage.queue.records += [a_job(1, **running()), a_job(2, PENDING, name="t5", reason="Priority")]
+    stage.look(names=("gpt", "t5", "gone"), pulse_file="pulse.log")
+    found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
+    assert found[0].startswith("gpt is running for 01:00:02 since "), "making sure of `gone` took 2 s"
+    assert found[1].startswith("t5 is waiting to be scheduled (2 on ")
+    assert found[2] == "gone is neither running nor scheduled to run"
+
+
+def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage) -> None:
+    mark = stage.run("done", 1).path / "finished"
+    mark.write_text("")
+    os.utime(mark, (NOW, NOW))
+    stage.kill(stage.run("killed", 2), why="enough", when=NOW)
+    stage.look(pulse_file="pulse.log")
+    stage.queue.trouble = DOWN
+    stage.wait(HOUR)
+    stage.look(pulse_file="pulse.log")
+    found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
+    assert found[0] == "done is finished: the training says that it is done"
+    assert found[1].startswith("killed was stopped on purpose: ")
+    assert found[2] == "done is unknown: the scheduler did not answer (squeue did not answer in 30 s)"
+
+
+def test_the_trainings_own_log_is_refused(pulsing: Stage) -> None:
+    own = pulsing.project.directory("gpt").path / "logs" / "gpt-1.out"
+    own.write_text("step 1\n")
+
+    faults = pulsing.faults(pulse_file=str(own))
+
+    assert set(faults) == {"", "pulse-file"}
+    assert own.read_text() == "step 1\n"
+
+
+def test_a_link_to_the_trainings_own_log_is_refused(pulsing: Stage) -> None:
+    own = pulsing.project.directory("gpt").path / "logs" / "gpt-1.out"
+    own.write_text("step 1\n")
+    (pulsing.project.loaded.project / "main_log.txt").symlink_to(own)
+    assert "pulse-file" in pulsing.faults(pulse_file="main_log.txt")
+    assert own.read_text() == "step 1\n"
+
+
+class Telling(FakeScheduler):
+    """Says where a job writes, as `scontrol show job` does; the queue does not."""
+
+    stdout = ""
+
+    def job(self, job_id: JobId) -> Job:
+        from dataclasses import replace
+
+        return replace(super().job(job_id), stdout=self.stdout)
+
+
+def test_the_output_of_a_watched_job_is_refused(stage: Stage, tmp_path: Path) -> None:
+    queue = Telling(records=[a_job(1, **running())])
+    queue.stdout = str(tmp_path / "main_log.txt")
+    Path(queue.stdout).write_text("iteration 1\n")
+    hard_link = tmp_path / "other.txt"
+    hard_link.hardlink_to(queue.stdout)
+    for name in (queue.stdout, str(hard_link)):
+        (warned,) = [f for f in Stage(tmp_path, queue).look(names=("gpt",), pulse_file=name) if f.fault == "pulse-file"]
+        assert "is the output of job 1" in warned.summary
+    assert Path(queue.stdout).read_text() == "iteration 1\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "missing folder"])
+def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing: Stage, kind: str) -> None:
+    path = pulsing.project.loaded.project / "pulse.log"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = path / "deeper" / "pulse.log"
+    faults = pulsing.faults(pulse_file=str(path))
+    assert {name: verdict.value for name, verdict in faults.items()} == {"": "OK", "pulse-file": "WARNING"}
+
+
+def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("resilience.watch.checks._job.pulse_file.os.write", full)
+        assert "pulse-file" in pulsing.faults(pulse_file="pulse.log")
+    assert pulsing.faults(pulse_file="pulse.log") == {"": OK}
+    assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 1
+
+
+def test_a_line_that_was_cut_is_ended_first(pulsing: Stage) -> None:
+    log = pulsing.project.loaded.project / "pulse.log"
+    log.write_text("half a li")
+    pulsing.look(pulse_file="pulse.log")
+    assert lines(log)[0] == "half a li" and len(lines(log)) == 2

@@ -1,0 +1,113 @@
+"""Real trainings as real processes: stopped, talking without progress, rotated, and guarded with a rank that hangs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilience import layout
+from resilience.finding import Finding, Verdict
+from tests.guard.guarded import a_launch
+from tests.guard.guards import make_run, wait_until
+from tests.watch.checks.log.watcher import LogWatcher
+
+_TRAINING = """
+import os, sys, time
+log = sys.argv[1]
+step = 0
+while True:
+    if not os.path.exists(log + ".mute"):
+        step += 1
+    with open(log, "a") as file:
+        print(f"step {step} loss 2.1" if not os.path.exists(log + ".mute") else "waiting for rank 3", file=file)
+    time.sleep(0.02)
+"""
+_WRITER = _TRAINING.replace('with open(log, "a") as file:', "for file in [OPEN]:").replace(
+    "step = 0", 'step = 0\nOPEN = open(log, "a", buffering=1)', 1
+)
+
+
+@contextmanager
+def a_training(log: Path, program: str = _TRAINING) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", program, str(log)], stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ok(finding: Finding) -> bool:
+    return finding.verdict is Verdict.OK and finding.summary.startswith("step ")
+
+
+def is_critical(finding: Finding) -> bool:
+    return finding.verdict is Verdict.CRITICAL
+
+
+def test_a_stopped_process_is_a_hang_and_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+    dog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
+    with a_training(tmp_path / "train.log") as process:
+        dog.until(is_ok)
+        process.send_signal(signal.SIGSTOP)
+        finding = dog.until(is_critical)
+        assert finding.fault == "silent" and "last line: step" in finding.summary
+        process.send_signal(signal.SIGCONT)
+        dog.until(is_ok)
+
+
+def test_a_process_that_talks_without_progress_is_a_hang(tmp_path: Path) -> None:
+    dog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
+    with a_training(tmp_path / "train.log"):
+        dog.until(is_ok)
+        (tmp_path / "train.log.mute").touch()
+        finding = dog.until(is_critical)
+        assert finding.fault == "no-progress" and "last line: waiting for rank 3" in finding.summary
+        (tmp_path / "train.log.mute").unlink()
+        dog.until(is_ok)
+
+
+def test_a_log_that_is_rotated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    dog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
+    with a_training(log):
+        dog.until(is_ok)
+        for number in range(5):
+            wait_until(log.exists)
+            log.rename(tmp_path / f"train.log.{number}")
+            assert not any(map(is_critical, dog.look()))
+            dog.until(is_ok)
+
+
+def test_a_log_that_is_truncated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    dog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
+    with a_training(log, _WRITER):
+        for _ in range(3):
+            dog.until(is_ok)
+            with open(log, "r+b") as file:
+                file.truncate(0)
+            assert not any(map(is_critical, dog.look()))
+
+
+def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "demo")
+    (run / layout.RUN_FILE).write_text('[run]\nname = "demo"\n')
+    attempt = 'number = 3\njob_id = 12\nlabel = "12"\nstart = 5\n'
+    (run / "attempts" / layout.attempt_file(3)).write_text(attempt)
+    dog = LogWatcher(tmp_path, timeout_s=2.0)
+    with a_launch(tmp_path / "launch", run, 3) as launch:
+        launch.wait_for_steps()
+        finding = dog.until(lambda finding: is_ok(finding) and "heartbeat of 3 ranks" in finding.summary)
+        launch.signal(1, signal.SIGSTOP)
+        finding = dog.until(is_critical)
+        assert "rank 1 on n1 is the slowest of 3" in finding.summary
+        launch.signal(1, signal.SIGCONT)
+        dog.until(is_ok)
+        launch.kill(2)
+        finding = dog.until(lambda finding: finding.fault == "rank-gone")
+        assert "rank 2 on n1 has ended without a word" in finding.summary

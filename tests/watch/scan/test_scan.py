@@ -1,0 +1,500 @@
+"""The whole scan, against du, on real folders with real faults."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.watch.scan.effort import Progress
+from resilience.watch.scan.folder import read_folder
+from resilience.watch.scan.pace import Pace
+from resilience.watch.scan.record import ELSEWHERE, STUCK, Record
+from resilience.watch.scan.scan import Scan
+from tests.guard.disks import small_disk
+from tests.system.hung import hung_folder
+from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+from tests.watch.scan.trees import NOW, a_tree, du, kib, look, settle, write
+
+DAY = 86400
+
+
+def in_state(found: Scan, wanted: int) -> list[bytes]:
+    """The folders of which this became."""
+    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == wanted]
+
+
+def test_it_counts_allocated_blocks_as_du_does(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    with open(root / "sparse", "wb") as file:
+        file.truncate(2**30)
+    found = look(root)
+    assert kib(found) == du(root)
+    assert (found.totals.files[0], found.totals.folders[0]) == (61, 25)
+    assert found.is_complete
+
+
+def test_a_file_with_several_names_counts_once(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    first = write(root / "a" / "file", 100_000)
+    (root / "b").mkdir()
+    for name in ("b/same", "b/again", "a/third"):
+        os.link(first, root / name)
+    found = look(root)
+    assert kib(found) == du(root)
+    assert found.totals.files[0] == 1
+
+
+def test_a_name_less_of_a_file_with_several_is_seen_at_the_next_scan(tmp_path: Path) -> None:
+    root, memory = tmp_path / "tree", tmp_path / "memory"
+    first = write(root / "a" / "file", 100_000)
+    write(root / "b" / "own")
+    os.link(first, root / "b" / "same")
+    settle(root)
+    look(root, memory)
+    first.unlink()
+    found = look(root, memory)
+    assert found.verified >= 1  # b was not read again, and its name of the file counts now
+    assert kib(found) == du(root)
+
+
+def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    write(tmp_path / "elsewhere" / "big", 1_000_000)
+    (root / "to folder").symlink_to(tmp_path / "elsewhere")
+    (root / "loop").symlink_to(root)
+    (root / "broken").symlink_to("nowhere")
+    found = look(root)
+    assert kib(found) == du(root)
+    assert found.totals.files[0] == 63
+
+
+def test_a_root_that_is_a_symbolic_link_is_the_folder_it_points_to(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    (tmp_path / "link").symlink_to(root)
+    found = look(tmp_path / "link")
+    assert kib(found) == du(root)
+    assert found.real == os.fsencode(root.resolve())
+
+
+def test_names_may_be_any_bytes(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    for name in (b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()):
+        write(root / os.fsdecode(name) / os.fsdecode(name))
+    memory = tmp_path / "memory"
+    look(root, memory)
+    found = look(root, memory)
+    assert kib(found) == du(root)
+    assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
+
+
+def test_another_file_system_is_not_entered_and_not_even_looked_at(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    with small_disk(root / "t1" / "other", "1m") as disk:
+        write(disk / "file", 500_000)
+        found = look(root)
+        assert kib(found) == du(root)
+        assert in_state(found, ELSEWHERE) == [b"t1/other"]
+        assert found.is_complete
+        assert look(root, tmp_path / "memory").is_complete
+        again = look(root, tmp_path / "memory")
+        assert (kib(again), in_state(again, ELSEWHERE)) == (du(root), [b"t1/other"])
+    unmounted = look(root, tmp_path / "memory")
+    assert (kib(unmounted), in_state(unmounted, ELSEWHERE)) == (du(root), [])
+
+
+def test_a_loop_of_bind_mounts_ends(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    (root / "t0" / "loop").mkdir()
+    mounted = subprocess.run(["mount", "--rbind", root, root / "t0" / "loop"], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a folder over another here: {mounted.stderr.strip()}")
+    try:
+        found = look(root)
+        assert found.totals.files[0] == 60
+        assert found.is_complete
+    finally:
+        subprocess.run(["umount", "-l", root / "t0" / "loop"], check=True)
+
+
+def test_folders_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> None:
+    root, memory = tmp_path / "tree", tmp_path / "memory"
+    root.mkdir()
+    name, depth = "d" * 100, 120
+    opened = os.open(root, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=opened)
+        below = os.open(name, os.O_RDONLY, dir_fd=opened)
+        os.close(opened)
+        opened = below
+    with open(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=opened), "wb") as file:
+        file.write(bytes(50_000))
+    os.close(opened)
+    for _ in range(2):
+        found = look(root, memory, now=time.time())
+        assert kib(found) == du(root)
+        assert found.totals.folders[0] == depth + 1
+        assert found.is_complete
+    subprocess.run(["rm", "-rf", root], check=True)
+
+
+@needs_root
+def test_folders_that_may_not_be_read_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    open_the_way(root / "t0")
+    (root / "t2").chmod(0o700)
+    with acting_as(NOBODY):
+        found = look(root)
+    bad = [(found.tree.paths[row], number) for row, number in enumerate(found.tree.trouble) if number]
+    assert bad == [(b"t2", 13)]
+    assert found.totals.files[0] == 45
+    assert found.totals.missing[0] == 1  # the sums are lower bounds, and say so
+    assert found.is_complete  # but nothing is left to be done
+    assert not found.error
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text(""), "is a file"),
+        (lambda path: os.mkfifo(path), "is a file"),
+    ],
+    ids=["missing", "file", "fifo"],
+)
+def test_what_cannot_be_scanned_is_said(tmp_path: Path, make: object, said: str) -> None:
+    make(tmp_path / "root")  # type: ignore[operator]
+    found = look(tmp_path / "root", tmp_path / "memory", deadline_s=20)
+    assert said in found.error
+    assert not (tmp_path / "memory").exists()
+
+
+def test_an_unchanged_tree_is_told_by_one_look_at_each_folder(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    first = look(root, memory)
+    assert (first.read, first.verified) == (25, 0)
+    again = look(root, memory, now=NOW + 60)
+    assert (again.read, again.verified, again.looks) == (0, 25, 25)  # not one look at a file
+    assert again.totals == first.totals
+    assert again.is_complete
+
+
+def test_only_changed_folders_are_read_again(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    look(root, memory)
+    write(root / "t1" / "s2" / "new")
+    write(root / "t3" / "deep" / "new" / "file")
+    (root / "t0" / "s0" / "f0").unlink()
+    subprocess.run(["rm", "-r", root / "t2" / "s4"], check=True)
+    found = look(root, memory)
+    assert found.read == 3 + 2 + 2  # s2, t3 and the two in it, s0, t2, and the one that is not there any more
+    assert kib(found) == du(root)
+    assert (found.totals.files[0], found.totals.folders[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
+
+
+def test_a_folder_renamed_with_all_below_it_is_found_under_its_new_name(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    look(root, memory)
+    (root / "t0").rename(root / "t3" / "moved")
+    found = look(root, memory)
+    assert kib(found) == du(root)
+    assert b"t3/moved/s4" in found.tree.paths
+    assert b"t0" not in found.tree.paths
+
+
+def test_two_folders_that_swap_names_are_told_apart(tmp_path: Path) -> None:
+    root, memory = tmp_path / "tree", tmp_path / "memory"
+    write(root / "a" / "x", 50_000)
+    write(root / "b" / "y", 10)
+    settle(root)
+    look(root, memory)
+    (root / "a").rename(root / "c")
+    (root / "b").rename(root / "a")
+    (root / "c").rename(root / "b")
+    settle(root)  # the same mtimes as before; only their inodes tell
+    found = look(root, memory)
+    sizes = {path: found.totals.blocks[row] for row, path in enumerate(found.tree.paths)}
+    assert sizes[b"b"] > sizes[b"a"]
+
+
+def test_a_log_that_grows_in_place_is_seen_at_once(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    log = write(root / "t1" / "s1" / "train.log")
+    settle(root)
+    os.utime(log, (NOW - 60, NOW - 60))
+    first = look(root, memory)
+    with open(log, "ab") as file:
+        file.write(bytes(300_000))
+    found = look(root, memory)
+    assert kib(found) == du(root) > kib(first)
+    assert found.read == 1
+
+
+def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    first = look(root, memory)
+    with open(root / "t1" / "s1" / "f1", "ab") as file:
+        file.write(bytes(300_000))
+    missed = look(root, memory, now=NOW + 60)
+    assert kib(missed) == kib(first) < du(root)  # what the report says of such figures is true
+    found = look(root, memory, now=NOW + DAY + 61)
+    assert found.read == 25
+    assert kib(found) == du(root)
+
+
+def test_a_folder_that_changed_just_now_is_read_again_because_it_may_still_change(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    write(root / "t1" / "new")
+    look(root, memory)
+    found = look(root, memory)
+    assert found.read == 1
+    assert kib(found) == du(root)
+
+
+def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=10, subs=10, files=5)
+    churning = os.fork()
+    number = 0
+    while not churning:
+        number += 1
+        folder = root / f"t{number % 10}" / "s0" / f"gone{number % 1000}"
+        write(folder / "file", 10)
+        (folder / "file").unlink()
+        folder.rmdir()
+    try:
+        found = [look(root, tmp_path / "memory", now=NOW + number) for number in range(8)]
+    finally:
+        os.kill(churning, signal.SIGKILL)
+        os.waitpid(churning, 0)
+    for folder in root.glob("t*/s0/gone*"):  # the last one, half done
+        shutil.rmtree(folder)
+    assert not any(each.error for each in found)
+    final = look(root, tmp_path / "memory", now=NOW + 20)
+    assert (final.totals.files[0], final.totals.folders[0], kib(final)) == (500, 111, du(root))
+
+
+def test_a_folder_of_many_chunks_is_added_up(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "first").touch()
+    for number in range(1_500):
+        os.link(root / "first", root / f"{number:05d}.out") if number < 500 else os.mknod(root / f"{number:05d}.out")
+    found = look(root)
+    assert found.totals.files[0] == 1 + 1000
+    assert kib(found) == du(root)
+
+
+def test_many_threads_see_what_processes_see(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "memory"
+    for number in range(1500):
+        write(root / "large" / f"{number}", 10)
+    settle(root)
+    many = look(root, memory, pace=Pace(1, 16, "as on a network"))
+    assert kib(many) == kib(look(root)) == du(root)
+    again = look(root, memory, pace=Pace(1, 16, "as on a network"))
+    assert (again.read, again.verified) == (0, 44)
+    assert again.totals == many.totals
+
+
+def test_a_mount_that_hangs_below_is_not_touched(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    try:
+        with hung_folder(root / "t1" / "dead"):
+            found = look(root, deadline_s=20)
+            assert found.is_complete
+            assert found.totals.files[0] == 60
+            assert found.took_s < 10
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be used: {error}")
+
+
+def test_a_root_that_never_answers_is_said_within_the_deadline(tmp_path: Path) -> None:
+    try:
+        with hung_folder(tmp_path / "dead") as dead:
+            began = time.monotonic()
+            found = look(dead, tmp_path / "memory", deadline_s=3)
+            assert time.monotonic() - began < 3 + 15
+            assert "hangs" in found.error or "no answer" in found.error
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be used: {error}")
+
+
+@pytest.mark.parametrize("pace", [None, Pace(1, 4, "threads")], ids=["processes", "threads"])
+def test_a_subfolder_that_hangs_is_named_and_everything_else_is_counted(
+    tmp_path: Path, pace: Pace | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+    # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
+    monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root: frozenset())
+    try:
+        with hung_folder(root / "t1" / "dead"):
+            for _ in range(2):  # the second time beside what is known
+                found = look(root, memory, deadline_s=4, pace=pace)
+                assert found.took_s < 20
+                assert in_state(found, STUCK) == [b"t1/dead"]
+                assert found.totals.files[0] == 60
+                assert not found.is_complete
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be used: {error}")
+    found = look(root, memory, deadline_s=60)  # a recovered folder clears itself
+    assert found.is_complete
+    assert (found.totals.files[0], kib(found)) == (60, du(root))
+
+
+def test_a_scan_that_the_deadline_ended_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    root, memory = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "memory"
+    first = look(root, memory, deadline_s=0.0)
+    assert first.out_of_time
+    assert not first.is_complete or first.totals.files[0] == 300
+    reads = [first.read]
+    while True:
+        found = look(root, memory, deadline_s=0.05 + 0.01 * len(reads))  # a busy machine may need more to begin at all
+        reads.append(found.read)
+        if found.is_complete:
+            break
+        assert len(reads) < 200
+    assert sum(reads) <= 316 + 4 * len(reads)  # a folder or two in each may have been half read
+    assert (found.totals.files[0], kib(found)) == (300, du(root))
+
+
+SCAN = """
+import sys, time
+from pathlib import Path
+from resilience.watch.scan.scan import scan
+from resilience.watch.scan import worker
+read = worker.read_folder
+def slowly(*given, **named):
+    time.sleep(0.02)
+    return read(*given, **named)
+worker.read_folder = slowly
+def tell(progress):
+    print("tick", progress.folders, flush=True)
+found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1800000000.0, tell=tell)
+print("found", found.interrupted, found.is_complete, found.totals.files[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_it_sees_what_is_known_and_leaves_a_memory_to_go_on_from(tmp_path: Path, end: signal.Signals) -> None:
+    root, memory = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "memory"
+    with subprocess.Popen(
+        [sys.executable, "-c", SCAN, root, memory], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as scanning:
+        assert scanning.stdout is not None
+        for line in scanning.stdout:
+            if line.startswith("tick") and int(line.split()[1]) > 20:
+                os.killpg(scanning.pid, end)  # as a terminal does: to everybody in the group
+                break
+        rest = scanning.stdout.read()
+        assert scanning.wait(20) == 0
+    interrupted, complete, files = rest.split("found ")[1].split()
+    assert (interrupted, complete) == ("True", "False")
+    assert 0 < int(files) < 400
+    found = look(root, memory)
+    assert found.is_complete
+    assert found.verified > 0
+    assert found.totals.files[0] == 400
+
+
+def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        workers = [pid for pid in children if os.getsid(int(pid)) == int(pid)]
+        if workers and not killed:
+            killed.append(int(workers[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    def slowly(*given: Any, **named: Any) -> Record:
+        time.sleep(0.005)
+        return read_folder(*given, **named)
+
+    monkeypatch.setattr("resilience.watch.scan.worker.read_folder", slowly)
+    found = look(root, tell=kill_one)
+    assert killed
+    assert found.totals.files[0] == 400
+    assert found.is_complete
+
+
+def test_workers_end_when_the_one_who_sent_them_is_killed(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
+    with subprocess.Popen([sys.executable, "-c", SCAN, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
+        assert scanning.stdout is not None
+        while b"tick" not in scanning.stdout.readline():
+            pass
+        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
+        scanning.kill()
+    assert workers
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    """Whether a process of that number does anything yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_scan_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree", tops=3, subs=2, files=1)
+    program = SCAN.replace("now=1800000000.0", "now=1800000000.0, deadline_s=12").replace("0.02", "0.4")
+    with subprocess.Popen([sys.executable, "-c", program, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
+        assert scanning.stdout is not None
+        for _ in range(3):  # in the middle of a folder: each takes longer than the ticks are apart
+            assert b"tick" in scanning.stdout.readline()
+        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
+        everybody = [*map(int, workers), scanning.pid]  # as SLURM suspends a job
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.6)  # longer than the 2.4 s after which a look counts as hung
+        scanning.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        rest = scanning.stdout.read()
+    assert b"found False True 6" in rest
+
+
+def test_it_holds_no_output_open_that_others_wait_for(tmp_path: Path) -> None:
+    """A child that hangs in the kernel keeps what it has open: whoever reads our output would wait for ever."""
+    root = a_tree(tmp_path / "tree")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom resilience.watch.scan.scan import scan\n"
+        "scan(Path(sys.argv[1]), None, now=1.8e9, deadline_s=1)\nprint('done')\n"
+    )
+    try:
+        with hung_folder(root / "dead"):
+            done = subprocess.run(
+                [sys.executable, "-c", program, root / "dead"], stdout=subprocess.PIPE, text=True, timeout=30
+            )
+            assert done.stdout == "done\n"
+    except OSError as error:
+        pytest.skip(f"/dev/fuse cannot be used: {error}")
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    told: list[Progress] = []
+    look(root, tmp_path / "memory", tell=told.append)
+    look(root, tmp_path / "memory", tell=told.append)
+    assert told[-1] == Progress(25, 25, 25)
+
+
+def test_no_worker_is_left_behind(tmp_path: Path) -> None:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
+    look(a_tree(tmp_path / "tree"), deadline_s=60)
+    assert set(children.read_text().split()) <= before

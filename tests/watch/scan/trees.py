@@ -1,0 +1,54 @@
+"""Folders to scan, and what du says of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from resilience.watch.scan.scan import Scan, scan
+
+NOW = 1_800_000_000.0
+LONG_AGO = 1_600_000_000
+
+
+def du(folder: Path) -> int:
+    """The KiB that `du -sx` counts."""
+    done = subprocess.run(["du", "-skx", folder], capture_output=True, text=True)
+    return int(done.stdout.split()[0])
+
+
+def kib(found: Scan) -> int:
+    """The same of a scan."""
+    return found.totals.blocks[0] // 2
+
+
+def look(root: Path, memory: Path | None = None, now: float = NOW, **options: Any) -> Scan:
+    """Scan with two processes, whatever this machine has."""
+    return scan(root, memory, now=now, **{"cores": 2, **options})
+
+
+def write(path: Path, size: int = 10_000) -> Path:
+    """A file, and the folders that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def settle(root: Path) -> None:
+    """Let everything have happened long ago: what has just changed is never trusted to be done with changing."""
+    for folder, _, files in os.walk(root, topdown=False):
+        for name in files:
+            os.utime(Path(folder, name), (LONG_AGO, LONG_AGO), follow_symlinks=False)
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+
+
+def a_tree(root: Path, tops: int = 4, subs: int = 5, files: int = 3) -> Path:
+    """Folders in folders with a few files each, all long ago."""
+    for top in range(tops):
+        for sub in range(subs):
+            for number in range(files):
+                write(root / f"t{top}" / f"s{sub}" / f"f{number}", 5000)
+    settle(root)
+    return root
