@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import FrozenInstanceError, fields
 
@@ -15,7 +16,7 @@ OWNERS = [RunSettings, SubmitSettings, AttemptSettings, GuardSettings, Scheduler
 
 @pytest.mark.parametrize("owner", OWNERS)
 def test_every_key_is_explained_and_has_a_default(owner: type) -> None:
-    explained = re.findall(r"^ {8}(\w+):", owner.__doc__ or "", re.MULTILINE)
+    explained = re.findall(r"^ {4}(\w+):", inspect.getdoc(owner) or "", re.MULTILINE)  # dedented since Python 3.13
     assert explained == [field.name for field in fields(owner)]
     owner()
 

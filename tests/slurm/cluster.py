@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file: make `tests` importable
@@ -162,7 +163,11 @@ class Cluster(Clients):
             os.chown(self.home(user), entry.pw_uid, entry.pw_gid)
         name = host.name()
         lines = accounting.slurm_conf_lines(layout, name, ports[-1]) if self.dbd else ""
-        layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, self.tuning, lines))
+        if host.RELEASE is not None:
+            tuning = replace(self.tuning, extra=f"PluginDir={host.RELEASE}/slurm/plugins\n{self.tuning.extra}")
+        else:
+            tuning = self.tuning
+        layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, tuning, lines))
         (self.root / "cgroup.conf").write_text(CGROUP_CONF)
         host.write_interpreter(layout.bin)
         key = self.root / "munge" / "key"
@@ -212,6 +217,8 @@ class Cluster(Clients):
 
     def _spawn_slurmd(self, node: str) -> None:
         argv = ["slurmd", "-D", "-N", node]
+        if host.RELEASE is not None:
+            argv += ["-d", f"{host.RELEASE}/slurm/slurmstepd"]  # it knows the one of its own installation only
         if self.proctrack == "cgroup":
             prelude = cgroup_prelude(self.root.name, host.hierarchies())
             argv = ["unshare", "--mount", "sh", "-c", prelude, "sh", *argv]

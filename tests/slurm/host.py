@@ -28,7 +28,14 @@ PROGRAMS = (
     "unshare",
 )
 HOW_TO_GET = "sudo apt-get install slurm-wlm munge (or sudo scripts/system-packages), then make test as root"
-PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
+RELEASE = Path(os.environ["RESIL_TEST_SLURM"]) if os.environ.get("RESIL_TEST_SLURM") else None
+"""Another release than this machine's, as scripts/slurm-release makes one: its programs and plugins are in `slurm`."""
+PATH = os.pathsep.join(
+    (
+        *((str(RELEASE / "slurm"),) if RELEASE is not None else ()),
+        *(os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
+    )
+)
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Below the range the kernel gives to outgoing connections (ip_local_port_range starts at 32768).
