@@ -34,7 +34,8 @@ class Walk(NamedTuple):
 def follow(path: Path) -> Walk:
     """Follow all links of a path, as the kernel does, and note the folders that decide where it leads.
 
-    Raise OSError if it leads nowhere (ENOENT), in a circle (ELOOP), or through a folder closed to us (EACCES).
+    Raise OSError if it leads nowhere (ENOENT), in a circle (ELOOP), through a folder closed to us
+    (EACCES), or through a file (ENOTDIR).
     """
     real = Path("/")
     rest = list(reversed(path.absolute().parts[1:]))
@@ -43,8 +44,10 @@ def follow(path: Path) -> Walk:
     links = 0
     while rest:
         part = rest.pop()
-        if part == "..":
-            real = real.parent
+        if part in (".", ".."):
+            if not stat.S_ISDIR(real.lstat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+            real = real if part == "." else real.parent
             continue
         passed[real] = None
         here = real / part
@@ -59,7 +62,9 @@ def follow(path: Path) -> Walk:
         target = os.readlink(here)  # noqa: PTH115
         if target.startswith("/"):
             real = Path("/")
-        rest += [word for word in reversed(target.split("/")) if word not in ("", ".")]
+        if target.endswith("/"):
+            target += "."  # it has to be a directory: path_resolution(7)
+        rest += [word for word in reversed(target.split("/")) if word]
     strict[real.parent] = None
     return Walk(real, tuple(strict), tuple(folder for folder in passed if folder not in strict))
 
