@@ -912,8 +912,8 @@ resil_hear() { # seconds: hear one piece of news, waiting no longer than this. F
   esac
 }
 
-# srun ends with 0 when SLURM gives up one of its nodes ("srun: error: Node failure on n5", 22.05), and its tasks may
-# live on. So its word counts only while the job is ours. REPLY: RUNNING, or what has become of the job.
+# srun ends with 0 (22.05) or 1 (24.11) when SLURM gives up one of its nodes ("srun: error: Node failure on n5"), and its
+# tasks may live on. So its word counts only while the job is ours. REPLY: RUNNING, or what has become of the job.
 resil_check_job() {
   REPLY=RUNNING
   if [ -z "${resil_forward:-}" ] && [ "$RESIL_JOB_ID" != 0 ]; then
@@ -1023,7 +1023,7 @@ resil_unfinish() {
 }
 
 resil_end() { # the launch is over: why, and with which code
-  local text
+  local text taken=no
   resil_deaf
   resil_hear_guard
   if [ "$resil_code" != 0 ] && [ -n "${resil_guard_failed:-}" ]; then
@@ -1032,6 +1032,7 @@ resil_end() { # the launch is over: why, and with which code
   # The heartbeat may not have seen it yet; and only one that lies there now ends more than this attempt.
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job
+  case $REPLY in GONE | COMPLETING) taken=yes ;; esac
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
       GONE | COMPLETING)
@@ -1056,6 +1057,9 @@ resil_end() { # the launch is over: why, and with which code
   fi
   if [ -n "$resil_term" ]; then
     resil_finish "$resil_code" terminated "${resil_forced:-SIG$resil_term}"
+  fi
+  if [ "$taken" = yes ]; then
+    resil_finish "$resil_code" terminated "SLURM ended the job under the launch"
   fi
   resil_finish "$resil_code" exited "$resil_guard_why"
 }

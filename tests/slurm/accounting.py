@@ -57,7 +57,7 @@ def create(layout: Layout, host_name: str, database_port: int, port: int) -> Non
         f"DbdHost={host_name}\nDbdAddr=127.0.0.1\nDbdPort={port}\nPidFile={layout.root}/slurmdbd.pid\n"
         f"LogFile={layout.logs}/slurmdbd.log\nDebugLevel=info\nStorageType=accounting_storage/mysql\n"
         f"StorageHost=127.0.0.1\nStoragePort={database_port}\nStorageUser=slurm\nStoragePass={password}\n"
-        "StorageLoc=slurm\n",
+        f"StorageLoc=slurm\n{host.plugin_dir()}",
     )
     made = subprocess.run(
         ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={directory}/data", "--skip-test-db",

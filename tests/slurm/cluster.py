@@ -34,6 +34,7 @@ from tests.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_
 from tests.slurm.keeper import PREFIX, Keeper, remove, sweep
 from tests.slurm.processes import (
     Process,
+    ancestors,
     belonging,
     connections,
     descendants,
@@ -163,10 +164,7 @@ class Cluster(Clients):
             os.chown(self.home(user), entry.pw_uid, entry.pw_gid)
         name = host.name()
         lines = accounting.slurm_conf_lines(layout, name, ports[-1]) if self.dbd else ""
-        if host.RELEASE is not None:
-            tuning = replace(self.tuning, extra=f"PluginDir={host.RELEASE}/slurm/plugins\n{self.tuning.extra}")
-        else:
-            tuning = self.tuning
+        tuning = replace(self.tuning, extra=host.plugin_dir() + self.tuning.extra)
         layout.conf.write_text(slurm_conf(layout, name, ports, len(self.nodes), self.proctrack, tuning, lines))
         (self.root / "cgroup.conf").write_text(CGROUP_CONF)
         host.write_interpreter(layout.bin)
@@ -302,8 +300,11 @@ class Cluster(Clients):
 
     def _node_processes(self, node: str) -> set[int]:
         """Return slurmstepd, jobs and their children on a node: those who say its name, and their descendants."""
-        named = {pid for pid in self.processes() if environ(pid).get("SLURMD_NODENAME") == node}
-        return named | descendants(named)
+        ours = self.processes()
+        named = {pid for pid in ours if environ(pid).get("SLURMD_NODENAME") == node}
+        # Since 24.11 slurmstepd itself has no such variable: the parent of a job's shell is one.
+        steps = {parent for pid in named for parent in ancestors(pid) if parent in ours and not environ(parent)}
+        return named | steps | descendants(named | steps)
 
     def processes(self) -> set[int]:
         """Return the pids of all daemons, jobs and clients of this cluster, without its keeper."""

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from tests.slurm.processes import CGROUPS, HIERARCHIES
@@ -41,6 +42,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Below the range the kernel gives to outgoing connections (ip_local_port_range starts at 32768).
 FIRST_PORT, LAST_PORT, BLOCK = 21000, 31000, 50
 LOCKS = Path("/run/resil-slurm")
+
+
+def plugin_dir() -> str:
+    """The line of slurm.conf and slurmdbd.conf that says where the plugins of another release are; mostly none."""
+    return f"PluginDir={RELEASE}/slurm/plugins\n" if RELEASE is not None else ""
+
+
+@cache
+def release() -> tuple[int, int]:
+    """The release of SLURM that is tested: (22, 5)."""
+    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": PATH}, check=True).stdout
+    major, minor = said.split()[-1].split(".")[:2]  # `slurm-wlm 22.05.8`
+    return int(major), int(minor)
 
 
 def requirements(more: tuple[str, ...] = ()) -> list[str]:

@@ -192,9 +192,10 @@ def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 10.0) -> se
     while found := find():
         if time.monotonic() > deadline:
             return set(found)
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: none may tell of the end of another
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         time.sleep(0.01)
     return set()
 
