@@ -20,11 +20,9 @@ import pytest
 
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
-from resilience.schedulers._local.broom import prune
-from resilience.schedulers._local.keeper import daemon_environment
-from resilience.schedulers._local.processes import carrying, start_ticks
+from resilience.schedulers._local.processes import start_ticks
 from resilience.schedulers._local.spool import Spool
-from resilience.schedulers.local import LocalScheduler
+from resilience.schedulers.local import LocalScheduler, daemon_environment
 from resilience.system.clock import SystemClock
 from resilience.system.files import STALE_S
 from resilience.system.process import ProcessRunner
@@ -155,17 +153,16 @@ def test_after_a_reboot_running_jobs_are_requeued_and_queued_ones_are_still_ther
 def test_what_a_lost_job_left_running_is_ended_before_it_runs_again(local: Lab) -> None:
     job_id = local.submit("echo up; setsid sleep 60 & sleep 60", no_requeue=None)
     local.says(job_id, "up")
-    mark = [f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]
-    until(lambda: len(carrying(mark)) >= 2)
+    until(lambda: len(local.processes(job_id)) >= 2)
     os.kill(local.watcher_pid(job_id.array), signal.SIGKILL)
     assert local.ended(job_id)[0].state is JobState.NODE_FAIL
-    assert carrying(mark) == []
+    assert local.processes(job_id) == []
 
 
 def test_a_process_that_detached_itself_ends_with_its_job(local: Lab) -> None:
     job = local.end_of("(setsid nohup sleep 60 >/dev/null 2>&1 &) ; sleep 0.2")
     assert job.state is JobState.COMPLETED
-    assert carrying([f"SLURM_JOB_ID={job.raw_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]) == []
+    assert local.processes(job.id) == []
 
 
 def test_clients_that_race_start_one_daemon_and_one_job_per_token(local: Lab) -> None:
@@ -304,7 +301,7 @@ def test_at_the_limit_comes_sigterm_then_sigkill(local: Lab) -> None:
     job = local.end_of(body, time="0:01")
     assert (job.state, job.exit_code) == (JobState.TIMEOUT, ExitCode(0, 9))
     assert "term" in local.output(job) and "DUE TO TIME LIMIT ***" in local.output(job)
-    assert carrying([f"SLURM_JOB_ID={job.raw_id}", f"RESIL_LOCAL_SPOOL={local.spool}"]) == []
+    assert local.processes(job.id) == []
 
 
 def test_a_requeued_job_counts_its_restarts(local: Lab) -> None:
@@ -645,9 +642,9 @@ def test_what_ended_long_ago_is_forgotten_unless_somebody_waits_for_it(local: La
     local.submit("true", dependency=f"afterok:{needed.id}")
     spool = Spool(local.spool)
     with spool.locked(5):
-        prune(spool, time.time() + 6 * 86400, {needed.id.array})
+        spool.prune(time.time() + 6 * 86400, {needed.id.array})
         assert spool.entry(old_id.array) is not None
-        prune(spool, time.time() + 8 * 86400, {needed.id.array})
+        spool.prune(time.time() + 8 * 86400, {needed.id.array})
     assert local.scheduler.find(old.token) == ()
     assert local.scheduler.presence(old_id).liveness is Liveness.GONE
     assert local.scheduler.job(needed.id).state is JobState.FAILED

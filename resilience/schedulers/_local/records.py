@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+from typing import Any, TypeVar
 
 from resilience.errors import ResilError
 from resilience.job import ExitCode, Job, JobId, JobState
@@ -143,42 +144,28 @@ class Task:
         return self.state in (JobState.RUNNING, JobState.COMPLETING)
 
 
+R = TypeVar("R", Entry, Task)
+
+
 def to_json(record: Entry | Task) -> str:
     """Write a record as JSON. File names that are not UTF-8 survive, as escaped surrogates."""
     return json.dumps(asdict(record), separators=(",", ":")) + "\n"
 
 
-def entry_from_json(text: str) -> Entry:
-    """Read a submission. Raise DamagedRecord if it is none."""
-    data = _load(text, Entry)
+def from_json(kind: type[R], text: str) -> R:
+    """Read a record. Raise DamagedRecord if the text holds none of this kind; keys of newer releases are ignored."""
     try:
-        for name in ("script_args", "indices"):
-            if data.get(name) is not None:
-                data[name] = tuple(data[name])
-        return Entry(**data)
-    except (TypeError, ValueError) as error:
-        raise DamagedRecord(f"not a submission: {error}") from error
-
-
-def task_from_json(text: str) -> Task:
-    """Read a job. Raise DamagedRecord if it is none."""
-    data = _load(text, Task)
-    try:
-        data["state"] = JobState(data["state"])
-        return Task(**data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecord(f"not a job: {error}") from error
-
-
-def _load(text: str, kind: type[Entry] | type[Task]) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise DamagedRecord(f"not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise DamagedRecord("not a record")
-    known = {field.name for field in fields(kind)}
-    return {key: value for key, value in data.items() if key in known}
+        known = {field.name for field in fields(kind)}
+        data: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in json.loads(text).items()
+            if key in known
+        }
+        if kind is Task:
+            data["state"] = JobState(data["state"])
+        return kind(**data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedRecord(f"no record of a {kind.__name__.lower()}: {error}") from error
 
 
 def job_of(entry: Entry, task: Task, host: str) -> Job:
@@ -232,38 +219,22 @@ def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
 
 def _folded(entry: Entry, group: Sequence[Task], host: str) -> Job:
     indices = format_indices([task.index for task in group if task.index is not None])
-    first = job_of(entry, group[0], host)
     throttle = f"%{entry.throttle}" if entry.throttle else ""
-    # squeue says why the first of them waits.
-    return Job(
+    # squeue shows the reason of the first one.
+    return replace(
+        job_of(entry, group[0], host),
         id=JobId(entry.id),
         raw_id=entry.id,
-        name=first.name,
-        state=first.state,
-        user=first.user,
-        reason=first.reason,
         tasks=indices + throttle,
         task_count=len(group),
-        partition=first.partition,
-        node_count=1,
-        submit_time=first.submit_time,
-        time_limit_s=first.time_limit_s,
-        dependency=first.dependency,
-        comment=first.comment,
-        command=first.command,
-        stdout=first.stdout,
     )
 
 
 def format_indices(indices: Sequence[int]) -> str:
     """Given task indices, return SLURM's short form. For instance, 1, 2, 3, 7 gives `1-3,7`."""
-    parts: list[str] = []
-    ordered = sorted(indices)
-    position = 0
-    while position < len(ordered):
-        last = position
-        while last + 1 < len(ordered) and ordered[last + 1] == ordered[last] + 1:
-            last += 1
-        parts.append(str(ordered[position]) if last == position else f"{ordered[position]}-{ordered[last]}")
-        position = last + 1
+    parts = []
+    # Within a run of neighbours, index and position grow together.
+    for _, neighbours in groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in neighbours]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return ",".join(parts)

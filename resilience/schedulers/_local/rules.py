@@ -1,4 +1,4 @@
-"""What happens next on one machine: who may start, who is due a signal, how an end is told. Pure."""
+"""Decides what happens next on one machine: which jobs start, which signals are due, how an end is recorded. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from resilience.job import JobState
+from resilience.errors import SchedulerError
+from resilience.job import JobId, JobState, JobUpdate
 from resilience.schedulers._local.dependency import Answer, after_start, judge, needs_singleton
 from resilience.schedulers._local.records import Entry, Task
 
@@ -21,7 +22,7 @@ LOST_WAIT_S = 2.0
 """How long a lost job waits before it runs again, so that whoever looks first after a power cut sees that it was lost
 (often it is that look that starts the daemon). SLURM makes a requeued job wait two minutes."""
 
-LOOK_AGAIN_S = 1.0
+RECHECK_S = 1.0
 """How soon a delay of minutes (`after:7+1`) is looked at again."""
 
 
@@ -33,13 +34,13 @@ class Plan:
         start: raw ids of the jobs to start, in order.
         cancel: raw ids of those whose dependency can never be met and that asked to be cancelled then.
         reasons: why each other queued job waits, by raw id, in SLURM's words.
-        look_again: when the answer may change without anything happening; None when it will not.
+        again_at: when the answer may change without anything happening; None when it will not.
     """
 
     start: tuple[int, ...] = ()
     cancel: tuple[int, ...] = ()
     reasons: Mapping[int, str] = field(default_factory=dict)
-    look_again: float | None = None
+    again_at: float | None = None
 
 
 def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now: float, cpus: int) -> Plan:
@@ -62,7 +63,7 @@ def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now:
         if reason == "BeginTime" and task.begin is not None:
             times.append(task.begin)
         elif reason == "Dependency" and "+" in task.dependency:
-            times.append(now + LOOK_AGAIN_S)
+            times.append(now + RECHECK_S)
         elif reason == "DependencyNeverSatisfied" and entry.kill_invalid:
             cancel.append(task.raw)
         if not reason:
@@ -266,3 +267,22 @@ def _final(task: Task, state: JobState, status: int, number: int, at: float, rea
     return replace(
         task, state=state, reason=reason, end=at, exit_status=status, exit_signal=number, held=False, dependency=""
     )
+
+
+def updated(task: Task, change: JobUpdate, job_id: JobId) -> Task:
+    """Given a job that has not ended, return its new record. Raise SchedulerError if it is too late, or early."""
+    if task.state is not JobState.PENDING and (change.dependency is not None or change.begin_time is not None):
+        raise SchedulerError(f"Job is no longer pending execution for job {job_id}")
+    if change.dependency is not None:
+        task = replace(task, dependency=change.dependency)
+    if change.begin_time is not None:
+        task = replace(task, begin=change.begin_time)
+    if change.time_limit_s is not None:
+        task = replace(task, time_limit_s=change.time_limit_s or None)
+    if change.end_time is not None:
+        if task.start is None:
+            raise SchedulerError(
+                f"Job is pending execution for job {job_id}", hint="it has no end yet: change its time"
+            )
+        task = replace(task, time_limit_s=max(1, round(change.end_time - task.start)))
+    return task

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from resilience.errors import SchedulerError, UsageError
-from resilience.schedulers._local import grammar
+from resilience.schedulers._local import submit as grammar
 
 NOW = time.mktime((2026, 11, 20, 10, 0, 0, 0, 0, -1))
 

@@ -26,7 +26,7 @@ from resilience.schedulers._local import options
     ],
 )
 def test_arguments(words: list[str], given: list[options.Given]) -> None:
-    assert options.parse_arguments(words) == given
+    assert options.parse_options(words) == given
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,16 @@ def test_arguments(words: list[str], given: list[options.Given]) -> None:
 )
 def test_refusals_name_what_was_meant(words: list[str], message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        options.parse_arguments(words)
+        options.parse_options(words)
     assert hint in caught.value.hint
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_script() -> None:
     script = "#!/bin/bash\n#SBATCH -t 1 -J script --mem=5G\n#SBATCH --open-mode=append\n"
     environ = {"SBATCH_TIMELIMIT": "2", "SBATCH_JOB_NAME": "environment", "SBATCH_PARTITION": "p"}
-    result = options.collect({"time": "3", "requeue": None}, ["--no-requeue"], environ, script)
-    assert result.get("time") == "3" and result.get("job-name") == "environment"
-    assert result.get("open-mode") == "append"
-    assert result.has("no-requeue") and not result.has("requeue")
-    assert result.ignored == ("--mem", "--partition")
+    values, ignored = options.collect({"time": "3", "requeue": None}, ["--no-requeue"], environ, script)
+    assert values == {"time": "3", "job-name": "environment", "open-mode": "append", "no-requeue": ""}
+    assert ignored == ("--mem", "--partition")
 
 
 def test_directives_end_at_the_first_command() -> None:
@@ -82,7 +80,16 @@ def test_scripts_that_are_refused(content: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "answer"), [("-t", True), ("-t5", False), ("--time", True), ("--time=5", False), ("-H", False)]
+    ("words", "rest"),
+    [
+        (["-t", "5", "job.sh", "-x"], ["job.sh", "-x"]),
+        (["-t5", "job.sh"], ["job.sh"]),
+        (["--time", "5", "job.sh"], ["job.sh"]),
+        (["--time=5", "job.sh"], ["job.sh"]),
+        (["-H", "job.sh"], ["job.sh"]),
+        (["-H", "--", "-job.sh", "-H"], ["-job.sh", "-H"]),
+        (["-"], ["-"]),
+    ],
 )
-def test_which_options_take_the_next_word(word: str, answer: bool) -> None:
-    assert options.takes_value(word) is answer
+def test_options_end_at_the_script(words: list[str], rest: list[str]) -> None:
+    assert options.SBATCH.parse(words)[1] == rest
