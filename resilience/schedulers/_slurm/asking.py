@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from resilience.errors import ProbeError, SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId
-from resilience.schedulers._slurm import commands, json_records, records
+from resilience.schedulers._slurm import commands, records
+from resilience.schedulers._slurm import records as json_records
 from resilience.schedulers._slurm.errors import complains, diagnose, runner_error
 from resilience.schedulers._slurm.queue import Wanted, scan_jobs
 from resilience.system.ports import Clock, Runner

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resilience.errors import SchedulerUnavailable
 from resilience.job import ExitCode, JobId, JobState
-from resilience.schedulers._slurm.json_records import parse_document, parse_exit_code, parse_states
+from resilience.schedulers._slurm.records import parse_document, parse_exit_code, parse_states
 from tests.schedulers.answers import recorded
 
 DOWN_22_05 = """{"meta": {"Slurm": {"version": {"major": 22, "micro": 8, "minor": 5}}}, "jobs": [], "errors": [

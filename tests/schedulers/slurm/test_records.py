@@ -10,7 +10,7 @@ from resilience.cluster import Node
 from resilience.errors import SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm import records
-from resilience.schedulers._slurm.json_records import parse_document
+from resilience.schedulers._slurm.records import parse_document
 from tests.schedulers.answers import RELEASES, in_seconds, recorded
 
 
