@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from resilience.errors import ProbeError
-from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.system.process import CommandFailed, Completed
 
 RECORDED = Path(__file__).parents[1] / "recorded"

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from resilience.errors import QuantityError
 from resilience.job import ExitCode, Job, JobState
-from resilience.schedulers._slurm.commands import HISTORY_COLUMNS, SEPARATOR
-from resilience.schedulers._slurm.queue import count_tasks, parse_count, parse_id, parse_state, parse_time, unexpected
+from resilience.schedulers._slurm.queue import (
+    SEPARATOR,
+    count_tasks,
+    parse_count,
+    parse_id,
+    parse_state,
+    parse_time,
+    unexpected,
+)
 
+HISTORY_COLUMNS = (
+    *("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NNodes", "NodeList"),
+    *("User", "Partition", "Account", "QOS", "Reason", "JobName"),
+)
+"""sacct's names, valid from 20.11 on (`Restarts` is refused by 22.05)."""
 _COUNT = len(HISTORY_COLUMNS)
 _NONE = frozenset({"None assigned", "None", "(null)", "Unknown"})
 

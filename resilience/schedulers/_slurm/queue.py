@@ -1,8 +1,8 @@
 """Reads squeue's rows, streamed, into jobs. Pure.
 
-A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Anything else - a banner of a wrapper, a
-column missing, a row cut in the middle - means that something other than squeue spoke, or not to its end, and
-then nothing of the answer is believed: a row that is dropped in silence is a job that reads as gone.
+A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Any other line - a banner of a wrapper,
+a column missing, a row cut in the middle - makes the whole answer unusable: a row that is dropped in silence is a job
+that reads as gone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,26 @@ from resilience.errors import QuantityError, SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.quantities import parse_slurm_time_s
 from resilience.schedulers import Keep
-from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+
+SEPARATOR = "\x1f"
+"""ASCII unit separator. `|`, blanks and quotes are all seen in names and comments."""
+ROW_END = "\x1e"
+"""ASCII record separator, printed after the last column: names may hold newlines, and a row without it was cut."""
+
+QUEUE_COLUMNS = (
+    # What predicates need comes first, what may hold anything comes last (see `scan_jobs`).
+    *("JobArrayID", "JobID", "UserName", "State"),
+    *("ArrayTaskID", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "Partition", "Account", "QOS"),
+    *("RestartCnt", "exit_code", "NodeList", "Reason", "Dependency", "Command", "Comment", "Name"),
+)
+"""squeue -O's names, the same from 20.11 to 26.05. -O has the exit code and the restarts, which -o has not.
+A field without `:SUFFIX` would be cut to 20 characters; with one it is not."""
 
 HEAD = 4
-"""How many columns a predicate gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
+"""How many columns a filter gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
 cheap."""
 REST = HEAD
-"""Where in a predicate's columns the rest of the row is, as one text."""
+"""Where in a filter's columns the rest of the row is, as one text."""
 
 _END = SEPARATOR + ROW_END
 _COUNT = len(QUEUE_COLUMNS)
@@ -34,17 +47,17 @@ _NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit", "N/
 _number = re.compile(r"\d+", re.ASCII).match
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
-Wanted = Callable[[Sequence[str]], bool]
+RowFilter = Callable[[Sequence[str]], bool]
 
 
-def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str = "") -> Iterator[Job]:
-    """Given squeue's lines without newlines, yield the wanted jobs, building no object for the others.
+def scan_jobs(lines: Iterable[str], accepts: RowFilter | None = None, *, mark: str = "") -> Iterator[Job]:
+    """Given squeue's lines without newlines, yield the accepted jobs, and build no object for the others.
 
-    A row without `mark` in it is not wanted; that is the quickest question. `wanted` is asked once per row with [id,
-    raw id, user, state, rest of the row], as squeue wrote them. Every row is checked, wanted or not. A name that holds
-    a newline spans several lines.
+    A row without `mark` in it is passed over; that is the quickest test. `accepts` gets [id, raw id, user, state, rest
+    of the row] of each other row, as squeue wrote them. Every row is checked, accepted or not. A name that holds a
+    newline spans several lines.
     Raise SchedulerUnavailable at the first line that squeue cannot have written, and at the end if the last row was
-    cut. So nothing that was yielded may be believed before the iteration has ended.
+    cut. So no job that was yielded may be believed before the iteration has ended.
     """
     held = ""
     end, separator, count = _END, SEPARATOR, _COUNT  # local names are quicker, a hundred thousand times
@@ -60,24 +73,24 @@ def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str =
         held = ""
         if line.count(separator) < count or not (is_plain(line) or _is_head(line)):
             raise unexpected("squeue", line)
-        if mark in line and (wanted is None or wanted(line.split(separator, HEAD))):
+        if mark in line and (accepts is None or accepts(line.split(separator, HEAD))):
             yield parse_row(line)
     if held:
         raise unexpected("squeue", held)
 
 
-def only(names: Collection[str], keep: Keep | None) -> Wanted:
-    """The predicate of `scan_jobs` that wants jobs of these names (empty: any), and those `keep` says True to."""
+def only(names: Collection[str], keep: Keep | None) -> RowFilter:
+    """The filter of `scan_jobs` that accepts jobs of these names (empty: any) for which `keep` returns True."""
     names = frozenset(names)
 
-    def wanted(columns: Sequence[str]) -> bool:
+    def accepts(columns: Sequence[str]) -> bool:
         rest = columns[REST].split(SEPARATOR, _COUNT - HEAD - 1)
         comment, name = rest[-2], rest[-1].removesuffix(_END)
         if names and name not in names:
             return False
         return keep is None or keep(int(_number(columns[0])[0]), name, _text(comment))  # type: ignore[index]
 
-    return wanted
+    return accepts
 
 
 def _is_head(line: str) -> bool:

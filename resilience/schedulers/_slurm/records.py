@@ -1,7 +1,12 @@
-"""Reads scontrol's and sinfo's text: jobs, configuration, partitions, nodes, ping. Pure.
+"""Reads scontrol's and sinfo's text, and SLURM's JSON: jobs, configuration, partitions, nodes, ping. Pure.
 
 `scontrol --oneliner` writes `Key=Value` words, but values may hold blanks, and a job's name may hold anything, even
 `JobState=COMPLETED` or a newline. So free values are found by the fixed words that scontrol always writes after them.
+
+JSON comes in two shapes. 22.05 writes `"job_state": "RUNNING"`, `"time_limit": 10` and a raw wait status; 23.11 and
+later write `["RUNNING"]`, `{"set": true, "infinite": false, "number": 10}` and an object. Both keep times as seconds
+since the epoch. An empty list of jobs proves nothing, with or without `errors`: 24.11 writes both empty when the
+controller is down.
 """
 
 from __future__ import annotations
@@ -15,8 +20,9 @@ from typing import Any
 from resilience.cluster import ClusterConfig, Node
 from resilience.errors import QuantityError, SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
-from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR
 from resilience.schedulers._slurm.queue import (
+    ROW_END,
+    SEPARATOR,
     count_tasks,
     parse_count,
     parse_limit,
