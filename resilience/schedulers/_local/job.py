@@ -26,6 +26,7 @@ from resilience.schedulers._local.processes import (
     name_process,
     reap,
     send,
+    slurm_variables,
     start_ticks,
 )
 from resilience.schedulers._local.records import Entry, Task
@@ -92,55 +93,44 @@ def plan_launch(spool: Spool, entry: Entry, task: Task, *, host: str, cpus: int)
 def job_variables(
     entry: Entry, task: Task, environment: Mapping[str, str], *, spool: str, host: str, cpus_on_node: int
 ) -> dict[str, str]:
-    """The whole environment of a job: what it was submitted with, and what a scheduler says about it.
+    """The whole environment of a job: that of its submission, and the scheduler's variables. Pure.
 
-    SLURM_RESTART_COUNT is unset in the first run; SLURM_JOB_END_TIME is unset when there is no limit.
+    SLURM_RESTART_COUNT is unset in the first run, SLURM_JOB_END_TIME when there is no limit. Source: sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES.
     """
-    raw = str(task.raw)
-    variables = {
-        "SLURM_JOB_ID": raw,
-        "SLURM_JOBID": raw,
-        "SLURM_JOB_NAME": entry.name,
-        "SLURM_JOB_USER": entry.user,
-        "SLURM_JOB_PARTITION": CLUSTER,
-        "SLURM_CLUSTER_NAME": CLUSTER,
-        "SLURM_SUBMIT_DIR": entry.submit_dir,
-        "SLURM_SUBMIT_HOST": host,
-        "SLURM_JOB_NODELIST": host,
-        "SLURM_NODELIST": host,
+    variables: list[tuple[str, object]] = [
+        ("JOB_ID JOBID", task.raw),
+        ("JOB_NAME", entry.name),
+        ("JOB_USER", entry.user),
+        ("JOB_PARTITION CLUSTER_NAME", CLUSTER),
+        ("SUBMIT_DIR", entry.submit_dir),
+        ("SUBMIT_HOST JOB_NODELIST NODELIST", host),
+        ("JOB_NUM_NODES NNODES", 1),
+        ("NTASKS NPROCS TASKS_PER_NODE", entry.ntasks),
+        ("CPUS_ON_NODE JOB_CPUS_PER_NODE", min(entry.cpus, cpus_on_node)),
+        ("CPUS_PER_TASK", entry.cpus_per_task),
+        ("NODEID PROCID LOCALID GTIDS", 0),
+        ("JOB_START_TIME", int(task.start or 0)),
+        ("JOB_END_TIME", None if task.deadline is None else int(task.deadline)),
+        ("RESTART_COUNT", task.restarts or None),
+    ]
+    if entry.indices is not None:
+        variables += [
+            ("ARRAY_JOB_ID", entry.id),
+            ("ARRAY_TASK_ID", task.index),
+            ("ARRAY_TASK_COUNT", len(entry.indices)),
+            ("ARRAY_TASK_MIN", entry.indices[0]),
+            ("ARRAY_TASK_MAX", entry.indices[-1]),
+            ("ARRAY_TASK_STEP", entry.step),
+        ]
+    return {
+        **environment,
+        **slurm_variables(variables),
         "SLURMD_NODENAME": host,
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_NNODES": "1",
-        "SLURM_NTASKS": str(entry.ntasks),
-        "SLURM_NPROCS": str(entry.ntasks),
-        "SLURM_TASKS_PER_NODE": str(entry.ntasks),
-        "SLURM_CPUS_ON_NODE": str(min(entry.cpus, cpus_on_node)),
-        "SLURM_JOB_CPUS_PER_NODE": str(min(entry.cpus, cpus_on_node)),
-        "SLURM_NODEID": "0",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_GTIDS": "0",
-        "SLURM_JOB_START_TIME": str(int(task.start or 0)),
         "RESIL_SCHEDULER": CLUSTER,
         "RESIL_LOCAL_SPOOL": spool,
+        "PATH": f"{spool}/bin:{environment.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
     }
-    if task.deadline is not None:
-        variables["SLURM_JOB_END_TIME"] = str(int(task.deadline))
-    if entry.cpus_per_task is not None:
-        variables["SLURM_CPUS_PER_TASK"] = str(entry.cpus_per_task)
-    if task.restarts:
-        variables["SLURM_RESTART_COUNT"] = str(task.restarts)
-    if entry.indices is not None and task.index is not None:
-        variables |= {
-            "SLURM_ARRAY_JOB_ID": str(entry.id),
-            "SLURM_ARRAY_TASK_ID": str(task.index),
-            "SLURM_ARRAY_TASK_COUNT": str(len(entry.indices)),
-            "SLURM_ARRAY_TASK_MIN": str(entry.indices[0]),
-            "SLURM_ARRAY_TASK_MAX": str(entry.indices[-1]),
-            "SLURM_ARRAY_TASK_STEP": str(entry.step),
-        }
-    path = environment.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    return {**environment, **variables, "PATH": f"{spool}/bin:{path}"}
 
 
 def spawn(launch: Launch, gate: int) -> int:

@@ -139,6 +139,11 @@ def reap() -> None:
             pass
 
 
+def slurm_variables(rows: Iterable[tuple[str, object]]) -> dict[str, str]:
+    """Given names without `SLURM_`, with blanks between, and the value of each, return the variables. None: unset."""
+    return {f"SLURM_{name}": str(value) for names, value in rows if value is not None for name in names.split()}
+
+
 def default_signals() -> None:
     """Undo every handler and mask that a child would inherit, so that it starts as from a fresh shell."""
     for number in range(1, signal.NSIG):

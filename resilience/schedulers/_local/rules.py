@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from resilience.errors import SchedulerError
 from resilience.job import JobId, JobState, JobUpdate
@@ -199,46 +200,35 @@ def not_started(task: Task) -> Task:
     return replace(task, state=JobState.PENDING, start=None, supervisor=0, supervisor_ticks=0)
 
 
+_FRESH: Mapping[str, Any] = {
+    "end": None,
+    "exit_status": None,
+    "exit_signal": 0,
+    "signalled": False,
+    "ending": "",
+    "ending_at": None,
+    "termed": False,
+    "requeue_held": False,
+}
+"""The fields of a run that has not begun to end."""
+
+
 def started(task: Task, now: float) -> Task:
     """The record of a queued job that starts now."""
     return replace(
-        task,
-        state=JobState.RUNNING,
-        reason="",
-        start=now,
-        end=None,
-        dependency=after_start(task.dependency),
-        exit_status=None,
-        exit_signal=0,
-        signalled=False,
-        ending="",
-        ending_at=None,
-        termed=False,
-        requeue_held=False,
+        task, **_FRESH, state=JobState.RUNNING, reason="", start=now, dependency=after_start(task.dependency)
     )
 
 
 def requeued(task: Task, now: float) -> Task:
     """The record of a job that goes back into the queue, behind the others."""
-    held = task.held or task.requeue_held
     return replace(
-        task,
-        state=JobState.PENDING,
+        not_started(task),
+        **_FRESH,
         reason="job requeued in held state" if task.requeue_held else "",
-        held=held,
-        requeue_held=False,
+        held=task.held or task.requeue_held,
         queued_at=now,
-        start=None,
-        end=None,
-        exit_status=None,
-        exit_signal=0,
         restarts=task.restarts + 1,
-        supervisor=0,
-        supervisor_ticks=0,
-        signalled=False,
-        ending="",
-        ending_at=None,
-        termed=False,
         begin=None,
     )
 

@@ -16,7 +16,7 @@ from types import FrameType
 import resilience
 from resilience.errors import UsageError
 from resilience.schedulers._local.options import Syntax, words
-from resilience.schedulers._local.processes import start_ticks
+from resilience.schedulers._local.processes import slurm_variables, start_ticks
 from resilience.system.files import write_atomic
 
 NAMES = ("srun", "scontrol", "squeue", "scancel", "sbatch")
@@ -84,30 +84,23 @@ def parse_srun(arguments: Sequence[str], environ: Mapping[str, str]) -> Step:
     return Step(tuple(rest), int(text), given.get("kill-on-bad-exit", "0") != "0")
 
 
-def task_variables(rank: int, count: int, step: int, environ: Mapping[str, str]) -> dict[str, str]:
+def task_variables(rank: int, count: int, step: int, environ: dict[str, str]) -> dict[str, str]:
     """The environment of one task. Pure. Source: srun(1), OUTPUT ENVIRONMENT VARIABLES."""
-    host = environ.get("SLURMD_NODENAME", "localhost")
-    return {
-        **environ,
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURM_NTASKS": str(count),
-        "SLURM_NPROCS": str(count),
-        "SLURM_STEP_ID": str(step),
-        "SLURM_STEPID": str(step),
-        "SLURM_STEP_NUM_TASKS": str(count),
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NODELIST": host,
-        "SLURM_STEP_TASKS_PER_NODE": str(count),
-        "SLURM_TASKS_PER_NODE": str(count),
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-        "SLURM_GTIDS": ",".join(str(one) for one in range(count)),
-    }
+    return environ | slurm_variables(
+        [
+            ("PROCID LOCALID", rank),
+            ("NODEID", 0),
+            ("NTASKS NPROCS STEP_NUM_TASKS STEP_TASKS_PER_NODE TASKS_PER_NODE", count),
+            ("STEP_ID STEPID", step),
+            ("STEP_NUM_NODES", 1),
+            ("STEP_NODELIST", environ.get("SLURMD_NODENAME", "localhost")),
+            ("LAUNCH_NODE_IPADDR SRUN_COMM_HOST", "127.0.0.1"),
+            ("GTIDS", ",".join(str(one) for one in range(count))),
+        ]
+    )
 
 
-def run_step(step: Step, environ: Mapping[str, str]) -> int:
+def run_step(step: Step, environ: dict[str, str]) -> int:
     """Start the tasks, wait for all, and return the highest exit code (128 + signal when a signal ended one)."""
     running: dict[int, int] = {}
     waiting: list[int] = []

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from resilience.errors import QuantityError, SchedulerUnavailable
+from resilience.errors import QuantityError, SchedulerUnavailable, UsageError
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.quantities import parse_slurm_time_s
 from resilience.schedulers import Keep
+from resilience.submission import ArrayExpression
 
 SEPARATOR = "\x1f"
 """ASCII unit separator. `|`, blanks and quotes are all seen in names and comments."""
@@ -45,7 +46,6 @@ _is_state = re.compile(r"[A-Z][A-Z_]*").fullmatch
 _NO_TIME = frozenset({"N/A", "NONE", "None", "Unknown", "UNKNOWN", "(null)", ""})
 _NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit", "N/A", ""})
 _number = re.compile(r"\d+", re.ASCII).match
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
 RowFilter = Callable[[Sequence[str]], bool]
 
@@ -88,7 +88,7 @@ def only(names: Collection[str], keep: Keep | None) -> RowFilter:
         comment, name = rest[-2], rest[-1].removesuffix(_END)
         if names and name not in names:
             return False
-        return keep is None or keep(int(_number(columns[0])[0]), name, _text(comment))  # type: ignore[index]
+        return keep is None or keep(int(_number(columns[0])[0]), name, known(comment))  # type: ignore[index]
 
     return accepts
 
@@ -124,21 +124,21 @@ def parse_row(line: str) -> Job:
             name=name,
             state=parsed,
             user=user,
-            reason=_text(reason) if reason != "None" else "",
+            reason=known(reason) if reason != "None" else "",
             tasks=tasks,
             task_count=count_tasks(tasks),
             partition=partition,
-            account=_text(account),
-            qos=_text(qos),
-            nodes=_text(node_list),
+            account=known(account),
+            qos=known(qos),
+            nodes=known(node_list),
             node_count=parse_count(nodes),
             submit_time=parse_time(submit),
             start_time=parse_time(start),
             end_time=parse_time(end),
             time_limit_s=parse_limit(limit),
-            dependency=_text(dependency),
-            comment=_text(comment),
-            command=_text(command),
+            dependency=known(dependency),
+            comment=known(comment),
+            command=known(command),
             restarts=int(restarts),
             exit_code=parse_wait_status(exit_code) if parsed.is_final else None,
         )
@@ -204,28 +204,19 @@ def parse_tasks(tasks: str) -> frozenset[int] | None:
     sacct writes long sets as a bit mask, `0x7FC`.
     """
     body = tasks.partition("%")[0]
-    if body.lower().startswith("0x"):
-        try:
+    try:
+        if body.lower().startswith("0x"):
             mask = int(body, 16)
-        except ValueError:
-            return None
-        return frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
-    found: set[int] = set()
-    for piece in body.split(","):
-        match = _RANGE.fullmatch(piece)
-        if match is None:
-            return None
-        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if high > 2**24 or step < 1:
-            return None
-        found.update(range(low, high + 1, step))
-    return frozenset(found)
+            return frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
+        return frozenset(ArrayExpression.parse(body).indices())
+    except (UsageError, ValueError):
+        return None
 
 
 def count_tasks(tasks: str) -> int:
     """Given the tasks of a record, return how many; 1 for a record that stands for itself or cannot be counted."""
-    known = parse_tasks(tasks) if tasks else None
-    return len(known) if known else 1
+    indices = parse_tasks(tasks) if tasks else None
+    return len(indices) if indices else 1
 
 
 def concerns(job: Job, job_id: JobId) -> bool | None:
@@ -239,9 +230,10 @@ def concerns(job: Job, job_id: JobId) -> bool | None:
         return False
     if not job.tasks:
         return job.id.task == job_id.task
-    known = parse_tasks(job.tasks)
-    return None if known is None else job_id.task in known
+    indices = parse_tasks(job.tasks)
+    return None if indices is None else job_id.task in indices
 
 
-def _text(column: str) -> str:
-    return "" if column in {"(null)", "N/A"} else column
+def known(text: str) -> str:
+    """Given a value, return it, or an empty text for SLURM's words for none."""
+    return "" if text in {"(null)", "N/A"} else text

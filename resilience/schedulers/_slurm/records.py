@@ -24,6 +24,7 @@ from resilience.schedulers._slurm.queue import (
     ROW_END,
     SEPARATOR,
     count_tasks,
+    known,
     parse_count,
     parse_limit,
     parse_state,
@@ -119,33 +120,24 @@ def _job(match: re.Match[str]) -> Job:
             reason="" if match["reason"] == "None" else match["reason"].replace("_", " "),
             tasks=tasks,
             task_count=count_tasks(tasks),
-            partition=_text(words["Partition"]),
-            account=_text(words.get("Account", "")),
-            qos=_text(words.get("QOS", "")),
-            nodes=_text(words.get("NodeList", "")),
+            partition=known(words["Partition"]),
+            account=known(words.get("Account", "")),
+            qos=known(words.get("QOS", "")),
+            nodes=known(words.get("NodeList", "")),
             node_count=parse_count(words["NumNodes"]),
             submit_time=parse_time(words["SubmitTime"]),
             start_time=parse_time(words["StartTime"]),
             end_time=None if pending_end else parse_time(words["EndTime"]),
             time_limit_s=parse_limit(words["TimeLimit"]),
-            dependency=_text(match["dependency"]),
-            comment=_text(comment["comment"]) if comment else "",
-            command=_text(tail["command"]),
-            stdout=_text(output["stdout"]).replace(_UNRESOLVED_TASK, "%a"),
+            dependency=known(match["dependency"]),
+            comment=known(comment["comment"]) if comment else "",
+            command=known(tail["command"]),
+            stdout=known(output["stdout"]).replace(_UNRESOLVED_TASK, "%a"),
             restarts=int(words["Restarts"]),
-            exit_code=_exit_code(words["ExitCode"]) if state.is_final else None,
+            exit_code=parse_wait_status(words["ExitCode"]) if state.is_final else None,
         )
     except (KeyError, ValueError, QuantityError):
         raise unexpected("scontrol", match[0]) from None
-
-
-def _exit_code(text: str) -> ExitCode:
-    status, _, signal = text.partition(":")
-    return ExitCode(int(status), int(signal))
-
-
-def _text(value: str) -> str:
-    return "" if value in {"(null)", "N/A"} else value
 
 
 def parse_ping(text: str) -> bool:
@@ -162,22 +154,22 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
     states, default = parse_partitions(partitions)
     storage = raw.get("AccountingStorageType")
     cron = raw.get("ScronParameters", "(null)")
-    preempt = _text(raw.get("PreemptType", ""))
+    preempt = known(raw.get("PreemptType", ""))
     requeue = raw.get("JobRequeue")
     return ClusterConfig(
         scheduler="slurm",
         version=raw["SLURM_VERSION"],
-        cluster=_text(raw.get("ClusterName", "")),
-        accounting=None if storage is None else _text(storage).removeprefix("accounting_storage/") not in {"", "none"},
+        cluster=known(raw.get("ClusterName", "")),
+        accounting=None if storage is None else known(storage).removeprefix("accounting_storage/") not in {"", "none"},
         scrontab="enable" in cron.split(",") or "enable=true" in cron,
         job_requeue=None if requeue is None else requeue in {"1", "YES", "Yes"},
         kill_wait_s=_number(raw.get("KillWait")),
         message_timeout_s=_number(raw.get("MessageTimeout")),
         over_time_limit_min=_number(raw.get("OverTimeLimit")),
-        proctrack=_text(raw.get("ProctrackType", "")).removeprefix("proctrack/"),
+        proctrack=known(raw.get("ProctrackType", "")).removeprefix("proctrack/"),
         max_array_size=_number(raw.get("MaxArraySize")),
         preempt_type=preempt.removeprefix("preempt/") or "none",
-        preempt_mode=_text(raw.get("PreemptMode", "")),
+        preempt_mode=known(raw.get("PreemptMode", "")),
         send_user_signal="send_user_signal" in raw.get("PreemptParameters", "").split(","),
         partitions=states,
         default_partition=default,
@@ -293,8 +285,8 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
             raise unexpected("sinfo", row)
         name, shown, partition, reason = columns
         if name in nodes:
-            known = nodes[name]
-            nodes[name] = replace(known, partitions=(*known.partitions, partition))
+            earlier = nodes[name]
+            nodes[name] = replace(earlier, partitions=(*earlier.partitions, partition))
             continue
         state, flags = parse_node_state(shown)
         said = "" if reason.strip() in {"none", "(null)", ""} else reason.strip()
