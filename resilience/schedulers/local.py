@@ -87,7 +87,7 @@ class LocalScheduler:
         return f"it would wait: {reason}" if reason else f"it would start now on {self._host}"
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
-        """What sbatch would be called with, were there one, for people to read."""
+        """The sbatch call that this would be under SLURM, for people to read."""
         options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
         if "comment" not in submission.options:
             options.append(f"--comment={submission.comment}")
@@ -132,7 +132,7 @@ class LocalScheduler:
         return min(records, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Whether it exists: UNKNOWN where the spool cannot be read, or is not there."""
+        """Say if it exists: UNKNOWN where the spool cannot be read, or is not there."""
         try:
             job = self.job(job_id)
         except NoSuchJob as error:

@@ -170,7 +170,7 @@ class Slurm:
         return tuple(_with_true_exit_code(job, remembered) for job in past)
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Whether it exists. Never raises, whatever the runner does: a failure is UNKNOWN."""
+        """Say if it exists. Never raises, whatever the runner does: a failure is UNKNOWN."""
         try:
             return self._presence(job_id, self._client.budget(), mine)
         except SchedulerError as error:

@@ -108,7 +108,7 @@ def _scontrol(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[
 
 
 def parse_update(words: Sequence[str], now: float) -> tuple[JobId, JobUpdate]:
-    """Given `JobId=5 TimeLimit=10 ...`, return what it asks for. Pure. Raise UsageError for what is not known."""
+    """Given `JobId=5 TimeLimit=10 ...`, return the change. Pure. Raise UsageError for an unknown key."""
     given = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
     job = given.pop("jobid", given.pop("job", ""))
     if unknown := set(given) - _UPDATES:

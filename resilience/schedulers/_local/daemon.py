@@ -131,7 +131,7 @@ class Engine:
         return [(self._entries[key], task) for key, tasks in self._tasks.items() for task in tasks]
 
     def _is_asked_to_end(self, entry: Entry, task: Task) -> bool:
-        """Whether a cancel file asks for the end of a waiting job. Checked before every start: many short tasks could
+        """True if a cancel file asks for the end of a waiting job. Checked before every start: many short tasks could
         start between two checks of all jobs' files."""
         raws = {task.raw, entry.id} if entry.indices is not None else {task.raw}
         return any((self._spool.directory(raw) / "cancel").exists() for raw in raws)
@@ -189,7 +189,7 @@ class Engine:
         return rules.ended(entry, task, exit_, now)
 
     def _has_begun(self, task: Task, directory: Path) -> bool:
-        """Whether anything of it ran. The mark is not forced to the disk, so after a reboot assume that it did."""
+        """True if anything of it ran. The mark is not forced to the disk, so after a reboot assume that it did."""
         return task.boot != processes.boot_id() or (directory / job.BEGUN_FILE).exists()
 
     def _apply_due(self, entry: Entry, task: Task, directory: Path, now: float) -> Task:

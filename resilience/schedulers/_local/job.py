@@ -306,14 +306,14 @@ def _save_exit(launch: Launch, status: int, number: int, failure: str) -> None:
 def _clear(launch: Launch) -> None:
     """End what the batch shell left behind: terminate the steps first, and kill everything else at once."""
     deadline = time.monotonic() + launch.entry.kill_wait_s
-    asked: set[int] = set()
+    terminated: set[int] = set()
     while left := descendants(os.getpid(), spare=launch.spool.daemon_pid()):
         spared: set[int] = set()
         if time.monotonic() < deadline:
             tasks, sruns = step_tasks(launch.directory)
             spared = {*tasks, *sruns, *(below for task in tasks for below in descendants(task))}
-            terminate([task for task in tasks if task not in asked])
-            asked.update(tasks)
+            terminate([task for task in tasks if task not in terminated])
+            terminated.update(tasks)
         send([pid for pid in left if pid not in spared], signal.SIGKILL)
         reap()
         time.sleep(_POLL_S)

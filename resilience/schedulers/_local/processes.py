@@ -1,6 +1,6 @@
-"""Looks at processes of this machine: who lives, who descends from whom, which belong to a lost job.
+"""Processes of this machine: identity, descendants, signals, and those of a lost job.
 
-Source: proc(5), prctl(2). A pid alone names nobody: it is used again. Pid, start time and boot id together do.
+Source: proc(5), prctl(2). A pid is used again; pid, start time and boot id together identify a process.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start_ticks(pid: int) -> int:
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
-    """Whether this very process lives."""
+    """True if this very process lives."""
     return pid > 0 and ticks > 0 and boot == boot_id() and start_ticks(pid) == ticks
 
 
@@ -81,7 +81,7 @@ def descendants(pid: int, *, spare: int = 0) -> list[int]:
 def _children(pid: int) -> list[int]:
     result: list[int] = []
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are wanted
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names only
     except OSError:
         return result
     for thread in threads:

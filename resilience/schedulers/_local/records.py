@@ -1,4 +1,4 @@
-"""What the embedded scheduler remembers of a submission and of each of its jobs, and their JSON. Pure."""
+"""The embedded scheduler's records of a submission and of each of its jobs, and their JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.job import ExitCode, Job, JobId, JobState
 
 
 class DamagedRecord(ResilError):
-    """A record cannot be read as what it should be: half of it is missing, or somebody edited it."""
+    """A record is incomplete, or was edited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Task:
 
     Attributes:
         raw: its number (SLURM_JOB_ID).
-        queued_at: when it was submitted or last requeued; who came first starts first.
-        supervisor: pid of the process that watches it; `supervisor_ticks` (its start) and `boot` tell it from
+        queued_at: when it was submitted or last requeued; earlier jobs start first.
+        supervisor: pid of its watcher; `supervisor_ticks` (its start) and `boot` distinguish the watcher from
             another process with the same pid.
-        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED), empty when nobody ended it.
-        ending_at: when that was asked.
+        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED); empty without such a request.
+        ending_at: time of that request.
     """
 
     raw: int
@@ -140,7 +140,7 @@ class Task:
 
     @property
     def is_running(self) -> bool:
-        """Whether it may have processes."""
+        """True if it may have processes."""
         return self.state in (JobState.RUNNING, JobState.COMPLETING)
 
 
@@ -169,7 +169,7 @@ def from_json(kind: type[R], text: str) -> R:
 
 
 def job_of(entry: Entry, task: Task, host: str) -> Job:
-    """One job as the model tells it."""
+    """One job as a `Job`."""
     return Job(
         id=JobId(entry.id, task.index),
         raw_id=task.raw,

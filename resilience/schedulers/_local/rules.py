@@ -20,20 +20,20 @@ NODE_DOWN = "NodeDown"
 """The reason of a job that was lost: how it ended, or why it waits to run again."""
 
 LOST_WAIT_S = 2.0
-"""How long a lost job waits before it runs again, so that whoever looks first after a power cut sees that it was lost
-(often it is that look that starts the daemon). SLURM makes a requeued job wait two minutes."""
+"""How long a lost job waits before it runs again, so that the first query after a power cut shows that the job was
+lost (often that query starts the daemon). SLURM makes a requeued job wait two minutes."""
 
 RECHECK_S = 1.0
-"""How soon a delay of minutes (`after:7+1`) is looked at again."""
+"""How soon a delay of minutes (`after:7+1`) is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with the queue now.
+    """The next actions for the queue.
 
     Attributes:
         start: raw ids of the jobs to start, in order.
-        cancel: raw ids of those whose dependency can never be met and that asked to be cancelled then.
+        cancel: raw ids of jobs with --kill-on-invalid-dep whose dependency can never be met.
         reasons: why each other queued job waits, by raw id, in SLURM's words.
         again_at: when the answer may change without anything happening; None when it will not.
     """
@@ -107,7 +107,7 @@ def _own_reason(
 
 
 def _is_alone(entry: Entry, everything: Sequence[tuple[Entry, Task]]) -> bool:
-    """Whether no other job of this name runs, and none that was submitted before it waits (sbatch(1), singleton)."""
+    """True if no other job of this name runs, and no earlier one waits (sbatch(1), singleton)."""
     return not any(
         other.name == entry.name
         and other.id != entry.id
@@ -117,7 +117,7 @@ def _is_alone(entry: Entry, everything: Sequence[tuple[Entry, Task]]) -> bool:
 
 
 class Due(StrEnum):
-    """What a running job is due: the early signal, SIGTERM because its time is over, SIGTERM or SIGKILL as asked."""
+    """The signal that a running job is due: the early one, SIGTERM at the time limit, SIGTERM or SIGKILL on request."""
 
     NOTHING = "nothing"
     SIGNAL = "signal"
@@ -127,7 +127,7 @@ class Due(StrEnum):
 
 
 def due(entry: Entry, task: Task, now: float) -> Due:
-    """Say what a running job is due now. The limits are exact here: SLURM looks only every 30 seconds."""
+    """Say what a running job is due now. The limits are exact here: SLURM checks only every 30 seconds."""
     if not task.is_running:
         return Due.NOTHING
     if task.ending and task.ending_at is not None:
@@ -158,10 +158,9 @@ def next_due(entry: Entry, task: Task) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the batch shell ended.
+    """The end of the batch shell.
 
     Attributes:
-        at: when.
         launch_failure: why it could not be started at all, or empty.
     """
 

@@ -28,12 +28,12 @@ def shim_script(name: str, *, python: str, source: str) -> str:
     return f'#!/bin/sh\nexec {shlex.quote(python)} -IS -c {shlex.quote(code)} {name} "$@"\n'
 
 
-def write_shims(folder: Path) -> None:
-    """Put them into `folder`, for the Python that runs now; works from an installed package and from a clone."""
+def write_shims(directory: Path) -> None:
+    """Write the stand-ins into `directory`, for this Python; works from an installed package and from a clone."""
     source = str(Path(resilience.__file__).parent.parent)
     for name in NAMES:
         script = shim_script(name, python=sys.executable, source=source)
-        path = folder / name
+        path = directory / name
         if not path.exists() or path.read_text() != script:
             write_atomic(path, script, mode=0o700)
 
@@ -59,7 +59,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run.
+    """The command of a step.
 
     Attributes:
         kill_on_bad_exit: end all tasks as soon as one fails.
@@ -113,8 +113,8 @@ def run_step(step: Step, environ: dict[str, str]) -> int:
 
     for forwarded in _FORWARDED:
         signal.signal(forwarded, forward)
-    folder = _steps_folder(environ)
-    number = _next_step(folder)
+    directory = _steps_directory(environ)
+    number = _next_step(directory)
     for rank in range(step.ntasks):
         try:
             # Popen itself is not waited for: all tasks are, by pid, in whatever order they end.
@@ -127,7 +127,7 @@ def run_step(step: Step, environ: dict[str, str]) -> int:
             return 2
         running[process.pid] = rank
         process.returncode = 0
-    _register(folder, running)
+    _register(directory, running)
     for early in waiting:
         forward(early, None)
     return _wait(step, running, environ)
@@ -159,32 +159,32 @@ def _kill(running: Mapping[int, int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _steps_folder(environ: Mapping[str, str]) -> Path | None:
+def _steps_directory(environ: Mapping[str, str]) -> Path | None:
     spool, job = environ.get("RESIL_LOCAL_SPOOL"), environ.get("SLURM_JOB_ID")
     return Path(spool, "jobs", job, "steps") if spool and job else None
 
 
-def _next_step(folder: Path | None) -> int:
+def _next_step(directory: Path | None) -> int:
     """The step's number: a file is made for it, so that no two are the same."""
-    if folder is None:
+    if directory is None:
         return 0
     with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         for number in range(10000):
             with contextlib.suppress(FileExistsError):
-                os.close(os.open(folder / f"{number}.step", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                os.close(os.open(directory / f"{number}.step", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 return number
     return 0
 
 
-def _register(folder: Path | None, running: Mapping[int, int]) -> None:
-    """Tell the daemon which processes are tasks: it signals them itself."""
-    if folder is None:
+def _register(directory: Path | None, running: Mapping[int, int]) -> None:
+    """List the tasks for the daemon, which signals them itself."""
+    if directory is None:
         return
     lines = [f"srun {os.getpid()} {start_ticks(os.getpid())}"]
     lines += [f"task {pid} {start_ticks(pid)}" for pid in running]
     with contextlib.suppress(Exception):
-        write_atomic(folder / f"pids.{os.getpid()}", "\n".join(lines) + "\n")
+        write_atomic(directory / f"pids.{os.getpid()}", "\n".join(lines) + "\n")
 
 
 def _say(text: str) -> None:

@@ -121,7 +121,7 @@ class Spool:
         self._cache: dict[Path, tuple[tuple[int, int], Entry | Task]] = {}
 
     def exists(self) -> bool:
-        """Whether anything was ever submitted here."""
+        """True if anything was ever submitted here."""
         with access(self.root):
             try:
                 os.stat(self._jobs)  # noqa: PTH116 - exists() would take a file in the way for nothing there
@@ -225,7 +225,7 @@ class Spool:
         return read_pid(self.root / "daemon.lock")
 
     def has_daemon(self) -> bool:
-        """Whether a process holds the daemon's lock."""
+        """True if a process holds the daemon's lock."""
         try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -266,7 +266,7 @@ class Spool:
         if found is None and path.with_name("submission.json.bad").exists():
             raise RecordQuarantined(
                 f"the record of job {key} was damaged and has been set aside",
-                hint=f"look at {path}.bad; if you can mend it, rename it back",
+                hint=f"see {path}.bad; if you can repair it, rename it back",
                 transient=False,
             )
         return found
@@ -332,7 +332,7 @@ class Spool:
                     if path.stat().st_ino == version[1]:
                         path.replace(path.with_name(f"{path.name}.bad"))
                 return None
-        # Only what is old enough: two versions written within one tick of the file system's clock may look the same.
+        # Only files old enough: two versions written within one tick of the file system's clock may look the same.
         if time.time_ns() - version[0] > _SETTLED_NS:
             self._cache[path] = (version, record)
         return record

@@ -151,7 +151,7 @@ def expand_pattern(pattern: str, *, raw: int, array: int, index: int | None, nam
 
 
 def default_output(is_array: bool) -> str:
-    """Where the output goes when nobody says."""
+    """The default of --output."""
     return "slurm-%A_%a.out" if is_array else "slurm-%j.out"
 
 
@@ -213,11 +213,11 @@ DEFAULT_KILL_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, checked, before it has an id.
+    """A checked submission, before it has an id.
 
     Attributes:
         environment: what the job inherits.
-        notes: what the person should know: options that mean nothing here.
+        notes: for the user: the options without a meaning here.
     """
 
     entry: Entry
@@ -229,7 +229,7 @@ class Request:
 def check(
     submission: Submission, script: bytes, environ: Mapping[str, str], *, user: str, umask: int, now: float
 ) -> Request:
-    """Check a submission, and return what it asks for.
+    """Check a submission against the rules of sbatch.
 
     Raise UsageError for options that sbatch does not have or cannot read, SchedulerError for what a controller
     refuses. Job ids in the dependency are not looked up here.

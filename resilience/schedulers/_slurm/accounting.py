@@ -1,6 +1,6 @@
 """Reads sacct's rows. Pure.
 
-What sacct cannot tell, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
+Known losses of sacct, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
 0), `"` in a name became a backquote in the database, and a comment is kept only where the site stores it.
 """
 
@@ -89,7 +89,7 @@ def _exit_code(text: str, state: JobState) -> ExitCode | None:
 
 
 def loses_exit_codes(version: str) -> bool:
-    """Whether this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
+    """True if this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
     year, _, rest = version.partition(".")
     month = rest.partition(".")[0]
     return not (year.isdigit() and month.isdigit() and (int(year), int(month)) >= (26, 5))

@@ -117,7 +117,7 @@ def _nodes(text: str) -> set[str]:
 def submit_command(submission: Submission, *, test: bool = False) -> list[str]:
     """The sbatch call: options, extra arguments, script, its arguments.
 
-    A comment of the person's own is kept behind ours, wherever it was given: a later `--comment` would win, and the
+    The user's own comment is added behind ours, wherever it was given: a later `--comment` would win, and the
     job could not be found again.
     """
     own: list[str] = []

@@ -1,4 +1,4 @@
-"""What SLURM's error texts mean, and what to try. Pure.
+"""The meaning of SLURM's error texts, and hints. Pure.
 
 Exit codes say little (scancel's is errno & 255, `squeue -u nosuch` is 0), so the text decides. The texts are the same
 from 20.11 to 26.05; those that need a reason carry it.
@@ -17,7 +17,7 @@ JOBS_KEEP_RUNNING = "slurmctld may be down or busy; jobs keep running. `scontrol
 
 
 class Meaning(StrEnum):
-    """What a failed command proves."""
+    """The conclusion that a failed command allows."""
 
     REFUSED = "refused"
     """SLURM understood and said no: nothing was done."""
@@ -33,7 +33,7 @@ class Meaning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a command's failure means, in words, and what to try."""
+    """The meaning of a command's failure in words, and a hint."""
 
     meaning: Meaning
     words: str
@@ -157,7 +157,7 @@ def quote(stderr: str) -> str:
 
 
 def complains(stderr: str) -> bool:
-    """Whether SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
+    """True if SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
 
     Lines of others - a dynamic loader, a locale warning - are no reason to distrust an answer whose rows are whole.
     """

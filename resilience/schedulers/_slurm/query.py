@@ -54,8 +54,8 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def submit_environment(environ: Mapping[str, str], added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Given the caller's environment, return the one for sbatch, `added` on top.
 
-    sbatch hands its environment on to the job, so nothing of ours (LC_ALL, TZ, SLURM_TIME_FORMAT) may be in it.
-    SBATCH_* stays: it is what the person set for sbatch.
+    sbatch hands its environment on to the job, so none of our variables (LC_ALL, TZ, SLURM_TIME_FORMAT) may be in it.
+    SBATCH_* stays: the user has set those for sbatch.
     """
     kept = {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_SCRUBBED_PREFIXES)}
     return kept | dict(added or {})
@@ -85,7 +85,7 @@ def show_job_command(job_id: JobId, *, json: bool = False) -> list[str]:
 def history_command(job_ids: Collection[JobId]) -> list[str]:
     """The accounting records of these jobs, earlier runs of requeued ones included.
 
-    `--parsable` ends each row with the separator, so a row that was cut shows. With `-j` sacct looks at all times;
+    `--parsable` ends each row with the separator, so a row that was cut shows. With `-j` sacct covers all times;
     with `-S` or `-s` it would need `-E now` too, or print nothing.
     """
     return [
@@ -101,7 +101,7 @@ def history_command(job_ids: Collection[JobId]) -> list[str]:
 
 
 class Budget:
-    """What is left of a method's deadline, shared by all the commands it runs."""
+    """The rest of a method's deadline, shared by all the commands it runs."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -183,7 +183,7 @@ class Client:
             raise runner_error(error, "squeue") from error
 
     def records(self, job_id: JobId, budget: Budget) -> tuple[Job, ...]:
-        """What slurmctld has on a job or on all of an array. Raise NoSuchJob if it has nothing."""
+        """slurmctld's records of a job or of all of an array. Raise NoSuchJob if there is none."""
         version = self.version(budget)
         if version is not None and _at_least(version, (23, 11)):
             # Exact where names hold anything. An empty list is no answer: 24.11 gives it when the controller is down.

@@ -94,7 +94,7 @@ def only(names: Collection[str], keep: Keep | None) -> RowFilter:
 
 
 def _is_head(line: str) -> bool:
-    """Whether a row begins as squeue's do: an id as people write it, then the raw one."""
+    """True if a row begins as squeue's do: an id as people write it, then the raw one."""
     shown, raw, _ = line.split(SEPARATOR, 2)
     return raw.isdecimal() and (shown.isdecimal() or _is_id(shown) is not None)
 
@@ -150,7 +150,7 @@ def parse_id(shown: str, task: str = "") -> tuple[JobId, str]:
     """Given `12`, `12_3`, `12_[2-10%1]` or `12+1`, return the id and the set of tasks it stands for, or "".
 
     A component of a heterogeneous job (`12+1`) has its leader's id. `task` is squeue's own column of it; it
-    tells the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
+    lists the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
     """
     match = _parts_of_id(shown)
     if match is None or int(match[1]) == 0:
@@ -220,7 +220,7 @@ def count_tasks(tasks: str) -> int:
 
 
 def concerns(job: Job, job_id: JobId) -> bool | None:
-    """Whether a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
+    """Say if a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
 
     None if it cannot be known: the record's set of tasks was cut.
     """

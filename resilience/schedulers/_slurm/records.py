@@ -53,7 +53,7 @@ _OUTPUT = re.compile(
 )
 _COMMENT = re.compile(r" Comment=(?P<comment>.*?) {1,2}$", re.DOTALL)
 _UNRESOLVED_TASK = "4294967294"
-"""What stands for %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
+"""The text in place of %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
 
 
 def parse_jobs(text: str) -> tuple[Job, ...]:
@@ -85,7 +85,7 @@ def _split(text: str, opening: str) -> Iterator[str]:
 
 
 def _matches(text: str) -> Iterator[re.Match[str]]:
-    """Yield jobs. What looks like the start of a record may be a line of a name: a piece too short is put together."""
+    """Yield jobs. A line of a name may look like the start of a record, so join incomplete pieces."""
     held = ""
     for piece in _split(text, "JobId="):
         held = f"{held}\n{piece}" if held else piece
@@ -178,7 +178,7 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
 
 
 def parse_raw_config(text: str) -> Mapping[str, str]:
-    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is when it was asked.
+    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is the time of the query.
 
     Raise SchedulerUnavailable if it is not scontrol's answer.
     """
@@ -195,7 +195,7 @@ def parse_raw_config(text: str) -> Mapping[str, str]:
 
 
 def controller_age_s(raw: Mapping[str, str]) -> float | None:
-    """Given the configuration, return how long the controller was up when asked; None if it does not say."""
+    """Given the configuration, return how long the controller was up at the query; None if unknown."""
     asked, booted = raw.get("asked_at", ""), raw.get("BOOT_TIME", "")
     return float(int(asked) - int(booted)) if asked.isdigit() and booted.isdigit() else None
 
