@@ -22,7 +22,7 @@ SUBMISSION = Submission(
 
 def test_sbatch_gets_options_extra_arguments_the_script_and_its_arguments_in_this_order() -> None:
     assert control.submit_command(SUBMISSION) == [
-        *(
+        *[
             "sbatch",
             "--parsable",
             "--comment=resil:gpt:tok",
@@ -31,7 +31,7 @@ def test_sbatch_gets_options_extra_arguments_the_script_and_its_arguments_in_thi
             "--job-name=na|me",
             "-N",
             "2",
-        ),
+        ],
         *("--exclude=n1", "/runs/gpt/scripts/tok.sbatch", "--resume", "a b"),
     ]
     assert control.submit_command(SUBMISSION, test=True)[1] == "--test-only"
@@ -58,10 +58,8 @@ def test_variables_that_change_answers_are_taken_out() -> None:
 
 
 def test_what_is_ours_does_not_leak_into_the_job() -> None:
-    assert query.submit_environment({"LANG": "en_US.UTF-8", "TZ": "Europe/Berlin"}) == {
-        "LANG": "en_US.UTF-8",
-        "TZ": "Europe/Berlin",
-    }
+    own = {"LANG": "en_US.UTF-8", "TZ": "Europe/Berlin"}
+    assert query.submit_environment(own) == own
 
 
 def test_the_queue_is_asked_whole_hidden_partitions_included_and_never_by_job_id() -> None:
@@ -82,19 +80,16 @@ def test_no_column_has_a_width_that_would_cut_it() -> None:
 def test_times_are_written_in_utc_for_a_client_that_reads_utc() -> None:
     change = JobUpdate(end_time=1795171236.7, begin_time=0.0, time_limit_s=131400, array_throttle=2)
     assert control.update_command(JobId(4), change) == [
-        *(
-            "scontrol",
-            "update",
-            "JobId=4",
-            "ArrayTaskThrottle=2",
-            "EndTime=2026-11-20T10:40:36",
-            "TimeLimit=1-12:30:00",
-        ),
+        "scontrol",
+        "update",
+        "JobId=4",
+        "ArrayTaskThrottle=2",
+        "EndTime=2026-11-20T10:40:36",
+        "TimeLimit=1-12:30:00",
         "StartTime=1970-01-01T00:00:00",
     ]
-    assert control.update_command(JobId(4, 1), JobUpdate(exclude="", dependency=""))[2:] == [
-        *("JobId=4_1", "ExcNodeList=", "Dependency="),
-    ]
+    cleared = control.update_command(JobId(4, 1), JobUpdate(exclude="", dependency=""))
+    assert cleared[2:] == ["JobId=4_1", "ExcNodeList=", "Dependency="]
 
 
 def test_a_command_about_nothing_is_never_formed() -> None:
