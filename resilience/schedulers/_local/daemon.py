@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -98,17 +98,15 @@ class Engine:
         self._rescan_at = time.monotonic() + _RESCAN_S
         self._entries, self._tasks = {}, {}
         for key in self._spool.active():
+            entry = None
             try:
                 entry = self._spool.entry(key)
             except SchedulerUnavailable as error:
                 say(str(error))
-                self._spool.close(key)
-                continue
             if entry is None:
                 self._spool.close(key)
-                continue
-            self._entries[key] = entry
-            self._tasks[key] = self._spool.tasks(entry)
+            else:
+                self._entries[key], self._tasks[key] = entry, self._spool.tasks(entry)
         self._close_finished()
 
     def _dependencies(self) -> set[int]:
@@ -235,11 +233,10 @@ class Engine:
 
     def _start_ready(self) -> None:
         now = self._now()
-        known = dict(self._tasks)
-        for key in self._dependencies() - set(known):
+        known: dict[int, Sequence[Task]] = dict(self._tasks)
+        for key in self._dependencies() - known.keys():
             with contextlib.suppress(SchedulerUnavailable):
-                entry = self._spool.entry(key)
-                if entry is not None:
+                if (entry := self._spool.entry(key)) is not None:
                     known[key] = self._spool.tasks(entry)
         plan = rules.plan(self._entries, known, now, self._cpus)
         self._plan_at = plan.again_at if plan.again_at is not None else now + 3600

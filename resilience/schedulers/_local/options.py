@@ -127,8 +127,8 @@ class Syntax:
         )
 
 
-_MEANINGFUL = words(
-    "requeue no-requeue hold oversubscribe "
+_FLAGS = words("requeue no-requeue hold oversubscribe")
+_VALUES = words(
     "job-name array dependency time signal output error input open-mode export chdir begin comment cpus-per-task "
     "ntasks nodes ntasks-per-node kill-on-invalid-dep"
 )
@@ -137,12 +137,11 @@ _SILENT = words("parsable quiet verbose test-only ignore-pbs")
 """Options for the client alone. All others are ignored, and named in a note."""
 SBATCH = Syntax(
     "sbatch",
-    flags=_SILENT
-    | words("requeue no-requeue hold oversubscribe")
+    flags=_FLAGS
+    | _SILENT
     | words("contiguous exclusive-user no-kill overcommit reboot spread-job use-min-nodes wait"),
-    values=words(
-        "job-name array dependency time signal output error input open-mode export chdir begin comment cpus-per-task "
-        "ntasks nodes ntasks-per-node kill-on-invalid-dep "
+    values=_VALUES
+    | words(
         "account acctg-freq batch bb bbf cluster-constraint clusters constraint container container-id core-spec "
         "cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution exclude export-file extra "
         "extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint "
@@ -200,7 +199,7 @@ def collect(
     values: dict[str, str] = {}
     ignored: dict[str, None] = {}
     for name, value in (given for layer in layers for given in layer):
-        if name in _MEANINGFUL:
+        if name in _FLAGS | _VALUES:
             if name in ("requeue", "no-requeue"):
                 values.pop("requeue", None)
                 values.pop("no-requeue", None)
@@ -239,20 +238,22 @@ def script_arguments(script: str) -> list[str]:
 
 def check_script(content: bytes, path: str) -> None:
     """Refuse what sbatch refuses (sbatch.c): an empty file, no `#!`, DOS line breaks. Raise SchedulerError."""
-    if not content:
-        raise SchedulerError("Batch script is empty!", hint=f"{path} has no content")
-    if not content.strip():
-        raise SchedulerError("Batch script contains only whitespace!", hint=f"{path} has no command")
-    if not content.startswith(b"#!"):
-        raise SchedulerError(
+    refusals = (
+        (not content, "Batch script is empty!", f"{path} has no content"),
+        (not content.strip(), "Batch script contains only whitespace!", f"{path} has no command"),
+        (
+            not content.startswith(b"#!"),
             "This does not look like a batch script.  The first line must start with #! followed by the path to an "
             "interpreter.",
-            hint=f"begin {path} with #!/bin/bash",
-        )
-    if b"\r\n" in content:
-        raise SchedulerError(
+            f"begin {path} with #!/bin/bash",
+        ),
+        (
+            b"\r\n" in content,
             r"Batch script contains DOS line breaks (\r\n) instead of expected UNIX line breaks (\n).",
-            hint=f"sed -i 's/\\r$//' {path}",
-        )
-    if b"\0" in content:
-        raise SchedulerError("The SLURM controller does not allow scripts that contain a NULL character '\\0'.")
+            f"sed -i 's/\\r$//' {path}",
+        ),
+        (b"\0" in content, r"The SLURM controller does not allow scripts that contain a NULL character '\0'.", ""),
+    )
+    for refused, message, hint in refusals:
+        if refused:
+            raise SchedulerError(message, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from resilience.schedulers._local.options import check_script, collect
 from resilience.schedulers._local.records import Entry
 from resilience.submission import MAX_LEAD_S, ArrayExpression, Submission, write_dependency
 
+KILL_WAIT_VARIABLE = "RESIL_LOCAL_KILL_WAIT_S"
+DEFAULT_KILL_WAIT_S = 30.0
 MAX_ARRAY_SIZE = 1001
 """SLURM's default MaxArraySize: the largest index is one less."""
 
@@ -190,25 +193,12 @@ def _is_of_another_job(name: str) -> bool:
 
 def _split_quoted(text: str) -> list[str]:
     """Split at commas outside quotes; the quotes go."""
-    parts, current, quote = [], "", ""
-    for character in text:
-        if quote:
-            if character == quote:
-                quote = ""
-            else:
-                current += character
-        elif character in "'\"":
-            quote = character
-        elif character == ",":
-            parts.append(current)
-            current = ""
-        else:
-            current += character
-    return [part for part in (*parts, current) if part]
-
-
-KILL_WAIT_VARIABLE = "RESIL_LOCAL_KILL_WAIT_S"
-DEFAULT_KILL_WAIT_S = 30.0
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = ",", True, "", ""
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(f"Invalid --export specification: {text!r}", hint=str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from resilience.schedulers._slurm.queue import (
     parse_id,
     parse_state,
     parse_time,
+    parse_wait_status,
     unexpected,
 )
 
@@ -80,10 +81,7 @@ def _job(row: str) -> Job:
 
 def _exit_code(text: str, state: JobState) -> ExitCode | None:
     """None where sacct says nothing, or says what cannot be: a job that FAILED with 0:0 lost its code of 128."""
-    status, colon, signal = text.partition(":")
-    if not colon:
-        return None
-    code = ExitCode(int(status), int(signal))
+    code = parse_wait_status(text) if ":" in text else None
     lost = state is JobState.FAILED and code == ExitCode(0)
     return code if not lost and (state.is_final or state is JobState.REQUEUED) else None
 

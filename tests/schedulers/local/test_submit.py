@@ -175,6 +175,7 @@ def test_export(export: str, expected: dict[str, str]) -> None:
     assert result == expected
 
 
-def test_export_refuses_what_is_no_name() -> None:
+@pytest.mark.parametrize("export", ["ALL,1X=2", "ALL,A='x"])
+def test_a_bad_name_or_an_open_quote_in_export_is_refused(export: str) -> None:
     with pytest.raises(UsageError, match="--export"):
-        submit.export_environment("ALL,1X=2", OUTER)
+        submit.export_environment(export, OUTER)
