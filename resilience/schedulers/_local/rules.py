@@ -171,10 +171,10 @@ class Exit:
 
 
 def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
-    """The record of a job that has no process any more. None for its exit: nobody saw it end.
+    """The record of a job that has no process any more. None for its exit: unknown.
 
-    A job that nobody saw end, and that nobody ended, is lost: it goes back into the queue and says so while it waits
-    there, or is NODE_FAIL if it may not be requeued.
+    A job whose exit is unknown, and that was not ended on request, is lost. It is queued again, with NODE_DOWN,
+    or is NODE_FAIL if it may not be requeued.
     """
     at = exit_.at if exit_ is not None else now
     if task.ending == JobState.REQUEUED:

@@ -402,7 +402,7 @@ class Spool:
                     self._remove(range(key, (int(words[-1]) if words else key) + 1))
                     self.close(key)
                 marker.unlink(missing_ok=True)
-        # Nobody writes here but under the lock, and an id is given once: no later write would remove these.
+        # All writes here are under the lock, and an id is given once: no later write would remove these.
         for half in (self.root / "incoming").glob(".*.tmp"):
             half.unlink(missing_ok=True)
 

@@ -24,11 +24,11 @@ class Meaning(StrEnum):
     NOT_SENT = "not sent"
     """The client gave up before it spoke to the controller: nothing was done, and nothing is known."""
     UNAVAILABLE = "unavailable"
-    """The controller did not answer, or not in a way that can be trusted. What was asked may have been done."""
+    """The controller did not answer, or not in a way that can be trusted. The request may have been carried out."""
     NO_SUCH_JOB = "no such job"
     NO_ACCOUNTING = "no accounting"
     UNCLEAR = "unclear"
-    """A text that this table does not have. What was asked may have been done."""
+    """A text that this table does not have. The request may have been carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ _TABLE: tuple[_Row, ...] = (
     (r"pending execution for job", _R, "the job is waiting already", "`scontrol release` it if it is held"),
     (r"no longer pending", _R, "the job has started: only waiting jobs can be changed like this", ""),
     (r"[Aa]lready finished|already completing|already completed", _R, "the job has ended", ""),
-    (r"permission denied|Invalid user id", _R, "the job is somebody else's, or this is for administrators only "
+    (r"permission denied|Invalid user id", _R, "the job is another user's, or this is for administrators only "
      "(owners may shorten a time limit, never lengthen it)", "`squeue -j` shows whose job it is"),
     (r"scrontab jobs", _R, "the job belongs to scrontab", "change it by `scrontab -e`"),
     (r"Unknown job signal", _R, "there is no such signal", "write for instance USR1"),
