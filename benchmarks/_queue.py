@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import BenchmarkError
-from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR, client_environment, queue_command
+from resilience.schedulers._slurm.query import client_environment, queue_command
+from resilience.schedulers._slurm.queue import ROW_END, SEPARATOR
 from tests.slurm.cluster import Cluster
 
 JOBS_OF_A_RUN = 5

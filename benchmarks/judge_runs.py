@@ -12,7 +12,7 @@ from resilience.finding import Verdict
 from resilience.job import JobId
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
-from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.schedulers.slurm import Slurm
 from resilience.settings.load import load
 from resilience.submission import make_comment

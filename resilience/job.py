@@ -11,7 +11,7 @@ from resilience.errors import UsageError
 
 
 class Fault(StrEnum):
-    """Whose doing the end of a job was."""
+    """The cause of a job's end."""
 
     NOBODY = "nobody"
     TRAINING = "training"
@@ -68,27 +68,27 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job will never run again under this id unless somebody requeues it."""
+        """True if the job will never run again under this id unless it is requeued."""
         return self in _FINAL
 
     @property
     def is_alive(self) -> bool:
-        """Whether processes may run now or later."""
+        """True if processes may run now or later."""
         return self not in _FINAL
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job sits in the queue with no process of its own."""
+        """True if the job sits in the queue with no process of its own."""
         return self in _WAITING
 
     @property
     def may_have_processes(self) -> bool:
-        """Whether processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
+        """True if processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
         return self.is_alive and not self.is_waiting
 
     @property
     def fault(self) -> Fault:
-        """Whose doing the end was, as far as the state alone can tell."""
+        """The cause of the end, as far as the state alone shows."""
         if self in {JobState.FAILED, JobState.OUT_OF_MEMORY}:
             return Fault.TRAINING
         if self in {JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL}:
@@ -140,7 +140,7 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Whether a job exists, and how we know.
+    """Liveness of a job, and the evidence.
 
     Attributes:
         liveness: the answer. UNKNOWN is never acted upon.
@@ -256,13 +256,13 @@ class Job:
 
     @property
     def is_array_record(self) -> bool:
-        """Whether this record stands for the pending tasks of an array."""
+        """True if this record stands for the pending tasks of an array."""
         return bool(self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """What may be changed of a job that is already queued or running. None leaves a thing as it is.
+    """Changes of a job that is already queued or running. None leaves a setting as it is.
 
     Attributes:
         exclude: hostlist of nodes never to use; an empty text clears it.

@@ -13,11 +13,11 @@ class PendingReason(NamedTuple):
     """A reason for people.
 
     Attributes:
-        words: what it means.
-        advice: what to do, or empty when waiting is all there is to do.
-        blocks_for_ever: whether the job will never start unless somebody does something to it.
+        words: its meaning.
+        advice: for the user, or empty when only waiting helps.
+        blocks_for_ever: whether the job never starts unless it is changed.
         needs_others: whether it starts only when others act: a partition comes up, a node is repaired, a limit is free
-            again. Nobody can say when that is.
+            again. That time is unknown.
     """
 
     words: str
@@ -133,7 +133,7 @@ def _find(reason: str) -> PendingReason | None:
 
 
 def _limit(reason: str) -> PendingReason | None:
-    """What a limit's own name says: one of a single job never passes, nor do hours that are used up."""
+    """Explain a limit by its name: a limit of a single job never passes, nor do hours that are used up."""
     if not reason.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax")) or " " in reason:
         return None
     if "PerJob" in reason or "PerNode" in reason:

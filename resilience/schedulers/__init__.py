@@ -1,4 +1,4 @@
-"""Schedulers: each file is one, and exports it as SCHEDULER. What resil asks of them."""
+"""Schedulers: each file is one, and exports it as SCHEDULER. All of them implement `Scheduler`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from resilience.submission import Submission, Submitted
 
 Keep = Callable[[int, str, str], bool]
-"""Whether a job of the queue is wanted, by its (or its array's) id, its name and its comment."""
+"""A filter of the queue: True to return a job, by its (or its array's) id, its name and its comment."""
 
 
 class Scheduler(Protocol):
-    """What resil asks of a scheduler. One contract suite (tests/contract) runs against every implementation.
+    """The interface of every scheduler. One contract suite (tests/contract) runs against every implementation.
 
     Every method answers within its deadline. A method raises SchedulerUnavailable when there was no answer that
     can be trusted, SchedulerError when the scheduler refused, NotSupported when it cannot do that at all.
@@ -29,12 +29,12 @@ class Scheduler(Protocol):
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job. Look it up by its token before any retry.
 
-        Raise SubmissionUncertain when it was sent and could not be looked up.
+        Raise SubmissionUncertain when the job was sent and could not be looked up.
         """
         ...
 
     def test(self, submission: Submission) -> str:
-        """Ask whether and when it would start, without queueing it (`sbatch --test-only`)."""
+        """Return whether and when it would start, without queueing it (`sbatch --test-only`)."""
         ...
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
@@ -55,9 +55,8 @@ class Scheduler(Protocol):
     ) -> tuple[Job, ...]:
         """The queue, by one query: my own jobs, or those of `users` (an empty collection: everybody's).
 
-        `names` keeps only jobs with exactly these names; `keep`, asked with the job's (or its array's) id, its name
-        and its comment, only those that it says True to: a few of 100,000 cost little. `finished` adds the ended
-        jobs still remembered.
+        `names` selects jobs with exactly these names; `keep` selects those for which it returns True: a few of 100,000
+        cost little. `finished` adds the ended jobs still remembered.
         """
         ...
 
@@ -66,11 +65,11 @@ class Scheduler(Protocol):
         ...
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Whether it exists: ALIVE, GONE or UNKNOWN. Never raises. `mine`: it was my own, which is never hidden."""
+        """Say if it exists: ALIVE, GONE or UNKNOWN. Never raises. `mine`: my own jobs are never hidden from me."""
         ...
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
-        """What accounting remembers. Raise NotSupported, plainly, where there is none."""
+        """The accounting records. Raise NotSupported, plainly, where there is no accounting."""
         ...
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
@@ -102,5 +101,5 @@ class Scheduler(Protocol):
         ...
 
     def config(self) -> ClusterConfig:
-        """What the cluster supports."""
+        """The limits and features of the cluster."""
         ...

@@ -9,34 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import signal as signals
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import __version__
 from resilience.cluster import ClusterConfig, Node
-from resilience.errors import NoSuchJob, NotSupported, ResilError, SchedulerError, UsageError
+from resilience.errors import NoSuchJob, NotSupported, ProbeError, ResilError, SchedulerError, UsageError
 from resilience.job import Job, JobId, JobState, JobUpdate, Liveness, Presence
 from resilience.schedulers._local import rules
-from resilience.schedulers._local.broom import sweep
-from resilience.schedulers._local.change import updated
 from resilience.schedulers._local.dependency import job_ids
-from resilience.schedulers._local.files import spool_path
-from resilience.schedulers._local.keeper import keep_daemon
 from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local.queue import Queue
 from resilience.schedulers._local.records import Entry, Task, job_of
-from resilience.schedulers._local.spool import Spool
+from resilience.schedulers._local.spool import Spool, spool_path
 from resilience.submission import Submission, Submitted
 
 if TYPE_CHECKING:
     from resilience.schedulers import Keep
-    from resilience.schedulers._local.submit import Wish
+    from resilience.schedulers._local.submit import Request
     from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
-"""The id of a submission that is only being tried: later than all others."""
+"""The id of a submission that is only tested: later than all others."""
+_START_TIMEOUT_S = 15.0
 
 
 class LocalScheduler:
@@ -64,33 +61,33 @@ class LocalScheduler:
         return self._spool.root
 
     def submit(self, submission: Submission) -> Submitted:
-        """Queue exactly one job, and see to it that somebody runs it."""
+        """Queue exactly one job, and start the daemon that runs it."""
         if self._spool.exists() and (known := self._spool.find(submission.token)) is not None:
             self._keep_daemon()
             return Submitted(JobId(known.id), ("it was queued before, with the same token",), recovered=True)
-        wish = self._understand(submission)
+        request = self._checked(submission)
         self._spool.create()
         with self._spool.locked(self._deadline_s):
             self._spool.claim()
-            sweep(self._spool)
+            self._spool.cleanup()
             known = self._spool.find(submission.token)
             if known is None:
-                entry = replace(wish.entry, dependency=self._queue.resolve(wish.entry.dependency))
-                entry = self._spool.add(entry, wish.script, wish.environment)
+                entry = replace(request.entry, dependency=self._queue.resolve(request.entry.dependency))
+                entry = self._spool.add(entry, request.script, request.environment)
         if known is not None:
-            return Submitted(JobId(known.id), wish.notes, recovered=True)
-        trouble = [f"the job is queued, but {text}" for text in self._keep_daemon()]
-        return Submitted(JobId(entry.id), (*wish.notes, *trouble))
+            return Submitted(JobId(known.id), request.notes, recovered=True)
+        error = self._keep_daemon()
+        return Submitted(JobId(entry.id), (*request.notes, *([f"the job is queued, but {error}"] if error else [])))
 
     def test(self, submission: Submission) -> str:
         """Say whether it would start now, without queueing it. Raise as `submit` where it would be refused."""
-        wish = self._understand(submission)
-        entry = replace(wish.entry, id=_NO_ID, dependency=self._queue.resolve(wish.entry.dependency))
+        request = self._checked(submission)
+        entry = replace(request.entry, id=_NO_ID, dependency=self._queue.resolve(request.entry.dependency))
         reason = self._queue.forecast(entry, self._clock.now()) if self._spool.exists() else ""
         return f"it would wait: {reason}" if reason else f"it would start now on {self._host}"
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
-        """What sbatch would be called with, were there one, for people to read."""
+        """The sbatch call that this would be under SLURM, for people to read."""
         options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
         if "comment" not in submission.options:
             options.append(f"--comment={submission.comment}")
@@ -102,7 +99,7 @@ class LocalScheduler:
             raise UsageError("an empty token is carried by every job")
         if not self._spool.exists():
             return ()
-        self._look()
+        self._prepare()
         entry = self._spool.find(token)
         return () if entry is None else self._queue.records_of(entry, self._clock.now())
 
@@ -114,10 +111,10 @@ class LocalScheduler:
         finished: bool = False,
         keep: Keep | None = None,
     ) -> tuple[Job, ...]:
-        """The queue. There is one person in it: who asks for somebody else's jobs gets none."""
+        """The queue. It holds one user's jobs: a query for other users returns none."""
         if (users and self._user not in users) or not self._spool.exists():
             return ()
-        self._look()
+        self._prepare()
         found = self._queue.records(*self._queue.load(finished=finished), self._clock.now(), finished=finished)
         return tuple(
             job
@@ -127,15 +124,15 @@ class LocalScheduler:
 
     def job(self, job_id: JobId) -> Job:
         """One job. Of an array as a whole: the record of its waiting tasks, else a living one, else the last."""
-        self._look()
+        self._prepare()
         entry, raws = self._queue.locate(job_id)
         if len(raws) == 1 and (job_id.task is not None or entry.indices is None or entry.id != job_id.array):
-            return self._queue.record(entry, raws[0], self._clock.now())
-        told = self._queue.records_of(entry, self._clock.now())
-        return min(told, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
+            return self._queue.records_of(entry, self._clock.now(), only=raws[0])[0]
+        records = self._queue.records_of(entry, self._clock.now())
+        return min(records, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Whether it exists. A spool that cannot be read, or is not there, says nothing."""
+        """Say if it exists: UNKNOWN where the spool cannot be read, or is not there."""
         try:
             job = self.job(job_id)
         except NoSuchJob as error:
@@ -143,14 +140,14 @@ class LocalScheduler:
         except ResilError as error:
             return Presence(Liveness.UNKNOWN, error.message)
         except Exception as error:
-            return Presence(Liveness.UNKNOWN, f"looking failed: {type(error).__name__}: {error}")
+            return Presence(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
         if job.state.is_alive:
             return Presence(Liveness.ALIVE, f"the spool has it: {job.state}", job)
         return Presence(Liveness.GONE, f"it has ended: {job.state}", job)
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
-        """What the spool remembers of these jobs, a record per task; ended ones are kept for a week."""
-        self._look()
+        """The spool's records of these jobs, one per task; ended jobs are kept for a week."""
+        self._prepare()
         found: dict[int, Job] = {}
         for job_id in job_ids:
             with contextlib.suppress(NoSuchJob):
@@ -160,39 +157,32 @@ class LocalScheduler:
         return tuple(found.values())
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
-        """End them: at once what waits, with SIGTERM and then SIGKILL what runs. Unknown or ended ones are no error."""
-        self._queue.require()
+        """End them: waiting jobs at once, running ones with SIGTERM, then SIGKILL. Ended and unknown ones are fine."""
         now = self._clock.now()
-        with self._spool.locked(self._deadline_s):
+        with self._changes():
             for job_id in job_ids:
-                try:
+                with contextlib.suppress(NoSuchJob):
                     entry, raws = self._queue.locate(job_id)
-                except NoSuchJob:
-                    continue
-                for raw in raws:
-                    task = self._spool.task(entry, raw)
-                    if pending_only and task.state is not JobState.PENDING:
-                        continue
-                    self._save_if_new(entry, task, rules.cancelled(task, now))
-        self._keep_daemon()
+                    for task in (self._spool.task(entry, raw) for raw in raws):
+                        if not pending_only or task.state is JobState.PENDING:
+                            self._save(entry, task, rules.cancelled(task, now))
 
     def hold(self, job_id: JobId) -> None:
-        """Keep what waits of it from starting, also after a requeue."""
-        self._change(job_id, lambda task: replace(task, held=True))
+        """Keep its waiting tasks from starting, also after a requeue."""
+        with self._changes():
+            self._change(job_id, lambda task: replace(task, held=True))
 
     def release(self, job_id: JobId) -> None:
         """Undo `hold`."""
-        self._change(job_id, lambda task: replace(task, held=False, reason=""))
+        with self._changes():
+            self._change(job_id, lambda task: replace(task, held=False, reason=""))
 
     def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
         """Put a running or ended job back into the queue, behind the others."""
-        self._queue.require()
         now = self._clock.now()
-        with self._spool.locked(self._deadline_s):
+        with self._changes():
             entry, raws = self._queue.locate(job_id)
-            if (entry.indices is not None and len(raws) != 1) or (
-                entry.indices is not None and job_id == JobId(entry.id)
-            ):
+            if entry.indices is not None and (len(raws) != 1 or job_id == JobId(entry.id)):
                 raise SchedulerError(
                     f"{job_id} is an array: requeueing it as a whole would start every task again, finished ones too",
                     hint=f"name one task, for instance {entry.id}_{(entry.indices or (1,))[0]}",
@@ -213,7 +203,6 @@ class LocalScheduler:
             else:
                 raise SchedulerError(f"job {job_id} is already being ended", transient=True)
             self._spool.save(entry, task)
-        self._keep_daemon()
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
         """Change a queued or running job. It is your own machine: you may lengthen a time limit as well.
@@ -225,31 +214,27 @@ class LocalScheduler:
                 f"job {job_id} cannot avoid {change.exclude}: the embedded scheduler has this one machine",
                 hint="hold the job to keep it from starting here",
             )
-        self._queue.require()
-        with self._spool.locked(self._deadline_s):
-            entry, raws = self._queue.locate(job_id)
+        with self._changes():
+            entry, _ = self._queue.locate(job_id)
             if change.array_throttle is not None:
                 if entry.indices is None:
                     raise SchedulerError(f"job {job_id} is not an array: it has no throttle")
                 if change.array_throttle < 0:
                     raise UsageError(f"{change.array_throttle} is not a throttle", hint="0 is no limit")
                 self._spool.save_entry(replace(entry, throttle=change.array_throttle))
-            if replace(change, array_throttle=None, exclude=None) != JobUpdate():
-                dependency = None if change.dependency is None else self._new_dependency(change.dependency, entry)
-                live = [task for raw in raws if (task := self._spool.task(entry, raw)).state.is_alive]
-                if not live:
-                    raise SchedulerError(f"Job has already finished for job {job_id}")
-                for task in live:
-                    self._save_if_new(entry, task, updated(task, replace(change, dependency=dependency), job_id))
-        self._keep_daemon()
+            change = replace(change, array_throttle=None, exclude=None)
+            if change.dependency is not None:
+                change = replace(change, dependency=self._new_dependency(change.dependency, entry))
+            if change != JobUpdate():
+                self._change(job_id, lambda task: rules.updated(task, change, job_id))
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
-        """Send a signal to srun's tasks; to the batch shell (`batch`); to it and all below (`full`).
+        """Send a signal to srun's tasks; to the batch shell (`batch`); to the batch shell and all below (`full`).
 
-        A job that does not run has nobody who could get it: that is no error, as with scancel.
+        A job that does not run gets none: that is no error, as with scancel.
         """
-        from resilience.schedulers._local import signals as sending
-        from resilience.schedulers._local.grammar import signal_number
+        from resilience.schedulers._local.job import send_signal
+        from resilience.schedulers._local.submit import signal_number
 
         number = signal_number(signal_name)
         if not number:
@@ -260,7 +245,7 @@ class LocalScheduler:
         entry, raws = self._queue.locate(job_id)
         running = [task for raw in raws if (task := self._spool.task(entry, raw)).is_running]
         for task in running:
-            sending.send_signal(self._spool.folder(task.raw), task, number, batch=batch, full=full)
+            send_signal(self._spool, task, number, batch=batch, full=full)
         return None
 
     def nodes(self) -> tuple[Node, ...]:
@@ -271,9 +256,8 @@ class LocalScheduler:
         return (Node(self._host, state, partitions=("local",)),)
 
     def config(self) -> ClusterConfig:
-        """What a job can expect here."""
-        from resilience.schedulers._local.grammar import MAX_ARRAY_SIZE
-        from resilience.schedulers._local.submit import kill_wait_s
+        """The limits and features of this scheduler."""
+        from resilience.schedulers._local.submit import MAX_ARRAY_SIZE, kill_wait_s
 
         return ClusterConfig(
             scheduler="local",
@@ -296,16 +280,15 @@ class LocalScheduler:
 
     # Below: how the above is done.
 
-    def _understand(self, submission: Submission) -> Wish:
-        from resilience.schedulers._local.submit import understand  # not needed to look: `resil status` starts faster
+    def _checked(self, submission: Submission) -> Request:
+        from resilience.schedulers._local.submit import check  # not needed for queries: `resil status` starts faster
 
         try:
             script = Path(submission.directory, submission.script).read_bytes()
         except OSError as error:
             raise SchedulerError(f"Unable to open file {submission.script}", hint=error.strerror or "") from error
-        absolute = replace(submission, directory=str(Path(submission.directory).absolute()))
-        return understand(
-            absolute,
+        return check(
+            replace(submission, directory=str(Path(submission.directory).absolute())),
             script,
             submission.counted(self._environ),
             user=self._user,
@@ -316,35 +299,62 @@ class LocalScheduler:
     def _new_dependency(self, text: str, entry: Entry) -> str:
         if not text.strip():
             return ""
-        from resilience.schedulers._local.grammar import parse_dependency
+        from resilience.schedulers._local.submit import parse_dependency
 
         dependency = self._queue.resolve(parse_dependency(text))
         if entry.id in job_ids(dependency):
             raise SchedulerError("Job dependency problem (a job cannot wait for itself)")
         return dependency
 
-    def _look(self) -> None:
-        """Before every look: a spool that is there, and a daemon that has seen which jobs are lost."""
-        self._queue.require()
-        self._keep_daemon()
-
-    def _keep_daemon(self) -> Sequence[str]:
-        return keep_daemon(self._spool, self._runner, self._environ, timeout_s=self._deadline_s)
-
-    def _change(self, job_id: JobId, change: Callable[[Task], Task]) -> None:
+    @contextlib.contextmanager
+    def _changes(self) -> Iterator[None]:
+        """Hold the lock of a spool that is there, and wake the daemon for the changes."""
         self._queue.require()
         with self._spool.locked(self._deadline_s):
-            entry, raws = self._queue.locate(job_id)
-            live = [task for raw in raws if (task := self._spool.task(entry, raw)).state.is_alive]
-            if not live:
-                raise SchedulerError(f"Job has already finished for job {job_id}")
-            for task in live:
-                self._save_if_new(entry, task, change(task))
+            yield
         self._keep_daemon()
 
-    def _save_if_new(self, entry: Entry, old: Task, new: Task) -> None:
+    def _change(self, job_id: JobId, change: Callable[[Task], Task]) -> None:
+        """Change all live jobs of this id. Raise SchedulerError when there is none."""
+        entry, raws = self._queue.locate(job_id)
+        live = [task for raw in raws if (task := self._spool.task(entry, raw)).state.is_alive]
+        if not live:
+            raise SchedulerError(f"Job has already finished for job {job_id}")
+        for task in live:
+            self._save(entry, task, change(task))
+
+    def _save(self, entry: Entry, old: Task, new: Task) -> None:
         if new != old:
             self._spool.save(entry, new)
+
+    def _prepare(self) -> None:
+        """Before every query: require a spool, and a daemon that has recorded which jobs are lost."""
+        self._queue.require()
+        self._keep_daemon()
+
+    def _keep_daemon(self) -> str:
+        """Wake the daemon, or start one where there is work and none lives. Return the error if that fails."""
+        if self._spool.has_daemon():
+            self._spool.wake()
+            return ""
+        if not self._spool.active():
+            return ""
+        try:
+            done = self._runner.run(
+                self._spool.daemon_command(),
+                timeout_s=min(_START_TIMEOUT_S, self._deadline_s),
+                env=daemon_environment(self._environ),
+            )
+        except ProbeError as error:
+            return f"the process that runs the queue did not start: {error.message}"
+        return f"the process that runs the queue failed: {done.stderr.strip()[-500:]}" if done.returncode else ""
+
+
+def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment to start the daemon in: with this package on the path, without the variables of a calling job."""
+    package = str(Path(__file__).parents[2])
+    own = {name: value for name, value in environ.items() if not name.startswith(("SLURM", "RESIL_LOCAL_SPOOL"))}
+    return {**own, "PYTHONPATH": f"{package}:{environ.get('PYTHONPATH', '')}".rstrip(":")}
 
 
 SCHEDULER = LocalScheduler

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from resilience.errors import ProbeError
-from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.system.process import CommandFailed, Completed
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -31,27 +31,23 @@ def in_seconds(text: str) -> str:
 def row(**columns: str) -> str:
     """One row of squeue in the client's format, without its newline."""
     usual = {
+        **dict.fromkeys(QUEUE_COLUMNS, "(null)"),
         "JobArrayID": "12",
         "JobID": columns.get("JobArrayID", "12").partition("_")[0],
+        "ArrayTaskID": "N/A",
         "UserName": "alice",
         "State": "RUNNING",
-        "ArrayTaskID": "N/A",
+        "Reason": "None",
+        "Name": "train",
+        "Partition": "main",
         "SubmitTime": "1795168400",
         "StartTime": "1795168410",
         "EndTime": "1795172010",
         "TimeLimit": "1:00:00",
         "NumNodes": "1",
-        "Partition": "main",
-        "Account": "(null)",
-        "QOS": "(null)",
+        "NodeList": "n1",
         "RestartCnt": "0",
         "exit_code": "0",
-        "NodeList": "n1",
-        "Reason": "None",
-        "Dependency": "(null)",
-        "Command": "(null)",
-        "Comment": "(null)",
-        "Name": "train",
     }
     assert columns.keys() <= usual.keys()
     return "".join(f"{(usual | columns)[name]}{SEPARATOR}" for name in QUEUE_COLUMNS) + ROW_END

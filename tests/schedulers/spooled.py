@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from resilience.job import Job, JobId
 from resilience.schedulers._local.processes import carrying, start_ticks
+from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
 from resilience.system.clock import SystemClock
@@ -104,10 +105,7 @@ class Lab:
 
     def daemon_pid(self) -> int:
         """The pid of the daemon, 0 when there is none."""
-        with contextlib.suppress(OSError, ValueError):
-            pid, ticks = (int(word) for word in (self.spool / "daemon.lock").read_text().split())
-            return pid if start_ticks(pid) == ticks else 0
-        return 0
+        return Spool(self.spool).daemon_pid()
 
     def record(self, raw: int) -> Mapping[str, object]:
         """task.json of a job."""
@@ -117,6 +115,10 @@ class Lab:
     def watcher_pid(self, raw: int) -> int:
         """The pid of the process that watches a job."""
         return int(str(self.record(raw)["supervisor"]))
+
+    def processes(self, job_id: JobId | int) -> list[int]:
+        """The pids of a plain job's processes."""
+        return carrying(SLURM_JOB_ID=str(job_id), RESIL_LOCAL_SPOOL=str(self.spool))
 
     def kill_daemon(self) -> None:
         """As the kernel does when memory runs out."""
@@ -128,7 +130,7 @@ class Lab:
         """As a power cut does it to one job: its processes and its watcher are gone, and so is the daemon."""
         watcher = self.watcher_pid(raw)
         self.kill_daemon()
-        for pid in (watcher, *carrying([f"SLURM_JOB_ID={raw}", f"RESIL_LOCAL_SPOOL={self.spool}"])):
+        for pid in (watcher, *self.processes(raw)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not start_ticks(watcher), what="the watcher's end")
@@ -145,7 +147,7 @@ class Lab:
         daemon = self.daemon_pid()
         if self.spool.exists():
             self.spool.rename(aside)  # so that nobody starts another
-        for pid in (daemon, *watchers, *carrying([f"RESIL_LOCAL_SPOOL={self.spool}"])):
+        for pid in (daemon, *watchers, *carrying(RESIL_LOCAL_SPOOL=str(self.spool))):
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -91,13 +91,6 @@ def test_a_queue_that_cannot_be_read_is_unavailable_never_empty(answer: Answer) 
     assert caught.value.transient and caught.value.hint
 
 
-def test_a_machine_without_squeue_points_to_the_local_scheduler() -> None:
-    missing = Answer(error=ProgramMissing("cannot run squeue: No such file or directory"))
-    with pytest.raises(SchedulerUnavailable, match="squeue is not installed") as caught:
-        client({"squeue": missing})[0].jobs()
-    assert "--scheduler local" in caught.value.hint
-
-
 # ---- presence -----------------------------------------------------------------------------------------------------
 
 
@@ -106,23 +99,44 @@ def test_a_row_proves_alive() -> None:
     assert presence.liveness is Liveness.ALIVE and presence.job is not None and "RUNNING" in presence.reason
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "PENDING", "SUSPENDED", "CONFIGURING", "REQUEUED", "SOMETHING_NEW"])
-def test_every_state_that_is_not_final_is_alive(state: str) -> None:
-    assert liveness({"squeue": queue(row(JobArrayID="12", State=state))}) is Liveness.ALIVE
+WAITING_TASKS = queue(row(JobArrayID="12_[4-6%1]", JobID="12", ArrayTaskID="4-6%1", State="PENDING"))
+CUT_TASKS = queue(row(JobArrayID="12_[4-6...]", JobID="12", ArrayTaskID="4-6...", State="PENDING"))
+HIDES = Answer(CONFIG.stdout + "PrivateData = jobs,usage\n")
+RUNS = Answer(sacct_row(state="RUNNING", end="Unknown"))
+REQUEUED = Answer(sacct_row(state="NODE_FAIL") + sacct_row(state="PENDING", end="Unknown"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "job", "answers"),
+    [
+        *(
+            (Liveness.ALIVE, JOB, {"squeue": queue(row(JobArrayID="12", State=state))})
+            for state in ("COMPLETING", "PENDING", "SUSPENDED", "CONFIGURING", "REQUEUED", "SOMETHING_NEW")
+        ),
+        pytest.param(Liveness.ALIVE, JobId(12), {"squeue": WAITING_TASKS}, id="waiting array"),
+        pytest.param(Liveness.ALIVE, JobId(12, 5), {"squeue": WAITING_TASKS}, id="waiting task"),
+        pytest.param(Liveness.GONE, JobId(12, 9), {"squeue": WAITING_TASKS}, id="no task of the array"),
+        pytest.param(Liveness.UNKNOWN, JobId(12, 9), {"squeue": CUT_TASKS}, id="the tasks were cut"),
+        pytest.param(Liveness.ALIVE, JOB, {"squeue": [ELSE, ELSE, queue(row(JobArrayID="12"))]}, id="in the recheck"),
+        # After a controller lost its last seconds, such a job's processes live on as orphans.
+        pytest.param(Liveness.UNKNOWN, JOB, {"squeue": ELSE, "sacct": RUNS}, id="running in accounting"),
+        pytest.param(Liveness.UNKNOWN, JOB, {"squeue": ELSE, "sacct": REQUEUED}, id="requeued in accounting"),
+        pytest.param(Liveness.UNKNOWN, JOB, {"squeue": ELSE, "scontrol show config": HIDES}, id="others' are hidden"),
+        pytest.param(
+            Liveness.GONE,
+            JOB,
+            {"squeue": ELSE, "scontrol show config": HIDES, "sacct": Answer(sacct_row())},
+            id="hidden, and ended in accounting",
+        ),
+    ],
+)
+def test_liveness_of_a_job(expected: Liveness, job: JobId, answers: dict[str, Say | list[Say]]) -> None:
+    assert liveness(answers, job) is expected
 
 
 def test_a_final_row_proves_gone() -> None:
     presence = client({"squeue": queue(row(JobArrayID="12", State="NODE_FAIL"))})[0].presence(JobId(12))
     assert presence.liveness is Liveness.GONE and "NODE_FAIL" in presence.reason
-
-
-def test_tasks_of_a_waiting_array_are_alive_and_others_are_not() -> None:
-    waiting = queue(row(JobArrayID="12_[4-6%1]", JobID="12", ArrayTaskID="4-6%1", State="PENDING"))
-    assert liveness({"squeue": waiting}, JobId(12)) is Liveness.ALIVE
-    assert liveness({"squeue": waiting}, JobId(12, 5)) is Liveness.ALIVE
-    assert liveness({"squeue": waiting}, JobId(12, 9)) is Liveness.GONE
-    cut = queue(row(JobArrayID="12_[4-6...]", JobID="12", ArrayTaskID="4-6...", State="PENDING"))
-    assert liveness({"squeue": cut}, JobId(12, 9)) is Liveness.UNKNOWN
 
 
 def test_a_colleagues_job_is_seen_in_the_second_query() -> None:
@@ -146,10 +160,6 @@ def test_an_empty_queue_may_be_a_fact_but_only_confirmed() -> None:
     assert liveness({"squeue": Answer("")}) is Liveness.GONE
     for ping in (DOWN, OLD_DOWN, Answer(""), KILLED):
         assert liveness({"squeue": Answer(""), "scontrol ping": ping}) is Liveness.UNKNOWN
-
-
-def test_a_job_that_shows_up_in_the_second_look_is_alive() -> None:
-    assert liveness({"squeue": [ELSE, ELSE, queue(row(JobArrayID="12"))]}) is Liveness.ALIVE
 
 
 @pytest.mark.parametrize(
@@ -201,32 +211,13 @@ def test_accounting_confirms_an_end_at_once() -> None:
     assert len(runner.asked("squeue")) == 2
 
 
-def test_a_job_that_accounting_says_runs_is_never_gone() -> None:
-    """After a controller lost its last seconds, such a job's processes live on as orphans."""
-    running = Answer(sacct_row(state="RUNNING", end="Unknown"))
-    assert liveness({"squeue": ELSE, "sacct": running}) is Liveness.UNKNOWN
-
-
-def test_a_requeued_run_in_accounting_is_not_the_end() -> None:
-    rows = sacct_row(state="NODE_FAIL") + sacct_row(state="PENDING", end="Unknown")
-    assert liveness({"squeue": ELSE, "sacct": Answer(rows)}) is Liveness.UNKNOWN
-
-
 def test_a_node_failure_in_accounting_may_be_followed_by_another_run() -> None:
     """sacct shows NODE_FAIL as the last record while the requeued job waits."""
     failed = Answer(sacct_row(state="NODE_FAIL", code="0:0"))
     scheduler, runner = client({"squeue": ELSE, "sacct": failed})
     assert scheduler.presence(JOB).liveness is Liveness.GONE
     assert len(runner.asked("squeue")) == 3  # not on accounting's word alone
-    hides = Answer(CONFIG.stdout + "PrivateData = jobs\n")
-    assert liveness({"squeue": ELSE, "sacct": failed, "scontrol show config": hides}) is Liveness.UNKNOWN
-
-
-def test_where_others_jobs_are_hidden_absence_proves_nothing() -> None:
-    hides = Answer(CONFIG.stdout + "PrivateData = jobs,usage\n")
-    assert liveness({"squeue": ELSE, "scontrol show config": hides}) is Liveness.UNKNOWN
-    ended = {"squeue": ELSE, "scontrol show config": hides, "sacct": Answer(sacct_row())}
-    assert liveness({**ended}) is Liveness.GONE
+    assert liveness({"squeue": ELSE, "sacct": failed, "scontrol show config": HIDES}) is Liveness.UNKNOWN
 
 
 def test_a_controller_that_just_started_is_given_time_to_hear_from_the_nodes() -> None:
@@ -271,6 +262,35 @@ def test_every_method_ends_within_its_deadline() -> None:
             with contextlib.suppress(SchedulerUnavailable):
                 call()
             assert runner.clock.seconds - began <= deadline_s + 0.1
+
+
+NO_CLIENT = Answer(error=ProgramMissing("cannot run squeue: No such file or directory"))
+NO_DATABASE = Answer("", "sacct: error: Problem talking to the database: Connection refused\n", 1)
+NO_REQUEUE = Answer("", "Requested operation is presently disabled for job 2\n", 1)
+BAD_TIME = Answer("", "Invalid time specification (pos=0): 1795180000\n", 0)  # scontrol ends with 0 all the same
+DENIED = Answer("", "Access/permission denied for job 65\n", 1)
+GARBLED = Answer("", "Unexpected message received for job 15\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "call", "kind", "words"),
+    [
+        ("squeue", NO_CLIENT, lambda s: s.jobs(), SchedulerUnavailable, "squeue is not installed"),
+        ("squeue", NO_CLIENT, lambda s: s.jobs(), SchedulerUnavailable, "--scheduler local"),
+        ("sacct", NO_ACCOUNTING, lambda s: s.history([JOB]), NotSupported, "accounting is off on this cluster"),
+        ("sacct", NO_DATABASE, lambda s: s.history([JOB]), SchedulerUnavailable, ""),
+        ("scontrol requeue", NO_REQUEUE, lambda s: s.requeue(JobId(2, 1)), SchedulerError, "--no-requeue"),
+        ("scontrol update", BAD_TIME, lambda s: s.update(JOB, JobUpdate(end_time=1.0)), SchedulerError, ""),
+        ("scontrol update", DENIED, lambda s: s.update(JOB, JobUpdate(time_limit_s=72)), SchedulerError, "lengthen"),
+        ("scontrol update", GARBLED, lambda s: s.update(JOB, JobUpdate(exclude="n")), SchedulerUnavailable, ""),
+    ],
+)
+def test_a_failure_is_raised_with_its_cause_and_a_hint(
+    command: str, answer: Answer, call: Callable[[SCHEDULER], object], kind: type[SchedulerError], words: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        call(client({command: answer})[0])
+    assert words in f"{caught.value.message} {caught.value.hint}"
 
 
 # ---- one job ------------------------------------------------------------------------------------------------------
@@ -321,17 +341,6 @@ def test_an_unknown_job_is_no_such_job(answer: Answer) -> None:
 # ---- history ------------------------------------------------------------------------------------------------------
 
 
-def test_history_without_accounting_says_so() -> None:
-    with pytest.raises(NotSupported, match="accounting is off on this cluster"):
-        client({})[0].history([JobId(12)])
-
-
-def test_history_with_the_database_down_is_unavailable() -> None:
-    down = Answer("", "sacct: error: Problem talking to the database: Connection refused\n", 1)
-    with pytest.raises(SchedulerUnavailable):
-        client({"sacct": down})[0].history([JobId(12)])
-
-
 def test_exit_codes_that_sacct_lost_are_taken_from_the_controller_while_it_remembers() -> None:
     answers: dict[str, Say | list[Say]] = {
         "sacct": Answer(sacct_row(code="127:0") + sacct_row("13", code="0:0") + sacct_row("14", code="2:0")),
@@ -341,6 +350,8 @@ def test_exit_codes_that_sacct_lost_are_taken_from_the_controller_while_it_remem
     assert jobs[12].exit_code == ExitCode(255)
     assert jobs[13].exit_code is None  # FAILED with 0:0 cannot be
     assert jobs[14].exit_code == ExitCode(2)
+    scheduler, runner = client({})
+    assert scheduler.history([]) == () and not runner.calls
 
 
 def test_a_release_that_tells_the_truth_is_not_doubted() -> None:
@@ -352,12 +363,7 @@ def test_a_release_that_tells_the_truth_is_not_doubted() -> None:
     assert not runner.asked("squeue")
 
 
-def test_history_of_nothing_asks_nothing() -> None:
-    scheduler, runner = client({})
-    assert scheduler.history([]) == () and not runner.calls
-
-
-# ---- telling ------------------------------------------------------------------------------------------------------
+# ---- controlling --------------------------------------------------------------------------------------------------
 
 
 def test_cancelling_what_has_ended_is_no_error() -> None:
@@ -407,13 +413,6 @@ def test_the_raw_id_of_a_task_is_resolved_and_a_plain_job_is_itself() -> None:
     assert runner.calls[-1] == ("scontrol", "requeuehold", "1")
 
 
-def test_a_job_that_may_not_be_requeued_says_why() -> None:
-    said = Answer("", "Requested operation is presently disabled for job 2\n", 1)
-    with pytest.raises(SchedulerError) as caught:
-        client({"scontrol requeue": said})[0].requeue(JobId(2, 1))
-    assert "--no-requeue" in caught.value.hint
-
-
 WAITING = next(line for line in SHOWN.splitlines() if "ArrayTaskId=5,7,9%2" in line) + "\n"
 
 
@@ -423,24 +422,6 @@ def test_a_throttle_that_finished_tasks_complain_about_is_verified() -> None:
     client(answers)[0].update(JobId(16, 1), JobUpdate(array_throttle=2))  # it says ArrayTaskThrottle=2
     with pytest.raises(SchedulerError):
         client(answers)[0].update(JobId(16), JobUpdate(array_throttle=3))
-
-
-def test_an_update_that_scontrol_refuses_with_exit_code_0_is_refused() -> None:
-    said = Answer("", "Invalid time specification (pos=0): 1795180000\n", 0)
-    with pytest.raises(SchedulerError):
-        client({"scontrol update": said})[0].update(JobId(6), JobUpdate(end_time=1.0))
-
-
-def test_lengthening_is_for_administrators() -> None:
-    said = Answer("", "Access/permission denied for job 65\n", 1)
-    with pytest.raises(SchedulerError, match="never lengthen"):
-        client({"scontrol update": said})[0].update(JobId(65), JobUpdate(time_limit_s=7200))
-
-
-def test_an_update_answered_by_nobody_is_unavailable() -> None:
-    said = Answer("", "Unexpected message received for job 15\n", 1)
-    with pytest.raises(SchedulerUnavailable):
-        client({"scontrol update": said})[0].update(JobId(15), JobUpdate(exclude="n1"))
 
 
 def test_nodes_and_configuration_of_a_recorded_cluster() -> None:

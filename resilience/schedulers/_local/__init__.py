@@ -1,1 +1,1 @@
-"""What belongs to the embedded scheduler: its spool, its rules, its daemon. `../local.py` is the way in."""
+"""Parts of the embedded scheduler: its spool, its rules, its daemon. `../local.py` is the entry."""

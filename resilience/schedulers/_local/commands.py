@@ -17,8 +17,8 @@ from resilience import hostlist
 from resilience.errors import ResilError, UsageError
 from resilience.job import Job, JobId, JobState, JobUpdate
 from resilience.quantities import format_slurm_time
-from resilience.schedulers._local.grammar import parse_begin, parse_time_limit_s
-from resilience.schedulers._local.options import parse_arguments, takes_value
+from resilience.schedulers._local.options import SBATCH, Syntax, words
+from resilience.schedulers._local.submit import parse_begin, parse_time_limit_s
 from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
 from resilience.system.clock import SystemClock
@@ -36,6 +36,26 @@ _HEADINGS = {
     "e": "END_TIME", "l": "TIME_LIMIT", "L": "TIME_LEFT", "M": "TIME", "R": "NODELIST(REASON)", "E": "DEPENDENCY",
     "o": "COMMAND", "a": "ACCOUNT", "q": "QOS", "Z": "WORK_DIR", "V": "SUBMIT_TIME",
 }  # fmt: skip
+_SQUEUE = Syntax(
+    "squeue",
+    flags=words("noheader array long all me local"),
+    values=words("jobs format states user name nodelist partition sort"),
+    short={
+        "j": "jobs", "o": "format", "t": "states", "u": "user", "n": "name", "w": "nodelist", "p": "partition",
+        "S": "sort", "h": "noheader", "r": "array", "l": "long", "a": "all",
+    },
+    renamed={"users": "user"},
+)  # fmt: skip
+_SCANCEL = Syntax(
+    "scancel",
+    flags=words("me batch full quiet verbose interactive ctld"),
+    values=words("signal state name user partition"),
+    short={
+        "s": "signal", "t": "state", "n": "name", "u": "user", "p": "partition", "b": "batch", "f": "full",
+        "Q": "quiet", "v": "verbose", "i": "interactive",
+    },
+    renamed={"jobname": "name"},
+)  # fmt: skip
 _UPDATES = {"timelimit", "endtime", "arraytaskthrottle", "dependency", "starttime"}
 
 
@@ -46,7 +66,7 @@ def main(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int
     try:
         return commands[name](scheduler, list(arguments), environ)
     except ResilError as error:
-        sys.stderr.write(f"{name}: error: {error.message.removeprefix('sbatch: ')}\n")
+        sys.stderr.write(f"{name}: error: {error.message.removeprefix(f'{name}: ')}\n")
         if error.hint:
             sys.stderr.write(f"{name}: {error.hint}\n")
         return 1
@@ -88,7 +108,7 @@ def _scontrol(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[
 
 
 def parse_update(words: Sequence[str], now: float) -> tuple[JobId, JobUpdate]:
-    """Given `JobId=5 TimeLimit=10 ...`, return what it asks for. Pure. Raise UsageError for what is not known."""
+    """Given `JobId=5 TimeLimit=10 ...`, return the change. Pure. Raise UsageError for an unknown key."""
     given = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
     job = given.pop("jobid", given.pop("job", ""))
     if unknown := set(given) - _UPDATES:
@@ -133,25 +153,22 @@ def _elapsed(job: Job) -> str:
 
 
 def _squeue(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
-    options = _options(arguments, "squeue", values="jotunwpS", flags="hrla", long={
-        "jobs": "j", "format": "o", "states": "t", "user": "u", "users": "u", "name": "n", "noheader": "h",
-        "array": "r", "me": "", "nodelist": "w", "partition": "p", "sort": "S", "long": "l", "all": "a", "local": "",
-    })  # fmt: skip
-    states = {word.upper() for word in options.get("t", "").split(",") if word}
+    options, _ = _read(_SQUEUE, arguments)
+    states = {word.upper() for word in options.get("states", "").split(",") if word}
     jobs = scheduler.jobs(
-        users=options["u"].split(",") if options.get("u") else None,
-        names=options["n"].split(",") if options.get("n") else (),
+        users=options["user"].split(",") if options.get("user") else None,
+        names=options["name"].split(",") if options.get("name") else (),
         finished=bool(states),
     )
     if states and "ALL" not in states:
         jobs = tuple(job for job in jobs if str(job.state) in states or _COMPACT.get(job.state) in states)
-    if wanted := options.get("j"):
-        ids = {JobId.parse(word) for word in wanted.split(",")}
+    if requested := options.get("jobs"):
+        ids = {JobId.parse(word) for word in requested.split(",")}
         jobs = tuple(j for j in jobs if j.id in ids or j.id.whole in ids or JobId(j.raw_id) in ids)
         if not jobs and len(ids) == 1:
-            scheduler.job(next(iter(ids)))  # says so when there is none
-    layout = options.get("o", _DEFAULT_FORMAT)
-    if "h" not in options:
+            scheduler.job(next(iter(ids)))  # raises NoSuchJob when there is none
+    layout = options.get("format", _DEFAULT_FORMAT)
+    if "noheader" not in options:
         _out(_row(layout, lambda letter: _HEADINGS.get(letter, letter)))
     for job in jobs:
         _out(_row(layout, _columns(job)))
@@ -186,21 +203,17 @@ def _columns(job: Job) -> Callable[[str], str]:
 
 
 def _scancel(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
-    options = _options(arguments, "scancel", values="stnup", flags="bfQvi", long={
-        "signal": "s", "state": "t", "name": "n", "jobname": "n", "user": "u", "me": "u=", "batch": "b", "full": "f",
-        "quiet": "Q", "verbose": "v", "partition": "p", "interactive": "i", "ctld": "",
-    })  # fmt: skip
-    words = options.get("", "").split()
-    ids = [JobId.parse(word) for word in words]
-    if not ids and not ({"n", "u", "t"} & set(options)):
+    options, others = _read(_SCANCEL, arguments)
+    ids = [JobId.parse(word) for word in others]
+    if not ids and not options.keys() & {"name", "user", "me", "state"}:
         raise UsageError("No job identification provided")
     if not ids:
-        names = options["n"].split(",") if options.get("n") else ()
+        names = options["name"].split(",") if options.get("name") else ()
         ids = sorted({job.id for job in scheduler.jobs(names=names)})
-    states = options.get("t", "").upper()
-    if "s" in options:
+    states = options.get("state", "").upper()
+    if "signal" in options:
         for job_id in ids:
-            scheduler.signal(job_id, options["s"], batch="b" in options, full="f" in options)
+            scheduler.signal(job_id, options["signal"], batch="batch" in options, full="full" in options)
         return 0
     if states in ("R", "RUNNING"):
         running = {job.id for job in scheduler.jobs() if job.state is JobState.RUNNING}
@@ -210,18 +223,18 @@ def _scancel(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[s
 
 
 def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
-    before, rest = split_at_script(arguments)
+    given, rest = SBATCH.parse(arguments)
     if not rest:
         raise UsageError("no script given", hint="a script by standard input is not known to the embedded scheduler")
+    names = dict(given)
     submission = Submission(
         token=secrets.token_hex(8),
         run="sbatch",
         script=str(Path(rest[0]).absolute()),
         script_args=tuple(rest[1:]),
-        extra_args=tuple(before),
+        extra_args=tuple(arguments[: len(arguments) - len(rest)]),
         directory=str(Path.cwd()),
     )
-    names = {name for name, _ in parse_arguments(before)}
     if "test-only" in names:
         sys.stderr.write(f"sbatch: {scheduler.test(submission)}\n")
         return 0
@@ -233,43 +246,13 @@ def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[st
     return 0
 
 
-def split_at_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Given sbatch's arguments, return its options, and the script with its own arguments. Pure."""
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "-":
-        if arguments[place] == "--":
-            return list(arguments[:place]), list(arguments[place + 1 :])
-        place += 2 if takes_value(arguments[place]) else 1
-    return list(arguments[:place]), list(arguments[place:])
-
-
-def _options(
-    arguments: Sequence[str], command: str, *, values: str, flags: str, long: Mapping[str, str]
-) -> dict[str, str]:
-    """Read short and long options; what is no option is collected under the empty name."""
-    found: dict[str, str] = {}
+def _read(syntax: Syntax, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Options and other words, in any order."""
+    options: dict[str, str] = {}
+    others: list[str] = []
     rest = list(arguments)
     while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            if name not in long:
-                raise UsageError(f"unrecognized option '--{name}'", hint=f"not known to this stand-in for {command}")
-            letter, fixed, _ = long[name].partition("=")
-            if letter and letter in values and not equals and not fixed:
-                value = rest.pop(0) if rest else ""
-            found[letter or name] = value
-        elif word.startswith("-") and len(word) > 1:
-            letters = word[1:]
-            while letters:
-                letter, letters = letters[0], letters[1:]
-                if letter in values:
-                    found[letter] = letters or (rest.pop(0) if rest else "")
-                    letters = ""
-                elif letter in flags:
-                    found[letter] = ""
-                else:
-                    raise UsageError(f"invalid option -- '{letter}'", hint=f"not known to this stand-in for {command}")
-        else:
-            found[""] = f"{found.get('', '')} {word}"
-    return found
+        given, rest = syntax.parse(rest)
+        options |= {name: value or "" for name, value in given}
+        others, rest = others + rest[:1], rest[1:]
+    return options, others

@@ -1,4 +1,4 @@
-"""Whether what a job waits for has happened. Pure.
+"""Decides if the dependencies of a job are fulfilled. Pure.
 
 Source: sbatch(1), --dependency; an array as a whole counts as its tasks do together.
 """
@@ -16,7 +16,7 @@ _JOB = re.compile(r"(?P<id>\d+)(?:_(?P<task>\d+|\*))?(?:\+(?P<minutes>\d+))?")
 
 
 class Answer(StrEnum):
-    """YES: go. NOT_YET: wait. NEVER: it cannot happen any more, unless somebody requeues what it waits for."""
+    """YES: go. NOT_YET: wait. NEVER: it cannot happen any more, unless that job is requeued."""
 
     YES = "yes"
     NOT_YET = "not yet"
@@ -45,12 +45,12 @@ def with_array_ids(dependency: str, names: Mapping[int, tuple[int, int]]) -> str
 
 
 def needs_singleton(dependency: str) -> bool:
-    """Whether `singleton` is among what it waits for."""
+    """True if `singleton` is one of the dependencies."""
     return "singleton" in _parts(dependency)[1]
 
 
 def after_start(dependency: str) -> str:
-    """What is left of a dependency once the job has started: only `singleton` binds it again after a requeue."""
+    """The rest of a dependency once the job has started: only `singleton` binds again after a requeue."""
     return "singleton" if needs_singleton(dependency) else ""
 
 

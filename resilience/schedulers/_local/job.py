@@ -1,32 +1,38 @@
-"""The process that watches one job: it starts the batch shell, keeps its true exit, and leaves nobody behind.
+"""One job of the embedded scheduler: its environment, the process that watches it, and its signals.
 
-One per job, forked from the daemon (so it costs little), and independent of it: when the daemon dies, this process
-stays the parent of everything the job started, also of what detached itself, and the next daemon finds it.
+One watcher per job, forked from the daemon (so it costs little), and independent of it: when the daemon dies, the
+watcher stays the parent of everything the job started, detached processes included, and the next daemon finds it.
 SLURM's slurmstepd is the model.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shlex
 import signal
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.errors import ResilError
+from resilience.errors import ResilError, SchedulerError
 from resilience.schedulers._local.processes import (
     adopt_orphans,
     default_signals,
     descendants,
+    is_alive,
     name_process,
+    reap,
     send,
+    slurm_variables,
     start_ticks,
 )
+from resilience.schedulers._local.records import Entry, Task
 from resilience.schedulers._local.rules import Exit
+from resilience.schedulers._local.spool import Spool, read_pid
+from resilience.schedulers._local.submit import default_output, expand_pattern
 from resilience.system.clock import SystemClock
 from resilience.system.files import write_atomic
 
@@ -34,37 +40,97 @@ EXIT_FILE = "exit.json"
 BATCH_FILE = "batch"
 BEGUN_FILE = "begun"
 STEPS = "steps"
+CLUSTER = "local"
 _POLL_S = 0.02
 _RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start.
+    """A job that is about to start.
 
     Attributes:
-        folder: `jobs/<raw>` in the spool.
-        script: the kept copy of the batch script; `arguments` follow it.
-        output: path of the standard output, relative ones to `directory`; empty for none. So `error` and `input`.
-        append: whether the files are continued and not emptied.
-        daemon: what to run if there is no daemon any more once the job has ended.
-        kill_wait_s: how long steps may live on once the batch shell has ended.
+        directory: `jobs/<raw>` in the spool.
+        output: path of the standard output, relative ones to the job's working directory. So `error` and `input`, which
+            may be empty.
     """
 
-    folder: Path
-    script: Path
-    arguments: tuple[str, ...]
+    spool: Spool
+    directory: Path
+    entry: Entry
+    host: str
     environment: dict[str, str]
-    directory: str
     output: str
     error: str
     input: str
-    append: bool
-    umask: int
-    kill_wait_s: float
-    wake: Path
-    host: str
-    daemon: tuple[str, ...] = ()
+
+
+def plan_launch(spool: Spool, entry: Entry, task: Task, *, host: str, cpus: int) -> Launch:
+    """Given a job that is about to start on a machine with `cpus` CPUs, return all that its watcher needs.
+
+    Raise SchedulerUnavailable if the environment saved for it cannot be read.
+    """
+
+    def path(pattern: str) -> str:
+        return expand_pattern(
+            pattern, raw=task.raw, array=entry.id, index=task.index, name=entry.name, user=entry.user, host=host
+        )
+
+    return Launch(
+        spool=spool,
+        directory=spool.directory(task.raw),
+        entry=entry,
+        host=host,
+        environment=job_variables(
+            entry, task, spool.environment(entry.id), spool=str(spool.root), host=host, cpus_on_node=cpus
+        ),
+        output=path(entry.output or default_output(entry.indices is not None)),
+        error=path(entry.error),
+        input=path(entry.input),
+    )
+
+
+def job_variables(
+    entry: Entry, task: Task, environment: Mapping[str, str], *, spool: str, host: str, cpus_on_node: int
+) -> dict[str, str]:
+    """The whole environment of a job: that of its submission, and the scheduler's variables. Pure.
+
+    SLURM_RESTART_COUNT is unset in the first run, SLURM_JOB_END_TIME when there is no limit. Source: sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES.
+    """
+    variables: list[tuple[str, object]] = [
+        ("JOB_ID JOBID", task.raw),
+        ("JOB_NAME", entry.name),
+        ("JOB_USER", entry.user),
+        ("JOB_PARTITION CLUSTER_NAME", CLUSTER),
+        ("SUBMIT_DIR", entry.submit_dir),
+        ("SUBMIT_HOST JOB_NODELIST NODELIST", host),
+        ("JOB_NUM_NODES NNODES", 1),
+        ("NTASKS NPROCS TASKS_PER_NODE", entry.ntasks),
+        ("CPUS_ON_NODE JOB_CPUS_PER_NODE", min(entry.cpus, cpus_on_node)),
+        ("CPUS_PER_TASK", entry.cpus_per_task),
+        ("NODEID PROCID LOCALID GTIDS", 0),
+        ("JOB_START_TIME", int(task.start or 0)),
+        ("JOB_END_TIME", None if task.deadline is None else int(task.deadline)),
+        ("RESTART_COUNT", task.restarts or None),
+    ]
+    if entry.indices is not None:
+        variables += [
+            ("ARRAY_JOB_ID", entry.id),
+            ("ARRAY_TASK_ID", task.index),
+            ("ARRAY_TASK_COUNT", len(entry.indices)),
+            ("ARRAY_TASK_MIN", entry.indices[0]),
+            ("ARRAY_TASK_MAX", entry.indices[-1]),
+            ("ARRAY_TASK_STEP", entry.step),
+        ]
+    return {
+        **environment,
+        **slurm_variables(variables),
+        "SLURMD_NODENAME": host,
+        "RESIL_SCHEDULER": CLUSTER,
+        "RESIL_LOCAL_SPOOL": spool,
+        "PATH": f"{spool}/bin:{environment.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
+    }
 
 
 def spawn(launch: Launch, gate: int) -> int:
@@ -84,99 +150,107 @@ def spawn(launch: Launch, gate: int) -> int:
         adopt_orphans()
         os.closerange(3, gate)
         os.closerange(gate + 1, 65536)
-        name_process(f"resil-{launch.folder.name}")
+        name_process(f"resil-{launch.directory.name}")
         if os.read(gate, 1):
             os.close(gate)
-            os.close(os.open(launch.folder / BEGUN_FILE, os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(launch.directory / BEGUN_FILE, os.O_WRONLY | os.O_CREAT, 0o600))
             _watch(launch)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.write(2, f"watcher of job {launch.folder.name}: {type(error).__name__}: {error}\n".encode())
+            os.write(2, f"watcher of job {launch.directory.name}: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
 
 
-def daemon_pid(spool: Path) -> int:
-    """The pid of the spool's daemon. When a job's script started it, it is below the job and yet not of the job."""
+def read_exit(directory: Path) -> Exit | None:
+    """How the batch shell of the job in this directory ended; None while it has not."""
     try:
-        pid, ticks = (int(word) for word in (spool / "daemon.lock").read_text().split())
-    except (OSError, ValueError):
-        return 0
-    return pid if ticks and start_ticks(pid) == ticks else 0
-
-
-def read_exit(folder: Path) -> Exit | None:
-    """How the batch shell in this job's folder ended; None while it has not."""
-    try:
-        data = json.loads((folder / EXIT_FILE).read_text())
+        data = json.loads((directory / EXIT_FILE).read_text())
         return Exit(data["status"], data["signal"], data["at"], data.get("launch_failure", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def batch_shell(folder: Path) -> int:
-    """The pid of the job's batch shell, 0 when it has none (any more)."""
-    try:
-        pid, ticks = (int(word) for word in (folder / BATCH_FILE).read_text().split())
-    except (OSError, ValueError):
-        return 0
-    return pid if ticks and start_ticks(pid) == ticks else 0
+def terminate(pids: Iterable[int]) -> None:
+    """Send SIGTERM, to stopped processes too."""
+    for pid in pids:
+        send([pid], signal.SIGCONT)
+        send([pid], signal.SIGTERM)
 
 
-def step_tasks(folder: Path) -> tuple[list[int], list[int]]:
+def batch_shell(directory: Path) -> list[int]:
+    """The pid of the job's batch shell, if it lives."""
+    pid = read_pid(directory / BATCH_FILE)
+    return [pid] if pid else []
+
+
+def step_tasks(directory: Path) -> tuple[list[int], list[int]]:
     """The pids of the tasks that srun started in the job, and those of the sruns themselves."""
-    tasks: list[int] = []
-    shims: list[int] = []
-    try:
-        files = list((folder / STEPS).iterdir())
-    except OSError:
-        return tasks, shims
-    for file in files:
-        with contextlib.suppress(OSError, ValueError):
-            for line in file.read_text().splitlines():
-                kind, pid, ticks = line.split()
-                if int(ticks) and start_ticks(int(pid)) == int(ticks):
-                    (tasks if kind == "task" else shims).append(int(pid))
-    return tasks, shims
+    pids: dict[str, list[int]] = {"task": [], "srun": []}
+    with contextlib.suppress(OSError):
+        for file in list((directory / STEPS).iterdir()):
+            with contextlib.suppress(OSError, ValueError):
+                for line in file.read_text().splitlines():
+                    kind, pid, ticks = line.split()
+                    if int(ticks) and start_ticks(int(pid)) == int(ticks):
+                        pids[kind].append(int(pid))
+    return pids["task"], pids["srun"]
+
+
+def send_signal(spool: Spool, task: Task, number: int, *, batch: bool, full: bool) -> None:
+    """Signal srun's tasks; with `batch` the batch shell alone; with `full` the batch shell and everything below it.
+
+    A full signal reaches an srun's task but not the children of that task, nor the srun itself (it would pass the
+    signal on). Source: scancel(1). Raise SchedulerError if the job's processes are not there.
+    """
+    if not is_alive(task.supervisor, task.supervisor_ticks, task.boot):
+        raise SchedulerError(f"job {task.raw} has no processes", transient=True)
+    directory = spool.directory(task.raw)
+    targets, sruns = step_tasks(directory)
+    if full:
+        spared = {*sruns, *(pid for step in targets for pid in descendants(step))}
+        targets = [pid for pid in descendants(task.supervisor, spare=spool.daemon_pid()) if pid not in spared]
+    elif batch:
+        targets = batch_shell(directory)
+    send(targets, number)
 
 
 def _watch(launch: Launch) -> None:
     failure, streams = _open_streams(launch)
     if failure:
-        _keep_exit(launch, 0, 0, failure)
+        _save_exit(launch, 0, 0, failure)
         return
     batch = os.fork()
     if not batch:
         _become_batch_shell(launch, streams)
-    write_atomic(launch.folder / BATCH_FILE, f"{batch} {start_ticks(batch)}\n")
+    write_atomic(launch.directory / BATCH_FILE, f"{batch} {start_ticks(batch)}\n")
     for descriptor in streams:
         os.close(descriptor)
     while True:
         pid, status = os.wait()
         if pid == batch:
             break
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    _keep_exit(launch, os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0, number, "")
-    _wake(launch.wake)
+    code = os.waitstatus_to_exitcode(status)
+    _save_exit(launch, max(0, code), max(0, -code), "")
+    launch.spool.wake()
     _clear(launch)
-    if not _wake(launch.wake) and launch.daemon and launch.folder.is_dir():
-        # The daemon was killed. The queue must go on though nobody may call for days.
-        os.execv(launch.daemon[0], launch.daemon)
+    if not launch.spool.wake() and launch.directory.is_dir():
+        # The daemon was killed. The queue must go on though no client may call for days.
+        command = launch.spool.daemon_command()
+        os.execv(command[0], command)
 
 
 def _open_streams(launch: Launch) -> tuple[str, list[int]]:
-    """Open standard input, output and error; say why it failed, as SLURM's JobLaunchFailure."""
-    os.umask(launch.umask)
-    how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if launch.append else os.O_TRUNC | os.O_APPEND)
+    """Open standard input, output and error. Return why that failed, and the descriptors."""
+    os.umask(launch.entry.umask)
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if launch.entry.append else os.O_TRUNC)
+    base = Path(launch.entry.directory if os.path.isdir(launch.entry.directory) else "/tmp")  # noqa: PTH112 - as slurmd
     try:
-        base = launch.directory if os.path.isdir(launch.directory) else "/tmp"  # noqa: PTH112 - as slurmd does
-        streams = [os.open(os.path.join(base, launch.input) if launch.input else "/dev/null", os.O_RDONLY)]  # noqa: PTH118
-        streams.append(os.open(os.path.join(base, launch.output or "/dev/null"), how, 0o666))  # noqa: PTH118
+        streams = [os.open(base / (launch.input or os.devnull), os.O_RDONLY)]
+        streams.append(os.open(base / (launch.output or os.devnull), how, 0o666))
         same = launch.error in ("", launch.output)
-        streams.append(
-            os.dup(streams[1]) if same else os.open(os.path.join(base, launch.error), how, 0o666)  # noqa: PTH118
-        )
+        streams.append(os.dup(streams[1]) if same else os.open(base / launch.error, how, 0o666))
     except OSError as error:
         return f"{error.filename}: {error.strerror}", []
     return "", streams
@@ -191,14 +265,15 @@ def _become_batch_shell(launch: Launch, streams: list[int]) -> None:
             os.dup2(descriptor, target)
         os.closerange(3, 65536)
         try:
-            os.chdir(launch.directory)
+            os.chdir(launch.entry.directory)
         except OSError as error:
             os.chdir("/tmp")
-            _complain(launch, f"couldn't chdir to `{launch.directory}': {error.strerror}: going to /tmp instead")
+            _complain(launch, f"couldn't chdir to `{launch.entry.directory}': {error.strerror}: going to /tmp instead")
         # The interpreter is named here rather than left to the kernel: the spool's file system may be mounted noexec.
-        with open(launch.script, "rb") as file:
+        script = launch.spool.directory(launch.entry.id) / "slurm_script"
+        with open(script, "rb") as file:
             words = os.fsdecode(file.readline()).removeprefix("#!").strip().split(None, 1)
-        argv = [*words, str(launch.script), *launch.arguments]
+        argv = [*words, str(script), *launch.entry.script_args]
         try:
             os.execve(argv[0], argv, launch.environment)
         except OSError as error:
@@ -215,53 +290,41 @@ def _complain(launch: Launch, text: str) -> None:
     os.write(2, f"slurmstepd-{launch.host}: error: {text}\n".encode("utf-8", "surrogateescape"))
 
 
-def _keep_exit(launch: Launch, status: int, number: int, failure: str) -> None:
+def _save_exit(launch: Launch, status: int, number: int, failure: str) -> None:
     record = {"status": status, "signal": number, "at": SystemClock().now(), "launch_failure": failure}
     while True:
         try:
-            write_atomic(launch.folder / EXIT_FILE, json.dumps(record))
+            write_atomic(launch.directory / EXIT_FILE, json.dumps(record))
             return
         except ResilError:
-            # A full disk: wait until there is room, or until the spool is gone. An exit is never forgotten.
-            if not launch.folder.is_dir():
+            # A full disk: wait until there is room, or until the spool is gone. An exit is never lost.
+            if not launch.directory.is_dir():
                 return
             time.sleep(_RETRY_S)
 
 
 def _clear(launch: Launch) -> None:
-    """End what the batch shell left behind: steps are asked first, everything else is killed at once."""
-    deadline = time.monotonic() + launch.kill_wait_s
-    asked: set[int] = set()
-    while left := descendants(os.getpid(), spare=daemon_pid(launch.folder.parent.parent)):
-        tasks, shims = step_tasks(launch.folder)
-        spared = set()
+    """End what the batch shell left behind: terminate the steps first, and kill everything else at once."""
+    deadline = time.monotonic() + launch.entry.kill_wait_s
+    terminated: set[int] = set()
+    while left := descendants(os.getpid(), spare=launch.spool.daemon_pid()):
+        spared: set[int] = set()
         if time.monotonic() < deadline:
-            spared = set(tasks) | set(shims)
-            spared |= {below for task in tasks for below in descendants(task)}
-        new = [task for task in tasks if task not in asked]
-        if spared and new:
-            send(new, signal.SIGCONT)
-            send(new, signal.SIGTERM)
-            asked.update(new)
+            tasks, sruns = step_tasks(launch.directory)
+            spared = {*tasks, *sruns, *(below for task in tasks for below in descendants(task))}
+            terminate([task for task in tasks if task not in terminated])
+            terminated.update(tasks)
         send([pid for pid in left if pid not in spared], signal.SIGKILL)
-        _reap()
+        reap()
         time.sleep(_POLL_S)
-    _reap()
+    reap()
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _wake(fifo: Path) -> bool:
-    """Tell the daemon; False when nobody listens."""
-    try:
-        descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        return error.errno != errno.ENXIO
+def append_line(path: str, line: str) -> None:
+    """Add a line to a job's error file, as slurmstepd does. Best effort: the file may be a pipe, or gone."""
     with contextlib.suppress(OSError):
-        os.write(descriptor, b"x")
-    os.close(descriptor)
-    return True
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)

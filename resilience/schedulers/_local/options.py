@@ -1,13 +1,14 @@
-"""Which options sbatch has, and what a call means: from the command line, SBATCH_* and #SBATCH lines. Pure.
+"""Reads the command lines of SLURM's clients, and merges the places that sbatch takes its options from. Pure.
 
-Source: sbatch(1) of 22.05 to 26.05. The command line wins over the environment, the environment over the script.
+Source: getopt_long(3), and sbatch(1) of 22.05 to 26.05. For sbatch the command line wins over the environment, and the
+environment over the script.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from resilience.errors import SchedulerError, UsageError
 
@@ -15,39 +16,150 @@ Given = tuple[str, str | None]
 """A long option's name and its value; None for a flag."""
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for a table of options."""
     return frozenset(text.split())
 
 
-FLAGS_MEANT = frozenset({"requeue", "no-requeue", "hold", "oversubscribe"})
-VALUES_MEANT = _words(
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """The options of one command.
+
+    Attributes:
+        flags: long names of the options without a value.
+        values: long names of the options that need a value.
+        optional: long names of the options that take a value only when attached (`--exclusive=user`).
+        short: one-letter options to their long names.
+        renamed: older long names to the present ones.
+        lenient: accept unknown options, each with a value.
+    """
+
+    program: str
+    flags: frozenset[str]
+    values: frozenset[str]
+    optional: frozenset[str] = frozenset()
+    short: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    lenient: bool = False
+
+    def parse(self, arguments: Sequence[str]) -> tuple[list[Given], list[str]]:
+        """Return the options by their long names, and the arguments from the first non-option on.
+
+        Understood: `--opt value`, `--opt=value`, unique beginnings of long names, `-t 10`, `-t10`, `-t=10`, `-Ht10`,
+        and `--` as the end of the options. Raise UsageError for an unknown option or a missing value.
+        """
+        found: list[Given] = []
+        rest = list(arguments)
+        while rest and rest[0].startswith("-") and rest[0] != "-":
+            word = rest.pop(0)
+            if word == "--":
+                break
+            if word.startswith("--"):
+                found.append(self._long_option(word[2:], rest))
+            else:
+                found.extend(self._short_options(word[1:], rest))
+        return found, rest
+
+    def pair(self, name: str, value: str | None) -> Given:
+        """Given an option's name and its value apart, return both as `parse` does."""
+        long = self._long_name(name)
+        if long in self.values and value is None:
+            raise UsageError(f"{self.program}: option '--{long}' requires an argument")
+        return long, None if long in self.flags else value
+
+    def _long_option(self, word: str, rest: list[str]) -> Given:
+        name, equals, value = word.partition("=")
+        name = self._long_name(name)
+        if equals and name in self.flags and not self.lenient:
+            raise UsageError(f"{self.program}: option '--{name}' doesn't allow an argument")
+        if not equals and self._needs_value(name):
+            return name, self._next(rest, f"option '--{name}' requires an argument")
+        return name, value if equals else None
+
+    def _short_options(self, letters: str, rest: list[str]) -> list[Given]:
+        found: list[Given] = []
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter not in self.short and not self.lenient:
+                raise UsageError(f"{self.program}: invalid option -- '{letter}'", hint=self._manual)
+            name = self.short.get(letter, letter)
+            if name in self.flags:
+                found.append((name, None))
+            elif letters or not self._needs_value(name):
+                found.append((name, letters.removeprefix("=") or None))
+                break
+            else:
+                found.append((name, self._next(rest, f"option requires an argument -- '{letter}'")))
+        return found
+
+    @property
+    def _manual(self) -> str:
+        return f"see {self.program}(1); the embedded scheduler knows what batch scripts commonly use"
+
+    def _needs_value(self, name: str) -> bool:
+        return name in self.values or (self.lenient and name not in self.flags | self.optional)
+
+    def _next(self, rest: list[str], complaint: str) -> str:
+        if not rest:
+            raise UsageError(f"{self.program}: {complaint}")
+        return rest.pop(0)
+
+    def _long_name(self, name: str) -> str:
+        name = self.renamed.get(name, name)
+        known = sorted(self.flags | self.values | self.optional)
+        if name in known or self.lenient:
+            return name
+        beginnings = [one for one in known if one.startswith(name)] if name else []
+        if len(beginnings) == 1:
+            return beginnings[0]
+        if beginnings:
+            raise UsageError(
+                f"{self.program}: option '--{name}' is ambiguous", hint=f"one of {', '.join(beginnings[:5])}?"
+            )
+        if name == "wrap":
+            raise UsageError(f"{self.program}: --wrap is not known here", hint="write the command into a script")
+        import difflib
+
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise UsageError(
+            f"{self.program}: unrecognized option '--{name}'",
+            hint=f"did you mean --{near[0]}?" if near else self._manual,
+        )
+
+
+_FLAGS = words("requeue no-requeue hold oversubscribe")
+_VALUES = words(
     "job-name array dependency time signal output error input open-mode export chdir begin comment cpus-per-task "
     "ntasks nodes ntasks-per-node kill-on-invalid-dep"
 )
-_FLAGS_SILENT = frozenset({"parsable", "quiet", "verbose", "test-only", "ignore-pbs"})
-_FLAGS_IGNORED = _words("contiguous exclusive-user no-kill overcommit reboot spread-job use-min-nodes wait")
-_OPTIONAL_IGNORED = frozenset({"exclusive", "nice", "get-user-env", "propagate"})
-_VALUES_IGNORED = _words(
-    "account acctg-freq batch bb bbf cluster-constraint clusters constraint container container-id core-spec "
-    "cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution exclude export-file extra "
-    "extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint "
-    "licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist "
-    "ntasks-per-core ntasks-per-gpu ntasks-per-socket partition power prefer priority profile qos reservation segment "
-    "sockets-per-node switches thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid wait-all-nodes "
-    "wckey"
-)
-_SHORT = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
-    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
-    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
-    "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-_FLAGS = FLAGS_MEANT | _FLAGS_SILENT | _FLAGS_IGNORED
-_OPTIONAL = _OPTIONAL_IGNORED
-_VALUES = VALUES_MEANT | _VALUES_IGNORED
-_EVERY = _FLAGS | _OPTIONAL | _VALUES
-_RENAMED = {"workdir": "chdir", "share": "oversubscribe"}
+"""The options that the embedded scheduler obeys."""
+_SILENT = words("parsable quiet verbose test-only ignore-pbs")
+"""Options for the client alone. All others are ignored, and named in a note."""
+SBATCH = Syntax(
+    "sbatch",
+    flags=_FLAGS
+    | _SILENT
+    | words("contiguous exclusive-user no-kill overcommit reboot spread-job use-min-nodes wait"),
+    values=_VALUES
+    | words(
+        "account acctg-freq batch bb bbf cluster-constraint clusters constraint container container-id core-spec "
+        "cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution exclude export-file extra "
+        "extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint "
+        "licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist "
+        "ntasks-per-core ntasks-per-gpu ntasks-per-socket partition power prefer priority profile qos reservation "
+        "segment sockets-per-node switches thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid "
+        "wait-all-nodes wckey"
+    ),
+    optional=words("exclusive nice get-user-env propagate"),
+    short={
+        "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+        "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
+        "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+        "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
+        "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
+    },
+    renamed={"workdir": "chdir", "share": "oversubscribe"},
+)  # fmt: skip
 _ENVIRONMENT = {
     "SBATCH_ARRAY_INX": "array",
     "SBATCH_ERROR": "error",
@@ -70,144 +182,41 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for.
-
-    Attributes:
-        values: the options with a meaning here.
-        ignored: the other options that were given, as written (`--partition`).
-    """
-
-    values: Mapping[str, str | None]
-    ignored: tuple[str, ...]
-
-    def get(self, name: str) -> str | None:
-        """The value of an option, None when it was not given."""
-        return self.values.get(name)
-
-    def has(self, name: str) -> bool:
-        """Whether it was given."""
-        return name in self.values
-
-
 def collect(
     options: Mapping[str, str | None], extra_args: Sequence[str], environ: Mapping[str, str], script: str
-) -> Options:
-    """Merge what all four places say. Raise UsageError for an option that sbatch does not have."""
-    layers = [
-        parse_arguments(script_arguments(script)),
-        [
-            (name, None if name in _FLAGS else value)
-            for key, name in _ENVIRONMENT.items()
-            if (value := environ.get(key))
-        ],
-        [_checked(name, value) for name, value in options.items()],
-        parse_arguments(extra_args),
-    ]
-    values: dict[str, str | None] = {}
-    ignored: dict[str, None] = {}
-    for layer in layers:
-        for name, value in layer:
-            if name in FLAGS_MEANT or name in VALUES_MEANT:
-                if name in ("requeue", "no-requeue"):
-                    values.pop("requeue", None)
-                    values.pop("no-requeue", None)
-                values[name] = value
-            elif name not in _FLAGS_SILENT:
-                ignored[f"--{name}"] = None
-    return Options(values, tuple(ignored))
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Merge the options of all four places.
 
-
-def parse_arguments(arguments: Sequence[str]) -> list[Given]:
-    """Given sbatch's arguments before the script, return them by their long names.
-
-    Understood: `--opt value`, `--opt=value`, unique beginnings of long names, `-t 10`, `-t10`, `-Ht10`.
-    Raise UsageError for what is no option of sbatch or lacks its value.
+    Return the values of those that mean something here (empty for a flag), and the names of the others as written
+    (`--partition`). Raise UsageError for an option that sbatch does not have.
     """
-    found: list[Given] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
-            name = _long_name(name)
-            if name in _FLAGS and equals:
-                raise UsageError(f"sbatch: option '--{name}' doesn't allow an argument")
-            if name in _VALUES and not equals:
-                value = _following(rest, f"option '--{name}' requires an argument")
-            found.append((name, value if equals or name in _VALUES else None))
-        elif word.startswith("-") and len(word) > 1 and word != "--":
-            found.extend(_short_options(word[1:], rest))
-        else:
-            raise UsageError(
-                f"sbatch: {word!r} is not an option", hint="the script is given apart; its arguments too, after it"
-            )
+    layers = [
+        parse_options(script_arguments(script)),
+        [SBATCH.pair(name, value) for key, name in _ENVIRONMENT.items() if (value := environ.get(key))],
+        [SBATCH.pair(name.removeprefix("--"), value) for name, value in options.items()],
+        parse_options(extra_args),
+    ]
+    values: dict[str, str] = {}
+    ignored: dict[str, None] = {}
+    for name, value in (given for layer in layers for given in layer):
+        if name in _FLAGS | _VALUES:
+            if name in ("requeue", "no-requeue"):
+                values.pop("requeue", None)
+                values.pop("no-requeue", None)
+            values[name] = value or ""
+        elif name not in _SILENT:
+            ignored[f"--{name}"] = None
+    return values, tuple(ignored)
+
+
+def parse_options(arguments: Sequence[str]) -> list[Given]:
+    """Given sbatch's arguments before the script, return them. Raise UsageError for an argument that is no option."""
+    found, rest = SBATCH.parse(arguments)
+    if rest:
+        raise UsageError(
+            f"sbatch: {rest[0]!r} is not an option", hint="the script is given apart; its arguments too, after it"
+        )
     return found
-
-
-def takes_value(word: str) -> bool:
-    """Whether the value of this option is the next argument. For instance, `-t` yes, `-t10` and `--time=10` no."""
-    if word.startswith("--"):
-        name, equals, _ = word[2:].partition("=")
-        return not equals and _long_name(name) in _VALUES
-    for place, letter in enumerate(word[1:], start=1):
-        if _SHORT.get(letter) in _VALUES:
-            return place == len(word) - 1
-    return False
-
-
-def _short_options(letters: str, rest: list[str]) -> list[Given]:
-    found: list[Given] = []
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        name = _SHORT.get(letter)
-        if name is None:
-            raise UsageError(f"sbatch: invalid option -- '{letter}'", hint='try "sbatch --help"')
-        if name in _FLAGS:
-            found.append((name, None))
-            continue
-        value = letters or _following(rest, f"option requires an argument -- '{letter}'")
-        found.append((name, value.removeprefix("=") if letters else value))
-        letters = ""
-    return found
-
-
-def _following(rest: list[str], complaint: str) -> str:
-    if not rest:
-        raise UsageError(f"sbatch: {complaint}")
-    return rest.pop(0)
-
-
-def _long_name(name: str) -> str:
-    if name in _EVERY:
-        return name
-    if name in _RENAMED:
-        return _RENAMED[name]
-    beginnings = [known for known in sorted(_EVERY) if known.startswith(name)] if name else []
-    if len(beginnings) == 1:
-        return beginnings[0]
-    if name == "wrap":
-        raise UsageError("sbatch: --wrap is not known here", hint="write the command into a script")
-    import difflib
-
-    near = difflib.get_close_matches(name, sorted(_EVERY), n=1, cutoff=0.5)
-    if beginnings:
-        raise UsageError(f"sbatch: option '--{name}' is ambiguous", hint=f"one of {', '.join(beginnings[:5])}?")
-    raise UsageError(
-        f"sbatch: unrecognized option '--{name}'",
-        hint=f"did you mean --{near[0]}?" if near else "see sbatch(1) for its options",
-    )
-
-
-def _checked(name: str, value: str | None) -> Given:
-    """One pair of Submission.options."""
-    long = _long_name(name.removeprefix("--"))
-    if long in _FLAGS:
-        return long, None
-    if long in _VALUES and value is None:
-        raise UsageError(f"sbatch: option '--{long}' requires an argument")
-    return long, value
 
 
 def script_arguments(script: str) -> list[str]:
@@ -229,20 +238,22 @@ def script_arguments(script: str) -> list[str]:
 
 def check_script(content: bytes, path: str) -> None:
     """Refuse what sbatch refuses (sbatch.c): an empty file, no `#!`, DOS line breaks. Raise SchedulerError."""
-    if not content:
-        raise SchedulerError("Batch script is empty!", hint=f"{path} has no content")
-    if not content.strip():
-        raise SchedulerError("Batch script contains only whitespace!", hint=f"{path} has no command")
-    if not content.startswith(b"#!"):
-        raise SchedulerError(
+    refusals = (
+        (not content, "Batch script is empty!", f"{path} has no content"),
+        (not content.strip(), "Batch script contains only whitespace!", f"{path} has no command"),
+        (
+            not content.startswith(b"#!"),
             "This does not look like a batch script.  The first line must start with #! followed by the path to an "
             "interpreter.",
-            hint=f"begin {path} with #!/bin/bash",
-        )
-    if b"\r\n" in content:
-        raise SchedulerError(
+            f"begin {path} with #!/bin/bash",
+        ),
+        (
+            b"\r\n" in content,
             r"Batch script contains DOS line breaks (\r\n) instead of expected UNIX line breaks (\n).",
-            hint=f"sed -i 's/\\r$//' {path}",
-        )
-    if b"\0" in content:
-        raise SchedulerError("The SLURM controller does not allow scripts that contain a NULL character '\\0'.")
+            f"sed -i 's/\\r$//' {path}",
+        ),
+        (b"\0" in content, r"The SLURM controller does not allow scripts that contain a NULL character '\0'.", ""),
+    )
+    for refused, message, hint in refusals:
+        if refused:
+            raise SchedulerError(message, hint=hint)

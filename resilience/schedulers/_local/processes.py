@@ -1,6 +1,6 @@
-"""Looks at processes of this machine: who lives, who descends from whom, which belong to a lost job.
+"""Processes of this machine: identity, descendants, signals, and those of a lost job.
 
-Source: proc(5), prctl(2). A pid alone names nobody: it is used again. Pid, start time and boot id together do.
+Source: proc(5), prctl(2). A pid is used again; pid, start time and boot id together identify a process.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start_ticks(pid: int) -> int:
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
-    """Whether this very process lives."""
+    """True if this very process lives."""
     return pid > 0 and ticks > 0 and boot == boot_id() and start_ticks(pid) == ticks
 
 
@@ -81,7 +81,7 @@ def descendants(pid: int, *, spare: int = 0) -> list[int]:
 def _children(pid: int) -> list[int]:
     result: list[int] = []
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are wanted
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names only
     except OSError:
         return result
     for thread in threads:
@@ -105,20 +105,18 @@ def _children_by_parent(pid: int) -> list[int]:
     return result
 
 
-def carrying(variables: Iterable[str]) -> list[int]:
-    """Every process of ours whose environment holds all of these `NAME=value`.
+def carrying(**variables: str) -> list[int]:
+    """Every other process of this user whose environment holds all of these variables.
 
-    Finds what is left of a job whose supervisor is gone.
+    Finds the processes of a lost job, whose watcher is gone.
     """
-    wanted = [os.fsencode(variable) for variable in variables]
-    found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                environment = set(Path(f"/proc/{name}/environ").read_bytes().split(b"\0"))
-                if all(one in environment for one in wanted) and start_ticks(int(name)):
-                    found.append(int(name))
-    return found
+    import psutil  # for the daemon only: the stand-ins run without site-packages
+
+    return [
+        process.pid
+        for process in psutil.process_iter(["environ"])
+        if process.pid != os.getpid() and variables.items() <= (process.info["environ"] or {}).items()
+    ]
 
 
 def available_cpus(environ: Mapping[str, str]) -> int:
@@ -127,14 +125,23 @@ def available_cpus(environ: Mapping[str, str]) -> int:
     return int(chosen) if chosen.isdigit() and int(chosen) else len(os.sched_getaffinity(0))
 
 
-def send(pids: Iterable[int], number: int) -> int:
-    """Send a signal to each; return how many got it. Those that are gone meanwhile are no error."""
-    count = 0
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each. Processes that are gone meanwhile are no error."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-            count += 1
-    return count
+
+
+def reap() -> None:
+    """Collect every child that has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def slurm_variables(rows: Iterable[tuple[str, object]]) -> dict[str, str]:
+    """Given names without `SLURM_`, with blanks between, and the value of each, return the variables. None: unset."""
+    return {f"SLURM_{name}": str(value) for names, value in rows if value is not None for name in names.split()}
 
 
 def default_signals() -> None:

@@ -1,4 +1,4 @@
-"""Looks at the queue in a spool: which submissions, which jobs, why they wait. Changes nothing."""
+"""Reads the queue in a spool: submissions, jobs, and the reasons why they wait. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState
 from resilience.schedulers._local import rules
 from resilience.schedulers._local.dependency import job_ids, with_array_ids
-from resilience.schedulers._local.files import SPOOL_VARIABLE
 from resilience.schedulers._local.records import Entry, Task, job_of, jobs_of
-from resilience.schedulers._local.spool import RecordSetAside, Spool
+from resilience.schedulers._local.spool import SPOOL_VARIABLE, RecordQuarantined, Spool
 
 Entries = dict[int, Entry]
 Tasks = dict[int, Sequence[Task]]
@@ -29,7 +28,7 @@ class Queue:
         self._cpus = cpus
 
     def require(self) -> None:
-        """Raise SchedulerUnavailable where there is no spool: that it is gone says nothing about jobs."""
+        """Raise SchedulerUnavailable where there is no spool: its jobs may live."""
         if not self._spool.exists():
             raise SchedulerUnavailable(
                 f"there is no spool of the embedded scheduler at {self._spool.root}",
@@ -55,8 +54,8 @@ class Queue:
         entries: Entries = {}
         tasks: Tasks = {}
         for key in self._spool.everything() if finished else self._spool.active():
-            # One whose record was damaged is said in daemon.log, and its presence is UNKNOWN.
-            with contextlib.suppress(RecordSetAside):
+            # A damaged record is logged in daemon.log, and its job's presence is UNKNOWN.
+            with contextlib.suppress(RecordQuarantined):
                 entry = self._spool.entry(key)
                 if entry is not None:
                     entries[key] = entry
@@ -68,25 +67,19 @@ class Queue:
         reasons = self._plan(entries, tasks, now).reasons
         result: list[Job] = []
         for key, entry in entries.items():
-            told = [_with_reason(task, reasons) for task in tasks[key]]
-            result.extend(jobs_of(entry, [task for task in told if finished or task.state.is_alive], self._host))
+            shown = [_with_reason(task, reasons) for task in tasks[key]]
+            result.extend(jobs_of(entry, [task for task in shown if finished or task.state.is_alive], self._host))
         return tuple(result)
 
-    def records_of(self, entry: Entry, now: float) -> tuple[Job, ...]:
-        """The records of one submission, ended jobs included."""
-        entries, tasks = self.load()
-        entries[entry.id] = entry
-        tasks[entry.id] = self._spool.tasks(entry)
-        reasons = self._plan(entries, tasks, now).reasons
-        return jobs_of(entry, [_with_reason(task, reasons) for task in tasks[entry.id]], self._host)
-
-    def record(self, entry: Entry, raw: int, now: float) -> Job:
-        """The record of one job alone."""
+    def records_of(self, entry: Entry, now: float, *, only: int | None = None) -> tuple[Job, ...]:
+        """The records of one submission, ended jobs included; with `only`, that of this one of its jobs."""
         entries, tasks = self.load()
         entries[entry.id], tasks[entry.id] = entry, self._spool.tasks(entry)
-        return job_of(
-            entry, _with_reason(self._spool.task(entry, raw), self._plan(entries, tasks, now).reasons), self._host
-        )
+        reasons = self._plan(entries, tasks, now).reasons
+        shown = [_with_reason(task, reasons) for task in tasks[entry.id]]
+        if only is not None:
+            return tuple(job_of(entry, task, self._host) for task in shown if task.raw == only)
+        return jobs_of(entry, shown, self._host)
 
     def forecast(self, entry: Entry, now: float) -> str:
         """Why a submission that is not queued yet would wait; empty when it would start now."""

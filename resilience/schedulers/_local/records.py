@@ -1,18 +1,19 @@
-"""What the embedded scheduler remembers of a submission and of each of its jobs, and their JSON. Pure."""
+"""The embedded scheduler's records of a submission and of each of its jobs, and their JSON. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+from typing import Any, TypeVar
 
 from resilience.errors import ResilError
 from resilience.job import ExitCode, Job, JobId, JobState
 
 
 class DamagedRecord(ResilError):
-    """A record cannot be read as what it should be: half of it is missing, or somebody edited it."""
+    """A record is incomplete, or was edited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,11 @@ class Task:
 
     Attributes:
         raw: its number (SLURM_JOB_ID).
-        queued_at: when it was submitted or last requeued; who came first starts first.
-        supervisor: pid of the process that watches it; `supervisor_ticks` (its start) and `boot` tell it from
+        queued_at: when it was submitted or last requeued; earlier jobs start first.
+        supervisor: pid of its watcher; `supervisor_ticks` (its start) and `boot` distinguish the watcher from
             another process with the same pid.
-        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED), empty when nobody ended it.
-        ending_at: when that was asked.
+        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED); empty without such a request.
+        ending_at: time of that request.
     """
 
     raw: int
@@ -139,8 +140,11 @@ class Task:
 
     @property
     def is_running(self) -> bool:
-        """Whether it may have processes."""
+        """True if it may have processes."""
         return self.state in (JobState.RUNNING, JobState.COMPLETING)
+
+
+R = TypeVar("R", Entry, Task)
 
 
 def to_json(record: Entry | Task) -> str:
@@ -148,41 +152,24 @@ def to_json(record: Entry | Task) -> str:
     return json.dumps(asdict(record), separators=(",", ":")) + "\n"
 
 
-def entry_from_json(text: str) -> Entry:
-    """Read a submission. Raise DamagedRecord if it is none."""
-    data = _load(text, Entry)
+def from_json(kind: type[R], text: str) -> R:
+    """Read a record. Raise DamagedRecord if the text holds none of this kind; keys of newer releases are ignored."""
     try:
-        for name in ("script_args", "indices"):
-            if data.get(name) is not None:
-                data[name] = tuple(data[name])
-        return Entry(**data)
-    except (TypeError, ValueError) as error:
-        raise DamagedRecord(f"not a submission: {error}") from error
-
-
-def task_from_json(text: str) -> Task:
-    """Read a job. Raise DamagedRecord if it is none."""
-    data = _load(text, Task)
-    try:
-        data["state"] = JobState(data["state"])
-        return Task(**data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecord(f"not a job: {error}") from error
-
-
-def _load(text: str, kind: type[Entry] | type[Task]) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise DamagedRecord(f"not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise DamagedRecord("not a record")
-    known = {field.name for field in fields(kind)}
-    return {key: value for key, value in data.items() if key in known}
+        known = {field.name for field in fields(kind)}
+        data: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in json.loads(text).items()
+            if key in known
+        }
+        if kind is Task:
+            data["state"] = JobState(data["state"])
+        return kind(**data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedRecord(f"no record of a {kind.__name__.lower()}: {error}") from error
 
 
 def job_of(entry: Entry, task: Task, host: str) -> Job:
-    """One job as the model tells it."""
+    """One job as a `Job`."""
     return Job(
         id=JobId(entry.id, task.index),
         raw_id=task.raw,
@@ -232,38 +219,22 @@ def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
 
 def _folded(entry: Entry, group: Sequence[Task], host: str) -> Job:
     indices = format_indices([task.index for task in group if task.index is not None])
-    first = job_of(entry, group[0], host)
     throttle = f"%{entry.throttle}" if entry.throttle else ""
-    # squeue says why the first of them waits.
-    return Job(
+    # squeue shows the reason of the first one.
+    return replace(
+        job_of(entry, group[0], host),
         id=JobId(entry.id),
         raw_id=entry.id,
-        name=first.name,
-        state=first.state,
-        user=first.user,
-        reason=first.reason,
         tasks=indices + throttle,
         task_count=len(group),
-        partition=first.partition,
-        node_count=1,
-        submit_time=first.submit_time,
-        time_limit_s=first.time_limit_s,
-        dependency=first.dependency,
-        comment=first.comment,
-        command=first.command,
-        stdout=first.stdout,
     )
 
 
 def format_indices(indices: Sequence[int]) -> str:
     """Given task indices, return SLURM's short form. For instance, 1, 2, 3, 7 gives `1-3,7`."""
-    parts: list[str] = []
-    ordered = sorted(indices)
-    position = 0
-    while position < len(ordered):
-        last = position
-        while last + 1 < len(ordered) and ordered[last + 1] == ordered[last] + 1:
-            last += 1
-        parts.append(str(ordered[position]) if last == position else f"{ordered[position]}-{ordered[last]}")
-        position = last + 1
+    parts = []
+    # Within a run of neighbours, index and position grow together.
+    for _, neighbours in groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in neighbours]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return ",".join(parts)

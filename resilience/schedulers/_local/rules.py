@@ -1,4 +1,4 @@
-"""What happens next on one machine: who may start, who is due a signal, how an end is told. Pure."""
+"""Decides what happens next on one machine: which jobs start, which signals are due, how an end is recorded. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
-from resilience.job import JobState
+from resilience.errors import SchedulerError
+from resilience.job import JobId, JobState, JobUpdate
 from resilience.schedulers._local.dependency import Answer, after_start, judge, needs_singleton
 from resilience.schedulers._local.records import Entry, Task
 
@@ -18,28 +20,28 @@ NODE_DOWN = "NodeDown"
 """The reason of a job that was lost: how it ended, or why it waits to run again."""
 
 LOST_WAIT_S = 2.0
-"""How long a lost job waits before it runs again, so that whoever looks first after a power cut sees that it was lost
-(often it is that look that starts the daemon). SLURM makes a requeued job wait two minutes."""
+"""How long a lost job waits before it runs again, so that the first query after a power cut shows that the job was
+lost (often that query starts the daemon). SLURM makes a requeued job wait two minutes."""
 
-LOOK_AGAIN_S = 1.0
-"""How soon a delay of minutes (`after:7+1`) is looked at again."""
+RECHECK_S = 1.0
+"""How soon a delay of minutes (`after:7+1`) is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with the queue now.
+    """The next actions for the queue.
 
     Attributes:
         start: raw ids of the jobs to start, in order.
-        cancel: raw ids of those whose dependency can never be met and that asked to be cancelled then.
+        cancel: raw ids of jobs with --kill-on-invalid-dep whose dependency can never be met.
         reasons: why each other queued job waits, by raw id, in SLURM's words.
-        look_again: when the answer may change without anything happening; None when it will not.
+        again_at: when the answer may change without anything happening; None when it will not.
     """
 
     start: tuple[int, ...] = ()
     cancel: tuple[int, ...] = ()
     reasons: Mapping[int, str] = field(default_factory=dict)
-    look_again: float | None = None
+    again_at: float | None = None
 
 
 def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now: float, cpus: int) -> Plan:
@@ -62,7 +64,7 @@ def plan(entries: Mapping[int, Entry], tasks: Mapping[int, Sequence[Task]], now:
         if reason == "BeginTime" and task.begin is not None:
             times.append(task.begin)
         elif reason == "Dependency" and "+" in task.dependency:
-            times.append(now + LOOK_AGAIN_S)
+            times.append(now + RECHECK_S)
         elif reason == "DependencyNeverSatisfied" and entry.kill_invalid:
             cancel.append(task.raw)
         if not reason:
@@ -105,7 +107,7 @@ def _own_reason(
 
 
 def _is_alone(entry: Entry, everything: Sequence[tuple[Entry, Task]]) -> bool:
-    """Whether no other job of this name runs, and none that was submitted before it waits (sbatch(1), singleton)."""
+    """True if no other job of this name runs, and no earlier one waits (sbatch(1), singleton)."""
     return not any(
         other.name == entry.name
         and other.id != entry.id
@@ -115,7 +117,7 @@ def _is_alone(entry: Entry, everything: Sequence[tuple[Entry, Task]]) -> bool:
 
 
 class Due(StrEnum):
-    """What a running job is due: the early signal, SIGTERM because its time is over, SIGTERM or SIGKILL as asked."""
+    """The signal that a running job is due: the early one, SIGTERM at the time limit, SIGTERM or SIGKILL on request."""
 
     NOTHING = "nothing"
     SIGNAL = "signal"
@@ -125,7 +127,7 @@ class Due(StrEnum):
 
 
 def due(entry: Entry, task: Task, now: float) -> Due:
-    """Say what a running job is due now. The limits are exact here: SLURM looks only every 30 seconds."""
+    """Say what a running job is due now. The limits are exact here: SLURM checks only every 30 seconds."""
     if not task.is_running:
         return Due.NOTHING
     if task.ending and task.ending_at is not None:
@@ -156,10 +158,9 @@ def next_due(entry: Entry, task: Task) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the batch shell ended.
+    """The end of the batch shell.
 
     Attributes:
-        at: when.
         launch_failure: why it could not be started at all, or empty.
     """
 
@@ -170,10 +171,10 @@ class Exit:
 
 
 def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
-    """The record of a job that has no process any more. None for its exit: nobody saw it end.
+    """The record of a job that has no process any more. None for its exit: unknown.
 
-    A job that nobody saw end, and that nobody ended, is lost: it goes back into the queue and says so while it waits
-    there, or is NODE_FAIL if it may not be requeued.
+    A job whose exit is unknown, and that was not ended on request, is lost. It is queued again, with NODE_DOWN,
+    or is NODE_FAIL if it may not be requeued.
     """
     at = exit_.at if exit_ is not None else now
     if task.ending == JobState.REQUEUED:
@@ -198,46 +199,35 @@ def not_started(task: Task) -> Task:
     return replace(task, state=JobState.PENDING, start=None, supervisor=0, supervisor_ticks=0)
 
 
+_FRESH: Mapping[str, Any] = {
+    "end": None,
+    "exit_status": None,
+    "exit_signal": 0,
+    "signalled": False,
+    "ending": "",
+    "ending_at": None,
+    "termed": False,
+    "requeue_held": False,
+}
+"""The fields of a run that has not begun to end."""
+
+
 def started(task: Task, now: float) -> Task:
     """The record of a queued job that starts now."""
     return replace(
-        task,
-        state=JobState.RUNNING,
-        reason="",
-        start=now,
-        end=None,
-        dependency=after_start(task.dependency),
-        exit_status=None,
-        exit_signal=0,
-        signalled=False,
-        ending="",
-        ending_at=None,
-        termed=False,
-        requeue_held=False,
+        task, **_FRESH, state=JobState.RUNNING, reason="", start=now, dependency=after_start(task.dependency)
     )
 
 
 def requeued(task: Task, now: float) -> Task:
     """The record of a job that goes back into the queue, behind the others."""
-    held = task.held or task.requeue_held
     return replace(
-        task,
-        state=JobState.PENDING,
+        not_started(task),
+        **_FRESH,
         reason="job requeued in held state" if task.requeue_held else "",
-        held=held,
-        requeue_held=False,
+        held=task.held or task.requeue_held,
         queued_at=now,
-        start=None,
-        end=None,
-        exit_status=None,
-        exit_signal=0,
         restarts=task.restarts + 1,
-        supervisor=0,
-        supervisor_ticks=0,
-        signalled=False,
-        ending="",
-        ending_at=None,
-        termed=False,
         begin=None,
     )
 
@@ -266,3 +256,22 @@ def _final(task: Task, state: JobState, status: int, number: int, at: float, rea
     return replace(
         task, state=state, reason=reason, end=at, exit_status=status, exit_signal=number, held=False, dependency=""
     )
+
+
+def updated(task: Task, change: JobUpdate, job_id: JobId) -> Task:
+    """Given a job that has not ended, return its new record. Raise SchedulerError if it is too late, or early."""
+    if task.state is not JobState.PENDING and (change.dependency is not None or change.begin_time is not None):
+        raise SchedulerError(f"Job is no longer pending execution for job {job_id}")
+    if change.dependency is not None:
+        task = replace(task, dependency=change.dependency)
+    if change.begin_time is not None:
+        task = replace(task, begin=change.begin_time)
+    if change.time_limit_s is not None:
+        task = replace(task, time_limit_s=change.time_limit_s or None)
+    if change.end_time is not None:
+        if task.start is None:
+            raise SchedulerError(
+                f"Job is pending execution for job {job_id}", hint="it has no end yet: change its time"
+            )
+        task = replace(task, time_limit_s=max(1, round(change.end_time - task.start)))
+    return task

@@ -1,20 +1,20 @@
 """The spool directory of the embedded scheduler: its records, its lock, its commit.
 
     spool/                      0700, one per person
-      lock                      flock: whoever changes a record holds it
-      serial                    changes whenever somebody took the lock; the daemon looks at it
+      lock                      flock: held by every process that changes a record
+      serial                    touched with every lock taken; the daemon compares its time
       wake                      FIFO that wakes the daemon
-      daemon.lock, daemon.log   flock of the one daemon, and what it says
+      daemon.lock, daemon.log   flock and pid of the one daemon, and its log
       next-id                   the last id given
       active/<id>               one empty file per submission that is not over
-      tokens/<token>            which submission carries the token
-      incoming/<id>             a submission on its way; after a crash it says what to sweep
+      tokens/<token>            the submission that carries the token
+      incoming/<id>             a submission on its way; after a crash it names the directories to clean up
       jobs/<id>/                submission.json environment.json slurm_script     written before it counts
       jobs/<raw>/               task.json, and for bash: state, comment, cancel
       bin/                      srun, scontrol ... for the jobs
 
-Nothing is ever half written: every file is replaced whole. A submission exists from the moment its
-`submission.json` does, which is written last. A job whose task.json is missing is as it was submitted.
+Every file is replaced whole. A submission exists from the moment its `submission.json` does, which is written last. A
+job without task.json is as it was submitted.
 """
 
 from __future__ import annotations
@@ -25,58 +25,104 @@ import fcntl
 import json
 import os
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
-from resilience.errors import SchedulerUnavailable
+from resilience.errors import SchedulerUnavailable, StateDirectoryError
 from resilience.job import JobState
-from resilience.schedulers._local.files import SPOOL_VARIABLE, reading, unavailable
-from resilience.schedulers._local.processes import machine_id
-from resilience.schedulers._local.records import (
-    DamagedRecord,
-    Entry,
-    Task,
-    entry_from_json,
-    task_from_json,
-    to_json,
-)
+from resilience.schedulers._local.processes import machine_id, start_ticks
+from resilience.schedulers._local.records import DamagedRecord, Entry, R, Task, from_json, to_json
 from resilience.system.files import write_atomic
 
+SPOOL_VARIABLE = "RESIL_LOCAL_SPOOL"
+KEEP_ENDED_S = 7 * 86400.0
+"""How long ended jobs are remembered."""
 _FEW = 16
 """So many records are forced to the disk one by one. A mass change (cancelling an array of a thousand) is not: it
 would take seconds, and only a power cut in the next moments could undo it."""
-
 _SETTLED_NS = 50_000_000
 _LOCK_POLL_S = 0.005
 _SAFE_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class RecordSetAside(SchedulerUnavailable):
-    """A submission's record was damaged. What became of its jobs is not known."""
+def spool_path(environ: Mapping[str, str]) -> Path:
+    """Return the spool's path: $RESIL_LOCAL_SPOOL, $XDG_STATE_HOME/resil/local, or ~/.local/state/resil/local."""
+    if chosen := environ.get(SPOOL_VARIABLE):
+        return Path(chosen).absolute()
+    state = environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):
+        state = f"{environ.get('HOME') or Path('~').expanduser()}/.local/state"
+    return Path(state) / "resil" / "local"
 
 
-R = TypeVar("R", Entry, Task)
+@contextlib.contextmanager
+def access(path: Path) -> Iterator[None]:
+    """Raise SchedulerUnavailable for every refusal of the file system: a job behind it may well live."""
+    try:
+        yield
+    except OSError as error:
+        raise _unavailable(error, path) from error
+    except StateDirectoryError as error:  # of write_atomic, and worded for a state_dir
+        cause = error.__cause__
+        raise _unavailable(cause if isinstance(cause, OSError) else OSError(error.message), path) from error
+
+
+def _unavailable(error: OSError, path: Path) -> SchedulerUnavailable:
+    return SchedulerUnavailable(
+        f"the embedded scheduler's spool cannot be used: {error.filename or path}: {error.strerror or error}",
+        hint=f"it lies where ${SPOOL_VARIABLE} says, else in ~/.local/state/resil/local",
+        transient=error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS),
+    )
+
+
+def take_lock(descriptor: int, timeout_s: float, poll_s: float = _LOCK_POLL_S) -> bool:
+    """Lock a file for this process alone, trying again until `timeout_s` is over. Raise OSError if it has no locks."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(poll_s)
+
+
+def read_pid(path: Path) -> int:
+    """Return the pid in a file of `PID START_TICKS`; 0 when that process has ended or there is no such file."""
+    try:
+        pid, ticks = (int(word) for word in path.read_text().split())
+    except (OSError, ValueError):
+        return 0
+    return pid if ticks and start_ticks(pid) == ticks else 0
+
+
+class RecordQuarantined(SchedulerUnavailable):
+    """A submission's record was damaged. The state of its jobs is unknown."""
 
 
 class Spool:
-    """One spool directory. Whoever changes something holds `locked()`; reading needs no lock.
+    """One spool directory. Every change is made under `locked()`; reading needs no lock.
 
-    Every method raises SchedulerUnavailable when the file system does not let it look: unknown is not dead.
+    Every method raises SchedulerUnavailable when the file system refuses: unknown is not dead.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._jobs = root / "jobs"
         self._written = 0
-        # By path: (mtime_ns, inode) and what was read then. Files are replaced whole, so these name a content.
+        # By path: (mtime_ns, inode) and the record read then. Files are replaced whole, so these name a content.
         self._cache: dict[Path, tuple[tuple[int, int], Entry | Task]] = {}
 
     def exists(self) -> bool:
-        """Whether anything was ever submitted here."""
-        with reading(self.root):
+        """True if anything was ever submitted here."""
+        with access(self.root):
             try:
                 os.stat(self._jobs)  # noqa: PTH116 - exists() would take a file in the way for nothing there
             except FileNotFoundError:
@@ -84,91 +130,113 @@ class Spool:
         return True
 
     def create(self) -> None:
-        """Make the folders, private whatever the umask. Harmless when they are there."""
-        with reading(self.root):
+        """Make the directories, private whatever the umask. Harmless when they are there."""
+        with access(self.root):
             self.root.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, *(self.root / name for name in ("active", "tokens", "incoming", "bin", "jobs"))):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700, exist_ok=True)
-                    folder.chmod(0o700)
+            for name in ("", "active", "tokens", "incoming", "bin", "jobs"):
+                directory = self.root / name
+                if not directory.is_dir():
+                    directory.mkdir(mode=0o700, exist_ok=True)
+                    directory.chmod(0o700)
             if not (self.root / "wake").exists():
                 with contextlib.suppress(FileExistsError):
                     os.mkfifo(self.root / "wake", 0o600)
             for name in ("lock", "serial", "daemon.lock"):
                 (self.root / name).touch(mode=0o600)
             if self.root.stat().st_uid != os.getuid():
-                raise SchedulerUnavailable(f"the spool {self.root} belongs to somebody else", transient=False)
+                raise SchedulerUnavailable(f"the spool {self.root} belongs to another user", transient=False)
 
     def refuse_other_machine(self) -> None:
         """Raise SchedulerUnavailable if jobs of another machine are in here: process ids mean nothing across machines.
 
-        A home directory that several machines share has one spool in it; the first to submit has it.
+        Machines that share a home directory share one spool; the first machine to submit owns it.
         """
-        with reading(self.root):
-            owner = self.root / "machine"
-            if owner.exists() and owner.read_text().strip() != machine_id() and self.active():
-                raise SchedulerUnavailable(
-                    f"the spool {self.root} holds live jobs of another machine",
-                    hint=f"set ${SPOOL_VARIABLE} to a folder of this machine; or, if that machine is no more, remove "
-                    f"{owner}",
-                    transient=False,
-                )
+        if self._is_of_other_machine() and self.active():
+            raise SchedulerUnavailable(
+                f"the spool {self.root} holds live jobs of another machine",
+                hint=f"set ${SPOOL_VARIABLE} to a directory of this machine; or, if that machine is no more, remove "
+                f"{self.root / 'machine'}",
+                transient=False,
+            )
 
     def claim(self) -> None:
-        """Make it this machine's, unless jobs of another live in it. Under the lock."""
+        """Make it this machine's, unless jobs of another machine live in it. Under the lock."""
         self.refuse_other_machine()
-        if not (self.root / "machine").exists() or (self.root / "machine").read_text().strip() != machine_id():
+        if self._is_of_other_machine() is not False:
             write_atomic(self.root / "machine", machine_id() + "\n", durable=True)
+
+    def _is_of_other_machine(self) -> bool | None:
+        with access(self.root):
+            try:
+                return (self.root / "machine").read_text().strip() != machine_id()
+            except FileNotFoundError:
+                return None
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float, *, announce: bool = True) -> Iterator[None]:
-        """Hold the queue's lock. Raise SchedulerUnavailable if somebody else does for longer than `timeout_s`.
+        """Hold the queue's lock. Raise SchedulerUnavailable if another process holds it for longer than `timeout_s`.
 
-        Unless told not to, it is announced to the daemon, which then looks at all records again.
+        `announce` makes the daemon read all records again.
         """
-        with reading(self.root / "lock"):
-            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self.root / "lock"
+        with access(lock):
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take(descriptor, timeout_s)
+            with access(lock):
+                if not take_lock(descriptor, timeout_s):
+                    raise SchedulerUnavailable(
+                        f"the queue in {self.root} is locked by another process for more than {timeout_s:g} s",
+                        hint=f"see which process holds it: fuser {lock}",
+                    )
             # Before anything is changed: the daemon that sees it waits for the lock, and so for the change.
             if announce:
-                with reading(self.root / "serial"):
+                with access(self.root / "serial"):
                     os.utime(self.root / "serial")
             self._written = 0
-            with reading(self.root):
+            with access(self.root):
                 yield
         finally:
             os.close(descriptor)
 
-    def _take(self, descriptor: int, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise unavailable(error, self.root / "lock") from error
-            if time.monotonic() >= deadline:
-                raise SchedulerUnavailable(
-                    f"the queue in {self.root} is locked by another process for more than {timeout_s:g} s",
-                    hint=f"see who holds it: fuser {self.root}/lock",
-                )
-            time.sleep(_LOCK_POLL_S)
-
     def serial(self) -> int:
-        """A number that changes whenever somebody took the lock."""
-        with reading(self.root / "serial"):
+        """A number that changes with every announced lock."""
+        with access(self.root / "serial"):
             return (self.root / "serial").stat().st_mtime_ns
 
-    def wake(self) -> None:
-        """Tell the daemon to look now. Nobody there is no error."""
-        with contextlib.suppress(OSError):
+    # The daemon
+
+    def wake(self) -> bool:
+        """Wake the daemon. False when there is none that listens."""
+        try:
             descriptor = os.open(self.root / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.write(descriptor, b"x")
-            finally:
-                os.close(descriptor)
+        except OSError as error:
+            return error.errno != errno.ENXIO
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"x")
+        os.close(descriptor)
+        return True
+
+    def daemon_command(self) -> list[str]:
+        """The argv that starts the daemon."""
+        return [sys.executable, "-P", "-m", "resilience.schedulers._local.daemon", str(self.root)]
+
+    def daemon_pid(self) -> int:
+        """The daemon's pid, 0 when there is none. A daemon that a job's script started runs below that job."""
+        return read_pid(self.root / "daemon.lock")
+
+    def has_daemon(self) -> bool:
+        """True if a process holds the daemon's lock."""
+        try:
+            descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     # Reading
 
@@ -181,11 +249,11 @@ class Spool:
         return [key for key in self.ids("jobs") if (self._jobs / str(key) / "submission.json").exists()]
 
     def ids(self, name: str) -> list[int]:
-        """The numbers that files or folders in `active`, `jobs` or `incoming` are named by."""
-        folder = self.root / name
-        with reading(folder):
+        """The numbers that name the entries of `active`, `jobs` or `incoming`."""
+        directory = self.root / name
+        with access(directory):
             try:
-                return sorted(int(name) for name in os.listdir(folder) if name.isdigit())  # noqa: PTH208
+                return sorted(int(name) for name in os.listdir(directory) if name.isdigit())  # noqa: PTH208
             except FileNotFoundError:
                 if not self.exists():
                     return []
@@ -194,19 +262,19 @@ class Spool:
     def entry(self, key: int) -> Entry | None:
         """One submission; None when there is none of that id. Raise SchedulerUnavailable if its record is damaged."""
         path = self._jobs / str(key) / "submission.json"
-        found = self._read(path, entry_from_json)
+        found = self._read(path, Entry)
         if found is None and path.with_name("submission.json.bad").exists():
-            raise RecordSetAside(
+            raise RecordQuarantined(
                 f"the record of job {key} was damaged and has been set aside",
-                hint=f"look at {path}.bad; if you can mend it, rename it back",
+                hint=f"see {path}.bad; if you can repair it, rename it back",
                 transient=False,
             )
         return found
 
     def task(self, entry: Entry, raw: int) -> Task:
-        """One job of a submission. One whose record was damaged is NODE_FAIL: nobody knows how far it came."""
+        """One job of a submission. A job whose record was damaged is NODE_FAIL: its progress is unknown."""
         path = self._jobs / str(raw) / "task.json"
-        found = self._read(path, task_from_json)
+        found = self._read(path, Task)
         if found is not None:
             return found
         if path.with_name("task.json.bad").exists():
@@ -219,7 +287,7 @@ class Spool:
 
     def owner_of(self, raw: int) -> Entry | None:
         """The submission that the job `raw` belongs to, or whose array's id it is."""
-        with reading(self._jobs):
+        with access(self._jobs):
             try:
                 return self.entry(int((self._jobs / str(raw) / "array").read_text()))
             except (FileNotFoundError, ValueError):
@@ -227,8 +295,8 @@ class Spool:
 
     def find(self, token: str) -> Entry | None:
         """The submission that carries the token."""
-        path = self.root / "tokens" / token_file(token)
-        with reading(path):
+        path = self.root / "tokens" / _token_file(token)
+        with access(path):
             try:
                 found = self.entry(int(path.read_text()))
             except (FileNotFoundError, ValueError):
@@ -236,18 +304,18 @@ class Spool:
         return found if found is not None and found.token == token else None
 
     def environment(self, key: int) -> dict[str, str]:
-        """The environment kept for a submission's jobs."""
+        """The environment saved for a submission's jobs."""
         path = self._jobs / str(key) / "environment.json"
-        with reading(path):
+        with access(path):
             return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
 
-    def folder(self, raw: int) -> Path:
-        """The folder of a job."""
+    def directory(self, raw: int) -> Path:
+        """The directory of a job."""
         return self._jobs / str(raw)
 
-    def _read(self, path: Path, parse: Callable[[str], R]) -> R | None:
-        """Read a record; set it aside when it is damaged. None when there is none (any more)."""
-        with reading(path):
+    def _read(self, path: Path, kind: type[R]) -> R | None:
+        """Read a record; quarantine it when it is damaged. None when there is none (any more)."""
+        with access(path):
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
                     status = os.fstat(file.fileno())
@@ -255,7 +323,7 @@ class Spool:
                     known = self._cache.get(path)
                     if known is not None and known[0] == version:
                         return cast(R, known[1])
-                    record = parse(file.read())
+                    record = from_json(kind, file.read())
             except FileNotFoundError:
                 self._cache.pop(path, None)
                 return None
@@ -264,7 +332,7 @@ class Spool:
                     if path.stat().st_ino == version[1]:
                         path.replace(path.with_name(f"{path.name}.bad"))
                 return None
-        # Only what is old enough: two versions written within one tick of the file system's clock may look the same.
+        # Only files old enough: two versions written within one tick of the file system's clock may look the same.
         if time.time_ns() - version[0] > _SETTLED_NS:
             self._cache[path] = (version, record)
         return record
@@ -278,42 +346,42 @@ class Spool:
         write_atomic(marker, f"{entry.id} {entry.raw_ids[-1]}\n", durable=False)
         own = self._jobs / str(entry.id)
         for raw in {entry.id, *entry.raw_ids}:
-            folder = self._jobs / str(raw)
-            folder.mkdir(mode=0o700)
+            directory = self._jobs / str(raw)
+            directory.mkdir(mode=0o700)
             if raw != entry.id:
-                write_atomic(folder / "array", str(entry.id), durable=False)
+                write_atomic(directory / "array", str(entry.id), durable=False)
         for raw in entry.raw_ids:
-            self.tell(entry, entry.fresh(raw))
+            self.publish(entry, entry.fresh(raw))
         write_atomic(own / "slurm_script", script, durable=True, mode=0o700)
         write_atomic(own / "environment.json", json.dumps(dict(environment)), durable=True)
-        write_atomic(self.root / "tokens" / token_file(entry.token), str(entry.id), durable=True)
+        write_atomic(self.root / "tokens" / _token_file(entry.token), str(entry.id), durable=True)
         (self.root / "active" / str(entry.id)).touch(mode=0o600)
         write_atomic(own / "submission.json", to_json(entry), durable=True)
         marker.unlink()
         return entry
 
     def save(self, entry: Entry, task: Task) -> None:
-        """Keep a job's new record, and tell it to bash. Under the lock."""
+        """Save a job's new record, for bash too. Under the lock."""
         if task.state.is_alive:
             (self.root / "active" / str(entry.id)).touch(mode=0o600)
         self._written += 1
         write_atomic(self._jobs / str(task.raw) / "task.json", to_json(task), durable=self._written <= _FEW)
-        self.tell(entry, task)
+        self.publish(entry, task)
 
     def save_entry(self, entry: Entry) -> None:
-        """Keep a submission's new record. Under the lock."""
+        """Save a submission's new record. Under the lock."""
         write_atomic(self._jobs / str(entry.id) / "submission.json", to_json(entry), durable=True)
 
     def close(self, key: int) -> None:
-        """Say that a submission is over. Under the lock."""
+        """Mark a submission as over. Under the lock."""
         (self.root / "active" / str(key)).unlink(missing_ok=True)
 
-    def tell(self, entry: Entry, task: Task) -> None:
+    def publish(self, entry: Entry, task: Task) -> None:
         """Write the files for bash. Under the lock."""
-        folder = self._jobs / str(task.raw)
-        if not (folder / "comment").exists():
-            write_atomic(folder / "comment", f"{entry.comment}\n", durable=False)
-        write_atomic(folder / "state", f"{task.state}\n", durable=False)
+        directory = self._jobs / str(task.raw)
+        if not (directory / "comment").exists():
+            write_atomic(directory / "comment", f"{entry.comment}\n", durable=False)
+        write_atomic(directory / "state", f"{task.state}\n", durable=False)
 
     def _allocate(self, count: int) -> int:
         path = self.root / "next-id"
@@ -324,8 +392,41 @@ class Spool:
         write_atomic(path, f"{last + count}\n", durable=True)
         return last + 1
 
+    def cleanup(self) -> None:
+        """Remove the remains of submissions that crashed before they counted. Under the lock."""
+        for key in self.ids("incoming"):
+            marker = self.root / "incoming" / str(key)
+            with access(marker):
+                if not (self.directory(key) / "submission.json").exists():
+                    words = marker.read_text().split()
+                    self._remove(range(key, (int(words[-1]) if words else key) + 1))
+                    self.close(key)
+                marker.unlink(missing_ok=True)
+        # All writes here are under the lock, and an id is given once: no later write would remove these.
+        for half in (self.root / "incoming").glob(".*.tmp"):
+            half.unlink(missing_ok=True)
 
-def token_file(token: str) -> str:
+    def prune(self, now: float, keep: Collection[int]) -> None:
+        """Forget submissions whose last job ended KEEP_ENDED_S ago, except `keep`. Under the lock."""
+        spared = {*self.active(), *keep}
+        for key in self.everything():
+            with contextlib.suppress(SchedulerUnavailable):
+                entry = self.entry(key)
+                if entry is None or key in spared:
+                    continue
+                if all((task.end or now) < now - KEEP_ENDED_S for task in self.tasks(entry)):
+                    (self.root / "tokens" / _token_file(entry.token)).unlink(missing_ok=True)
+                    (self.directory(key) / "submission.json").unlink()
+                    self._remove({key, *entry.raw_ids})
+
+    def _remove(self, raws: Iterable[int]) -> None:
+        import shutil
+
+        for raw in raws:
+            shutil.rmtree(self.directory(raw), ignore_errors=True)
+
+
+def _token_file(token: str) -> str:
     """The name of the file in tokens/ that stands for a token."""
     if _SAFE_TOKEN.fullmatch(token):
         return token

@@ -2,27 +2,212 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
-from collections.abc import Mapping
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 
-from resilience.errors import SchedulerError, UsageError
-from resilience.schedulers._local import grammar
-from resilience.schedulers._local.options import Options, check_script, collect
+from resilience.errors import QuantityError, SchedulerError, UsageError
+from resilience.quantities import parse_slurm_time_s
+from resilience.schedulers._local.options import check_script, collect
 from resilience.schedulers._local.records import Entry
-from resilience.submission import Submission
+from resilience.submission import MAX_LEAD_S, ArrayExpression, Submission, write_dependency
 
 KILL_WAIT_VARIABLE = "RESIL_LOCAL_KILL_WAIT_S"
 DEFAULT_KILL_WAIT_S = 30.0
+MAX_ARRAY_SIZE = 1001
+"""SLURM's default MaxArraySize: the largest index is one less."""
+
+_SIGNAL = re.compile(r"(?:(?P<where>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
+_NOW = re.compile(r"now(?:\+(?P<count>\d+)\s*(?P<unit>[a-z]*))?")
+_UNITS_S = {"": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_DAYS = ("%Y-%m-%d", "%m/%d/%Y", "%m/%d/%y", "%m%d%y")
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
+_WORDS = {"midnight": "00:00", "noon": "12:00"}
+_PATTERN = re.compile(r"%(?P<width>\d*)(?P<letter>[%AabJjNnstux])")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_LOGIN_NAMES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG")
+
+
+def parse_array(text: str) -> ArrayExpression:
+    """Given the value of --array, return it. Raise SchedulerError, as sbatch does, if it is none or too large."""
+    try:
+        array = ArrayExpression.parse(text)
+    except UsageError as error:
+        raise SchedulerError(
+            f"Batch job submission failed: Invalid job array specification ({error.message})", hint=error.hint
+        ) from error
+    if array.largest >= MAX_ARRAY_SIZE:
+        raise SchedulerError(
+            f"Batch job submission failed: Invalid job array specification ({text!r} goes beyond index "
+            f"{MAX_ARRAY_SIZE - 1})",
+            hint=f"MaxArraySize is {MAX_ARRAY_SIZE} here, as in SLURM unless a site changed it",
+        )
+    return array
+
+
+def parse_dependency(text: str) -> str:
+    """Given the value of --dependency, return it with every type spelt out. Raise SchedulerError if it is none."""
+    try:
+        written = write_dependency(text)
+    except UsageError as error:
+        raise _dependency_problem(error.message, error.hint) from error
+    if "afterburstbuffer" in written:
+        raise _dependency_problem("there are no burst buffers here", "use afterany:ID")
+    return written
+
+
+def _dependency_problem(why: str, hint: str) -> SchedulerError:
+    return SchedulerError(f"Batch job submission failed: Job dependency problem ({why})", hint=hint)
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Given the value of --time, return seconds; None is no limit, which 0 means as well (sbatch(1))."""
+    try:
+        return parse_slurm_time_s(text) or None
+    except QuantityError as error:
+        raise UsageError(f"Invalid --time specification: {error.message}", hint=error.hint) from error
+
+
+def parse_signal(text: str) -> tuple[int, int, bool]:
+    """Given `[B:]SIG[@seconds]`, return the signal's number, the lead in seconds, and whether `B:` was there.
+
+    No `@` means 60 seconds. Raise UsageError if sbatch would refuse it.
+    """
+    match = _SIGNAL.fullmatch(text.strip())
+    number = signal_number(match["name"]) if match else 0
+    if match is None or not number or int(match["lead"] or 0) > MAX_LEAD_S:
+        raise UsageError(
+            f"Invalid --signal specification: {text!r}",
+            hint="write for instance USR1@120 (to the srun steps) or B:USR1@120 (to the batch shell)",
+        )
+    return number, int(match["lead"] or 60), "B" in (match["where"] or "")
+
+
+def signal_number(name: str) -> int:
+    """Given `USR1`, `SIGUSR1` or `10`, return 10; 0 if there is no such signal."""
+    if name.isdigit():
+        return int(name) if 0 < int(name) < signal.NSIG else 0
+    word = name.upper()
+    found = signal.Signals.__members__.get(word if word.startswith("SIG") else f"SIG{word}")
+    return int(found) if found is not None else 0
+
+
+def parse_begin(text: str, now: float) -> float:
+    """Given the value of --begin, return seconds since the epoch. Raise UsageError if sbatch would refuse it.
+
+    `now+10`, `now+2hours`, `16:00`, `2026-11-20T08:00`, `11/20`, `tomorrow`, `uts1800000000`; read in this machine's
+    time zone. A time of day that is past means tomorrow.
+    """
+    word = text.strip().lower()
+    if match := _NOW.fullmatch(word):
+        unit = _UNITS_S.get((match["unit"] or "").removesuffix("s"))
+        if unit is not None:
+            return now + int(match["count"] or 0) * unit
+    elif word.startswith("uts") and word[3:].isdigit():
+        return float(word[3:])
+    elif word == "today":
+        return now
+    today = datetime.fromtimestamp(now)  # noqa: DTZ006 - local time, as sbatch reads it
+    if word == "tomorrow":
+        return datetime.combine(today + timedelta(days=1), time()).timestamp()
+    clock = re.sub(r"\s*([ap]m)$", r" \1", _WORDS.get(word, word))
+    if when := _parse(f"{today:%Y-%m-%d} {clock}", [f"%Y-%m-%d {form}" for form in _CLOCKS]):
+        return (when if when.timestamp() >= now else when + timedelta(days=1)).timestamp()
+    # A day without a year is one of this year.
+    day = re.sub(r"^(\d+/\d+)(?=$|-)", rf"\g<1>/{today.year}", word)
+    separated = [f"{form}{between}{of_day}" for form in _DAYS for between in "t -" for of_day in ("%H:%M", "%H:%M:%S")]
+    if when := _parse(day, [*_DAYS, *separated]):
+        return when.timestamp()
+    raise UsageError(
+        f"Invalid --begin specification: {text!r}",
+        hint="write for instance now+2hours, 16:00, 2026-11-20T08:00 or tomorrow",
+    )
+
+
+def _parse(text: str, forms: Sequence[str]) -> datetime | None:
+    for form in forms:
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, form)  # noqa: DTZ007
+    return None
+
+
+def expand_pattern(pattern: str, *, raw: int, array: int, index: int | None, name: str, user: str, host: str) -> str:
+    """Given the value of --output, return the path. `%4a` pads to four digits (sbatch(1), "filename pattern")."""
+    # SLURM's NO_VAL stands for "no task", as its own logs show.
+    task = 4294967294 if index is None else index
+    values: dict[str, int | str] = {
+        "%": "%", "A": array, "a": task, "b": task % 10, "J": raw, "j": raw, "N": host, "n": 0, "s": "batch", "t": 0,
+        "u": user, "x": name.replace("/", "_"),
+    }  # fmt: skip
+
+    def value(match: re.Match[str]) -> str:
+        found = values[match["letter"]]
+        return f"{found:0{min(int(match['width'] or 0), 10)}d}" if isinstance(found, int) else found
+
+    return _PATTERN.sub(value, pattern)
+
+
+def default_output(is_array: bool) -> str:
+    """The default of --output."""
+    return "slurm-%A_%a.out" if is_array else "slurm-%j.out"
+
+
+def export_environment(export: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Given the value of --export and the submitter's environment, return the job's, before SLURM's own variables.
+
+    ALL (also when empty) takes everything, NONE a login's bare minimum, NIL nothing; `A,B=1` those alone, and
+    `ALL,B=1` everything with B changed. SLURM_* variables of an enclosing job are left behind: they are its, not ours.
+    """
+    own = {key: value for key, value in environ.items() if not _is_of_another_job(key)}
+    words = _split_quoted(export) if export else ["ALL"]
+    first = words[0].upper() if words else "ALL"
+    if first == "NIL":
+        return {}
+    if first == "ALL" or any(word.upper() == "ALL" for word in words):
+        result = dict(own)
+    else:
+        result = {name: own[name] for name in _LOGIN_NAMES if name in own} | {"PATH": _DEFAULT_PATH}
+        result["ENVIRONMENT"] = "BATCH"
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.upper() in ("ALL", "NONE", "NIL") and not equals:
+            continue
+        if _NAME.fullmatch(name) is None:
+            raise UsageError(f"Invalid --export specification: {word!r}", hint="write for instance ALL,NAME=value")
+        if equals:
+            result[name] = value
+        elif name in own:
+            result[name] = own[name]
+    return result
+
+
+def _is_of_another_job(name: str) -> bool:
+    return name.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SRUN_"))
+
+
+def _split_quoted(text: str) -> list[str]:
+    """Split at commas outside quotes; the quotes go."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = ",", True, "", ""
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(f"Invalid --export specification: {text!r}", hint=str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What was asked for, checked, before it has an id.
+class Request:
+    """A checked submission, before it has an id.
 
     Attributes:
         environment: what the job inherits.
-        notes: what the person should know: options that mean nothing here.
+        notes: for the user: the options without a meaning here.
     """
 
     entry: Entry
@@ -31,27 +216,25 @@ class Wish:
     notes: tuple[str, ...]
 
 
-def understand(
+def check(
     submission: Submission, script: bytes, environ: Mapping[str, str], *, user: str, umask: int, now: float
-) -> Wish:
-    """Check a submission and say what it means.
+) -> Request:
+    """Check a submission against the rules of sbatch.
 
     Raise UsageError for options that sbatch does not have or cannot read, SchedulerError for what a controller
     refuses. Job ids in the dependency are not looked up here.
     """
     environment = {**environ, **submission.environment}
     check_script(script, submission.script)
-    options = collect(submission.options, submission.extra_args, environment, script.decode("utf-8", "surrogateescape"))
-    _one_node(options)
-    array_text = options.get("array")
-    array = grammar.parse_array(array_text) if array_text is not None else None
-    number, lead_s, to_batch = (
-        grammar.parse_signal(options.get("signal") or "") if options.get("signal") else (0, 60, False)
+    options, ignored = collect(
+        submission.options, submission.extra_args, environment, script.decode("utf-8", "surrogateescape")
     )
-    ntasks_text = options.get("ntasks") or options.get("ntasks-per-node")
-    cpus = options.get("cpus-per-task")
-    time_text, begin, comment = options.get("time"), options.get("begin"), options.get("comment")
-    directory = posixpath.join(submission.directory, options.get("chdir") or "")
+    _one_node(options.get("nodes"))
+    array = parse_array(options["array"]) if "array" in options else None
+    number, lead_s, to_batch = parse_signal(options["signal"]) if options.get("signal") else (0, 60, False)
+    ntasks = "ntasks" if options.get("ntasks") else "ntasks-per-node"
+    comment = options.get("comment")
+    directory = posixpath.join(submission.directory, options.get("chdir", ""))
     entry = Entry(
         id=0,
         name=options.get("job-name") or posixpath.basename(submission.script),
@@ -66,32 +249,30 @@ def understand(
         indices=array.indices() if array is not None else None,
         step=array.ranges[0][2] if array is not None and len(array.ranges) == 1 else 1,
         throttle=array.throttle or 0 if array is not None else 0,
-        ntasks=_count(ntasks_text, "ntasks") if ntasks_text else 1,
-        cpus_per_task=_count(cpus, "cpus-per-task") if cpus else None,
-        time_limit_s=grammar.parse_time_limit_s(time_text) if time_text is not None else None,
+        ntasks=_count(options, ntasks) or 1,
+        cpus_per_task=_count(options, "cpus-per-task"),
+        time_limit_s=parse_time_limit_s(options["time"]) if "time" in options else None,
         signal=number,
         signal_lead_s=lead_s,
         signal_batch=to_batch,
-        requeue=not options.has("no-requeue"),
-        output=options.get("output") or "",
-        error=options.get("error") or "",
-        input=options.get("input") or "",
+        requeue="no-requeue" not in options,
+        output=options.get("output", ""),
+        error=options.get("error", ""),
+        input=options.get("input", ""),
         append=_choice(options, "open-mode", {"append": True, "a": True, "truncate": False, "t": False}),
-        begin=grammar.parse_begin(begin, now) if begin else None,
-        held=options.has("hold"),
-        dependency=grammar.parse_dependency(options.get("dependency") or "") if options.get("dependency") else "",
+        begin=parse_begin(options["begin"], now) if options.get("begin") else None,
+        held="hold" in options,
+        dependency=parse_dependency(options["dependency"]) if options.get("dependency") else "",
         kill_invalid=_choice(options, "kill-on-invalid-dep", {"yes": True, "no": False}),
         kill_wait_s=kill_wait_s(environment),
         umask=umask,
-        oversubscribe=options.has("oversubscribe"),
+        oversubscribe="oversubscribe" in options,
     )
-    exported = grammar.export_environment(options.get("export") or "", environment)
-    notes = (f"ignored here: {', '.join(options.ignored)}",) if options.ignored else ()
-    return Wish(entry, script, exported, notes)
+    notes = (f"ignored here: {', '.join(ignored)}",) if ignored else ()
+    return Request(entry, script, export_environment(options.get("export", ""), environment), notes)
 
 
-def _one_node(options: Options) -> None:
-    text = options.get("nodes")
+def _one_node(text: str | None) -> None:
     if text is None:
         return
     least = text.partition("-")[0]
@@ -104,24 +285,21 @@ def _one_node(options: Options) -> None:
         )
 
 
-def _count(text: str, name: str) -> int:
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if not text:
+        return None
     if not text.isdigit() or int(text) == 0:
         raise UsageError(f"Invalid numeric value {text!r} for --{name}.", hint="a whole number from 1")
     return int(text)
 
 
-def _choice(options: Options, name: str, choices: Mapping[str, bool]) -> bool:
+def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, bool]) -> bool:
     text = options.get(name)
     if text is None:
         return False
     if text.lower() not in choices:
-        import difflib
-
-        near = difflib.get_close_matches(text.lower(), list(choices), n=1)
-        raise UsageError(
-            f"Invalid --{name} specification: {text!r}",
-            hint=f"did you mean {near[0]}?" if near else f"one of {', '.join(choices)}",
-        )
+        raise UsageError(f"Invalid --{name} specification: {text!r}", hint=f"one of {', '.join(choices)}")
     return choices[text.lower()]
 
 

@@ -1,1 +1,1 @@
-"""What belongs to the SLURM client: forming commands, reading answers, submitting once. `../slurm.py` is the way in."""
+"""Parts of the SLURM client: forming commands, reading answers, submitting once. `../slurm.py` is the entry."""

@@ -1,6 +1,6 @@
 """Reads sacct's rows. Pure.
 
-What sacct cannot tell, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
+Known losses of sacct, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
 0), `"` in a name became a backquote in the database, and a comment is kept only where the site stores it.
 """
 
@@ -8,9 +8,22 @@ from __future__ import annotations
 
 from resilience.errors import QuantityError
 from resilience.job import ExitCode, Job, JobState
-from resilience.schedulers._slurm.commands import HISTORY_COLUMNS, SEPARATOR
-from resilience.schedulers._slurm.queue import count_tasks, parse_count, parse_id, parse_state, parse_time, unexpected
+from resilience.schedulers._slurm.queue import (
+    SEPARATOR,
+    count_tasks,
+    parse_count,
+    parse_id,
+    parse_state,
+    parse_time,
+    parse_wait_status,
+    unexpected,
+)
 
+HISTORY_COLUMNS = (
+    *("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NNodes", "NodeList"),
+    *("User", "Partition", "Account", "QOS", "Reason", "JobName"),
+)
+"""sacct's names, valid from 20.11 on (`Restarts` is refused by 22.05)."""
 _COUNT = len(HISTORY_COLUMNS)
 _NONE = frozenset({"None assigned", "None", "(null)", "Unknown"})
 
@@ -68,16 +81,13 @@ def _job(row: str) -> Job:
 
 def _exit_code(text: str, state: JobState) -> ExitCode | None:
     """None where sacct says nothing, or says what cannot be: a job that FAILED with 0:0 lost its code of 128."""
-    status, colon, signal = text.partition(":")
-    if not colon:
-        return None
-    code = ExitCode(int(status), int(signal))
+    code = parse_wait_status(text) if ":" in text else None
     lost = state is JobState.FAILED and code == ExitCode(0)
     return code if not lost and (state.is_final or state is JobState.REQUEUED) else None
 
 
 def loses_exit_codes(version: str) -> bool:
-    """Whether this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
+    """True if this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
     year, _, rest = version.partition(".")
     month = rest.partition(".")[0]
     return not (year.isdigit() and month.isdigit() and (int(year), int(month)) >= (26, 5))

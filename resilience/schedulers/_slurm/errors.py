@@ -1,4 +1,4 @@
-"""What SLURM's error texts mean, and what to try. Pure.
+"""The meaning of SLURM's error texts, and hints. Pure.
 
 Exit codes say little (scancel's is errno & 255, `squeue -u nosuch` is 0), so the text decides. The texts are the same
 from 20.11 to 26.05; those that need a reason carry it.
@@ -17,23 +17,23 @@ JOBS_KEEP_RUNNING = "slurmctld may be down or busy; jobs keep running. `scontrol
 
 
 class Meaning(StrEnum):
-    """What a failed command proves."""
+    """The conclusion that a failed command allows."""
 
     REFUSED = "refused"
     """SLURM understood and said no: nothing was done."""
     NOT_SENT = "not sent"
     """The client gave up before it spoke to the controller: nothing was done, and nothing is known."""
     UNAVAILABLE = "unavailable"
-    """The controller did not answer, or not in a way that can be trusted. What was asked may have been done."""
+    """The controller did not answer, or not in a way that can be trusted. The request may have been carried out."""
     NO_SUCH_JOB = "no such job"
     NO_ACCOUNTING = "no accounting"
     UNCLEAR = "unclear"
-    """A text that this table does not have. What was asked may have been done."""
+    """A text that this table does not have. The request may have been carried out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a command's failure means, in words, and what to try."""
+    """The meaning of a command's failure in words, and a hint."""
 
     meaning: Meaning
     words: str
@@ -129,7 +129,7 @@ _TABLE: tuple[_Row, ...] = (
     (r"pending execution for job", _R, "the job is waiting already", "`scontrol release` it if it is held"),
     (r"no longer pending", _R, "the job has started: only waiting jobs can be changed like this", ""),
     (r"[Aa]lready finished|already completing|already completed", _R, "the job has ended", ""),
-    (r"permission denied|Invalid user id", _R, "the job is somebody else's, or this is for administrators only "
+    (r"permission denied|Invalid user id", _R, "the job is another user's, or this is for administrators only "
      "(owners may shorten a time limit, never lengthen it)", "`squeue -j` shows whose job it is"),
     (r"scrontab jobs", _R, "the job belongs to scrontab", "change it by `scrontab -e`"),
     (r"Unknown job signal", _R, "there is no such signal", "write for instance USR1"),
@@ -157,7 +157,7 @@ def quote(stderr: str) -> str:
 
 
 def complains(stderr: str) -> bool:
-    """Whether SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
+    """True if SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
 
     Lines of others - a dynamic loader, a locale warning - are no reason to distrust an answer whose rows are whole.
     """

@@ -20,7 +20,7 @@ _MAY_COME_BACK = frozenset({JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOO
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen of one job.
+    """The observations of one job.
 
     Attributes:
         queue: its rows in a successful query of all states.

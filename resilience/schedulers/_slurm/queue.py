@@ -1,8 +1,8 @@
 """Reads squeue's rows, streamed, into jobs. Pure.
 
-A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Anything else - a banner of a wrapper, a
-column missing, a row cut in the middle - means that something other than squeue spoke, or not to its end, and
-then nothing of the answer is believed: a row that is dropped in silence is a job that reads as gone.
+A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Any other line - a banner of a wrapper,
+a column missing, a row cut in the middle - makes the whole answer unusable: a row that is dropped in silence is a job
+that reads as gone.
 """
 
 from __future__ import annotations
@@ -10,17 +10,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from resilience.errors import QuantityError, SchedulerUnavailable
+from resilience.errors import QuantityError, SchedulerUnavailable, UsageError
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.quantities import parse_slurm_time_s
 from resilience.schedulers import Keep
-from resilience.schedulers._slurm.commands import QUEUE_COLUMNS, ROW_END, SEPARATOR
+from resilience.submission import ArrayExpression
+
+SEPARATOR = "\x1f"
+"""ASCII unit separator. `|`, blanks and quotes are all seen in names and comments."""
+ROW_END = "\x1e"
+"""ASCII record separator, printed after the last column: names may hold newlines, and a row without it was cut."""
+
+QUEUE_COLUMNS = (
+    # What predicates need comes first, what may hold anything comes last (see `scan_jobs`).
+    *("JobArrayID", "JobID", "UserName", "State"),
+    *("ArrayTaskID", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "Partition", "Account", "QOS"),
+    *("RestartCnt", "exit_code", "NodeList", "Reason", "Dependency", "Command", "Comment", "Name"),
+)
+"""squeue -O's names, the same from 20.11 to 26.05. -O has the exit code and the restarts, which -o has not.
+A field without `:SUFFIX` would be cut to 20 characters; with one it is not."""
 
 HEAD = 4
-"""How many columns a predicate gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
+"""How many columns a filter gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
 cheap."""
 REST = HEAD
-"""Where in a predicate's columns the rest of the row is, as one text."""
+"""Where in a filter's columns the rest of the row is, as one text."""
 
 _END = SEPARATOR + ROW_END
 _COUNT = len(QUEUE_COLUMNS)
@@ -32,19 +46,18 @@ _is_state = re.compile(r"[A-Z][A-Z_]*").fullmatch
 _NO_TIME = frozenset({"N/A", "NONE", "None", "Unknown", "UNKNOWN", "(null)", ""})
 _NO_LIMIT = frozenset({"UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit", "N/A", ""})
 _number = re.compile(r"\d+", re.ASCII).match
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
-Wanted = Callable[[Sequence[str]], bool]
+RowFilter = Callable[[Sequence[str]], bool]
 
 
-def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str = "") -> Iterator[Job]:
-    """Given squeue's lines without newlines, yield the wanted jobs, building no object for the others.
+def scan_jobs(lines: Iterable[str], accepts: RowFilter | None = None, *, mark: str = "") -> Iterator[Job]:
+    """Given squeue's lines without newlines, yield the accepted jobs, and build no object for the others.
 
-    A row without `mark` in it is not wanted; that is the quickest question. `wanted` is asked once per row with [id,
-    raw id, user, state, rest of the row], as squeue wrote them. Every row is checked, wanted or not. A name that holds
-    a newline spans several lines.
+    A row without `mark` in it is passed over; that is the quickest test. `accepts` gets [id, raw id, user, state, rest
+    of the row] of each other row, as squeue wrote them. Every row is checked, accepted or not. A name that holds a
+    newline spans several lines.
     Raise SchedulerUnavailable at the first line that squeue cannot have written, and at the end if the last row was
-    cut. So nothing that was yielded may be believed before the iteration has ended.
+    cut. So no job that was yielded may be believed before the iteration has ended.
     """
     held = ""
     end, separator, count = _END, SEPARATOR, _COUNT  # local names are quicker, a hundred thousand times
@@ -60,28 +73,28 @@ def scan_jobs(lines: Iterable[str], wanted: Wanted | None = None, *, mark: str =
         held = ""
         if line.count(separator) < count or not (is_plain(line) or _is_head(line)):
             raise unexpected("squeue", line)
-        if mark in line and (wanted is None or wanted(line.split(separator, HEAD))):
+        if mark in line and (accepts is None or accepts(line.split(separator, HEAD))):
             yield parse_row(line)
     if held:
         raise unexpected("squeue", held)
 
 
-def only(names: Collection[str], keep: Keep | None) -> Wanted:
-    """The predicate of `scan_jobs` that wants jobs of these names (empty: any), and those `keep` says True to."""
+def only(names: Collection[str], keep: Keep | None) -> RowFilter:
+    """The filter of `scan_jobs` that accepts jobs of these names (empty: any) for which `keep` returns True."""
     names = frozenset(names)
 
-    def wanted(columns: Sequence[str]) -> bool:
+    def accepts(columns: Sequence[str]) -> bool:
         rest = columns[REST].split(SEPARATOR, _COUNT - HEAD - 1)
         comment, name = rest[-2], rest[-1].removesuffix(_END)
         if names and name not in names:
             return False
-        return keep is None or keep(int(_number(columns[0])[0]), name, _text(comment))  # type: ignore[index]
+        return keep is None or keep(int(_number(columns[0])[0]), name, known(comment))  # type: ignore[index]
 
-    return wanted
+    return accepts
 
 
 def _is_head(line: str) -> bool:
-    """Whether a row begins as squeue's do: an id as people write it, then the raw one."""
+    """True if a row begins as squeue's do: an id as people write it, then the raw one."""
     shown, raw, _ = line.split(SEPARATOR, 2)
     return raw.isdecimal() and (shown.isdecimal() or _is_id(shown) is not None)
 
@@ -111,21 +124,21 @@ def parse_row(line: str) -> Job:
             name=name,
             state=parsed,
             user=user,
-            reason=_text(reason) if reason != "None" else "",
+            reason=known(reason) if reason != "None" else "",
             tasks=tasks,
             task_count=count_tasks(tasks),
             partition=partition,
-            account=_text(account),
-            qos=_text(qos),
-            nodes=_text(node_list),
+            account=known(account),
+            qos=known(qos),
+            nodes=known(node_list),
             node_count=parse_count(nodes),
             submit_time=parse_time(submit),
             start_time=parse_time(start),
             end_time=parse_time(end),
             time_limit_s=parse_limit(limit),
-            dependency=_text(dependency),
-            comment=_text(comment),
-            command=_text(command),
+            dependency=known(dependency),
+            comment=known(comment),
+            command=known(command),
             restarts=int(restarts),
             exit_code=parse_wait_status(exit_code) if parsed.is_final else None,
         )
@@ -137,7 +150,7 @@ def parse_id(shown: str, task: str = "") -> tuple[JobId, str]:
     """Given `12`, `12_3`, `12_[2-10%1]` or `12+1`, return the id and the set of tasks it stands for, or "".
 
     A component of a heterogeneous job (`12+1`) has its leader's id. `task` is squeue's own column of it; it
-    tells the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
+    lists the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
     """
     match = _parts_of_id(shown)
     if match is None or int(match[1]) == 0:
@@ -191,32 +204,23 @@ def parse_tasks(tasks: str) -> frozenset[int] | None:
     sacct writes long sets as a bit mask, `0x7FC`.
     """
     body = tasks.partition("%")[0]
-    if body.lower().startswith("0x"):
-        try:
+    try:
+        if body.lower().startswith("0x"):
             mask = int(body, 16)
-        except ValueError:
-            return None
-        return frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
-    found: set[int] = set()
-    for piece in body.split(","):
-        match = _RANGE.fullmatch(piece)
-        if match is None:
-            return None
-        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if high > 2**24 or step < 1:
-            return None
-        found.update(range(low, high + 1, step))
-    return frozenset(found)
+            return frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
+        return frozenset(ArrayExpression.parse(body).indices())
+    except (UsageError, ValueError):
+        return None
 
 
 def count_tasks(tasks: str) -> int:
     """Given the tasks of a record, return how many; 1 for a record that stands for itself or cannot be counted."""
-    known = parse_tasks(tasks) if tasks else None
-    return len(known) if known else 1
+    indices = parse_tasks(tasks) if tasks else None
+    return len(indices) if indices else 1
 
 
 def concerns(job: Job, job_id: JobId) -> bool | None:
-    """Whether a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
+    """Say if a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
 
     None if it cannot be known: the record's set of tasks was cut.
     """
@@ -226,9 +230,10 @@ def concerns(job: Job, job_id: JobId) -> bool | None:
         return False
     if not job.tasks:
         return job.id.task == job_id.task
-    known = parse_tasks(job.tasks)
-    return None if known is None else job_id.task in known
+    indices = parse_tasks(job.tasks)
+    return None if indices is None else job_id.task in indices
 
 
-def _text(column: str) -> str:
-    return "" if column in {"(null)", "N/A"} else column
+def known(text: str) -> str:
+    """Given a value, return it, or an empty text for SLURM's words for none."""
+    return "" if text in {"(null)", "N/A"} else text

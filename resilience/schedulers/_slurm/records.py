@@ -1,25 +1,35 @@
-"""Reads scontrol's and sinfo's text: jobs, configuration, partitions, nodes, ping. Pure.
+"""Reads scontrol's and sinfo's text, and SLURM's JSON: jobs, configuration, partitions, nodes, ping. Pure.
 
 `scontrol --oneliner` writes `Key=Value` words, but values may hold blanks, and a job's name may hold anything, even
 `JobState=COMPLETED` or a newline. So free values are found by the fixed words that scontrol always writes after them.
+
+JSON comes in two shapes. 22.05 writes `"job_state": "RUNNING"`, `"time_limit": 10` and a raw wait status; 23.11 and
+later write `["RUNNING"]`, `{"set": true, "infinite": false, "number": 10}` and an object. Both keep times as seconds
+since the epoch. An empty list of jobs proves nothing, with or without `errors`: 24.11 writes both empty when the
+controller is down.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from resilience.cluster import ClusterConfig, Node
-from resilience.errors import QuantityError
-from resilience.job import ExitCode, Job, JobId
-from resilience.schedulers._slurm.commands import ROW_END, SEPARATOR
+from resilience.errors import QuantityError, SchedulerUnavailable
+from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm.queue import (
+    ROW_END,
+    SEPARATOR,
     count_tasks,
+    known,
     parse_count,
     parse_limit,
     parse_state,
     parse_time,
+    parse_wait_status,
     unexpected,
 )
 
@@ -43,7 +53,7 @@ _OUTPUT = re.compile(
 )
 _COMMENT = re.compile(r" Comment=(?P<comment>.*?) {1,2}$", re.DOTALL)
 _UNRESOLVED_TASK = "4294967294"
-"""What stands for %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
+"""The text in place of %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
 
 
 def parse_jobs(text: str) -> tuple[Job, ...]:
@@ -75,7 +85,7 @@ def _split(text: str, opening: str) -> Iterator[str]:
 
 
 def _matches(text: str) -> Iterator[re.Match[str]]:
-    """Yield jobs. What looks like the start of a record may be a line of a name: a piece too short is put together."""
+    """Yield jobs. A line of a name may look like the start of a record, so join incomplete pieces."""
     held = ""
     for piece in _split(text, "JobId="):
         held = f"{held}\n{piece}" if held else piece
@@ -110,33 +120,24 @@ def _job(match: re.Match[str]) -> Job:
             reason="" if match["reason"] == "None" else match["reason"].replace("_", " "),
             tasks=tasks,
             task_count=count_tasks(tasks),
-            partition=_text(words["Partition"]),
-            account=_text(words.get("Account", "")),
-            qos=_text(words.get("QOS", "")),
-            nodes=_text(words.get("NodeList", "")),
+            partition=known(words["Partition"]),
+            account=known(words.get("Account", "")),
+            qos=known(words.get("QOS", "")),
+            nodes=known(words.get("NodeList", "")),
             node_count=parse_count(words["NumNodes"]),
             submit_time=parse_time(words["SubmitTime"]),
             start_time=parse_time(words["StartTime"]),
             end_time=None if pending_end else parse_time(words["EndTime"]),
             time_limit_s=parse_limit(words["TimeLimit"]),
-            dependency=_text(match["dependency"]),
-            comment=_text(comment["comment"]) if comment else "",
-            command=_text(tail["command"]),
-            stdout=_text(output["stdout"]).replace(_UNRESOLVED_TASK, "%a"),
+            dependency=known(match["dependency"]),
+            comment=known(comment["comment"]) if comment else "",
+            command=known(tail["command"]),
+            stdout=known(output["stdout"]).replace(_UNRESOLVED_TASK, "%a"),
             restarts=int(words["Restarts"]),
-            exit_code=_exit_code(words["ExitCode"]) if state.is_final else None,
+            exit_code=parse_wait_status(words["ExitCode"]) if state.is_final else None,
         )
     except (KeyError, ValueError, QuantityError):
         raise unexpected("scontrol", match[0]) from None
-
-
-def _exit_code(text: str) -> ExitCode:
-    status, _, signal = text.partition(":")
-    return ExitCode(int(status), int(signal))
-
-
-def _text(value: str) -> str:
-    return "" if value in {"(null)", "N/A"} else value
 
 
 def parse_ping(text: str) -> bool:
@@ -153,22 +154,22 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
     states, default = parse_partitions(partitions)
     storage = raw.get("AccountingStorageType")
     cron = raw.get("ScronParameters", "(null)")
-    preempt = _text(raw.get("PreemptType", ""))
+    preempt = known(raw.get("PreemptType", ""))
     requeue = raw.get("JobRequeue")
     return ClusterConfig(
         scheduler="slurm",
         version=raw["SLURM_VERSION"],
-        cluster=_text(raw.get("ClusterName", "")),
-        accounting=None if storage is None else _text(storage).removeprefix("accounting_storage/") not in {"", "none"},
+        cluster=known(raw.get("ClusterName", "")),
+        accounting=None if storage is None else known(storage).removeprefix("accounting_storage/") not in {"", "none"},
         scrontab="enable" in cron.split(",") or "enable=true" in cron,
         job_requeue=None if requeue is None else requeue in {"1", "YES", "Yes"},
         kill_wait_s=_number(raw.get("KillWait")),
         message_timeout_s=_number(raw.get("MessageTimeout")),
         over_time_limit_min=_number(raw.get("OverTimeLimit")),
-        proctrack=_text(raw.get("ProctrackType", "")).removeprefix("proctrack/"),
+        proctrack=known(raw.get("ProctrackType", "")).removeprefix("proctrack/"),
         max_array_size=_number(raw.get("MaxArraySize")),
         preempt_type=preempt.removeprefix("preempt/") or "none",
-        preempt_mode=_text(raw.get("PreemptMode", "")),
+        preempt_mode=known(raw.get("PreemptMode", "")),
         send_user_signal="send_user_signal" in raw.get("PreemptParameters", "").split(","),
         partitions=states,
         default_partition=default,
@@ -177,7 +178,7 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
 
 
 def parse_raw_config(text: str) -> Mapping[str, str]:
-    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is when it was asked.
+    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is the time of the query.
 
     Raise SchedulerUnavailable if it is not scontrol's answer.
     """
@@ -194,7 +195,7 @@ def parse_raw_config(text: str) -> Mapping[str, str]:
 
 
 def controller_age_s(raw: Mapping[str, str]) -> float | None:
-    """Given the configuration, return how long the controller was up when asked; None if it does not say."""
+    """Given the configuration, return how long the controller was up at the query; None if unknown."""
     asked, booted = raw.get("asked_at", ""), raw.get("BOOT_TIME", "")
     return float(int(asked) - int(booted)) if asked.isdigit() and booted.isdigit() else None
 
@@ -284,10 +285,105 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
             raise unexpected("sinfo", row)
         name, shown, partition, reason = columns
         if name in nodes:
-            known = nodes[name]
-            nodes[name] = replace(known, partitions=(*known.partitions, partition))
+            earlier = nodes[name]
+            nodes[name] = replace(earlier, partitions=(*earlier.partitions, partition))
             continue
         state, flags = parse_node_state(shown)
         said = "" if reason.strip() in {"none", "(null)", ""} else reason.strip()
         nodes[name] = Node(name, state, flags, said, (partition,))
     return tuple(nodes.values())
+
+
+_FLAGS_FIRST = ("COMPLETING", "REQUEUED", "SPECIAL_EXIT", "REQUEUE_HOLD", "CONFIGURING", "STAGE_OUT", "STOPPED")
+"""Flags that squeue shows instead of the base state, so that text and JSON say the same of a job."""
+
+
+def parse_document(text: str, program: str = "scontrol") -> tuple[Job, ...]:
+    """Given a document of squeue or scontrol, return its jobs, which may be none.
+
+    Raise SchedulerUnavailable if it is no such document, is cut, or names errors.
+    """
+    try:
+        document = json.loads(text)
+        jobs = document["jobs"]
+        if errors := document.get("errors"):
+            said = "; ".join(str(e.get("description") or e.get("error") or e) for e in errors)
+            raise SchedulerUnavailable(f"{program} reported an error in its JSON: {said[:300]}")
+        return tuple(parse_job(job) for job in jobs)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise unexpected(program, text[:200] or "nothing at all") from None
+
+
+def parse_job(record: dict[str, Any]) -> Job:
+    """Given one job of either shape, return it. Raise KeyError, TypeError or ValueError if it is none."""
+    raw_id = int(record["job_id"])
+    array = _json_number(record.get("array_job_id")) or 0
+    leader = _json_number(record.get("het_job_id")) or 0
+    tasks = record.get("array_task_string") or ""
+    task = _json_number(record.get("array_task_id")) if array and not tasks else None
+    state = parse_states(record["job_state"])
+    limit_minutes = _json_number(record.get("time_limit"))
+    reason = record.get("state_description") or record.get("state_reason") or ""
+    return Job(
+        id=JobId(int(array or leader or raw_id), None if task is None else int(task)),
+        raw_id=raw_id,
+        name=str(record["name"]),
+        state=state,
+        user=str(record.get("user_name") or ""),
+        reason="" if reason == "None" else str(reason).replace("_", " "),
+        tasks=tasks,
+        task_count=count_tasks(tasks),
+        partition=str(record.get("partition") or ""),
+        account=str(record.get("account") or ""),
+        qos=str(record.get("qos") or ""),
+        nodes=str(record.get("nodes") or ""),
+        node_count=_json_count(record.get("node_count")),
+        submit_time=_json_time(record.get("submit_time")),
+        start_time=_json_time(record.get("start_time")),
+        # of a job without a limit it is a year ahead
+        end_time=None if limit_minutes is None and state.is_alive else _json_time(record.get("end_time")),
+        time_limit_s=None if limit_minutes is None else int(limit_minutes * 60),
+        dependency=str(record.get("dependency") or ""),
+        comment=str(record.get("comment") or ""),
+        command=str(record.get("command") or ""),
+        stdout=str(record.get("stdout_expanded") or record.get("standard_output") or "").replace("4294967294", "%a"),
+        restarts=int(_json_number(record.get("restart_cnt")) or 0),
+        exit_code=parse_exit_code(record.get("exit_code")) if state.is_final else None,
+    )
+
+
+def parse_states(value: str | list[str]) -> JobState:
+    """Given `"RUNNING"` or `["CANCELLED", "COMPLETING"]`, return the state as squeue's text would show it."""
+    states = [value] if isinstance(value, str) else list(value)
+    if not states or not all(isinstance(state, str) for state in states):
+        raise ValueError(f"no state in {value!r}")
+    shown = next((flag for flag in _FLAGS_FIRST if flag in states), states[0])
+    return JobState.parse(shown)
+
+
+def parse_exit_code(value: Any) -> ExitCode | None:
+    """Given 22.05's raw wait status or the object since 23.11, return the exit code; None if there is none."""
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return parse_wait_status(str(value))
+    signal = value.get("signal") or {}
+    return ExitCode(int(_json_number(value.get("return_code")) or 0), int(_json_number(signal.get("id")) or 0))
+
+
+def _json_number(value: Any) -> float | int | None:
+    """A plain number, or `{"set", "infinite", "number"}`; None when there is none or it has no end."""
+    if isinstance(value, dict):
+        return None if value.get("infinite") or not value.get("set") else value["number"]
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _json_time(value: Any) -> float | None:
+    number = _json_number(value)
+    return float(number) if number else None
+
+
+def _json_count(value: Any) -> int:
+    return parse_count(value) if isinstance(value, str) else int(_json_number(value) or 0)

@@ -27,7 +27,7 @@ _ANSWER = re.compile(r"([1-9]\d*)(?:;[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one sbatch came to: the job's number, or why there is no answer."""
+    """The result of one sbatch: the job's number, or why there is no answer."""
 
     number: int | None
     notes: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ def parse_submitted(completed: Completed) -> Attempt:
 
 
 def carries(job: Job, token: str) -> bool:
-    """Whether a job came of this token: by its comment, or by its script's path where a site rewrites comments."""
+    """True if a job came of this token: by its comment, or by its script's path where a site rewrites comments."""
     ours = split_comment(job.comment)
     if ours is not None:
         return ours[1] == token

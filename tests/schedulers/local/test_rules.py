@@ -14,10 +14,9 @@ from resilience.schedulers._local.records import (
     DamagedRecord,
     Entry,
     Task,
-    entry_from_json,
     format_indices,
+    from_json,
     jobs_of,
-    task_from_json,
     to_json,
 )
 from resilience.schedulers._local.rules import Due, Exit
@@ -75,7 +74,7 @@ def test_a_requeued_task_goes_behind_the_others() -> None:
 def test_own_reasons(changes: dict[str, Any], reason: str | None) -> None:
     plan = planned(entry(1, **changes))
     assert plan.reasons.get(1) == reason
-    assert plan.look_again == (NOW + 5 if reason == "BeginTime" else None)
+    assert plan.again_at == (NOW + 5 if reason == "BeginTime" else None)
 
 
 def test_singletons_wait_for_those_before_them_and_for_running_ones_of_their_name() -> None:
@@ -213,14 +212,14 @@ def test_cancelling_what_is_being_requeued_ends_it() -> None:
 
 def test_records_survive_the_disk_and_damage_is_noticed() -> None:
     whole = entry(1, indices=(1, 5), command="/a\udcff", script_args=("x",))
-    assert entry_from_json(to_json(whole)) == whole
+    assert from_json(Entry, to_json(whole)) == whole
     job = task(R, reason="NodeDown", index=3)
-    assert task_from_json(to_json(job)) == job
+    assert from_json(Task, to_json(job)) == job
     for text in ("", "{", "[]", "{}", '{"raw":1,"state":"NONSENSE"}', to_json(job)[:40]):
         with pytest.raises(DamagedRecord):
-            task_from_json(text)
+            from_json(Task, text)
         with pytest.raises(DamagedRecord):
-            entry_from_json(text)
+            from_json(Entry, text)
 
 
 def test_tasks_of_one_reason_fold_and_others_stand_alone() -> None:

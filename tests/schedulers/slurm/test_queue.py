@@ -144,7 +144,7 @@ def test_a_column_that_is_not_what_it_should_be_is_not_guessed_at(broken: dict[s
 def test_a_missing_column_is_noticed_in_rows_nobody_wants_too() -> None:
     short = row().replace("n1\x1f", "", 1)
     with pytest.raises(SchedulerUnavailable, match="unexpected line"):
-        tuple(scan_jobs([row(), short], wanted=lambda columns: False))
+        tuple(scan_jobs([row(), short], accepts=lambda columns: False))
 
 
 @given(

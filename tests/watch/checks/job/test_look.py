@@ -491,7 +491,7 @@ def test_a_cluster_is_named_to_slurm_as_its_clients_want_it(stage: Stage) -> Non
     from resilience.schedulers.slurm import Slurm
 
     client = stage.project.scheduler("slurm", cluster="alpha")
-    assert isinstance(client, Slurm) and client._asker.environ["SLURM_CLUSTERS"] == "alpha"
+    assert isinstance(client, Slurm) and client._client.environ["SLURM_CLUSTERS"] == "alpha"
     assert stage.project.scheduler("slurm", cluster="beta") is not client
 
 
