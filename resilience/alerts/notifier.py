@@ -13,11 +13,11 @@ from datetime import tzinfo
 from functools import partial
 from typing import Protocol
 
-from resilience.alerts import grouping
+from resilience.alerts import notification as grouping
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.grouping import Letter, News
-from resilience.alerts.incident import Incident, fingerprint_of
-from resilience.alerts.ledger import Ledger
+from resilience.alerts.incident import Incident, Silence, fingerprint_of
+from resilience.alerts.ledger import Ledger, Silences, silencing
+from resilience.alerts.notification import Letter, News, sentence
 from resilience.alerts.policy import (
     EXPIRES_AFTER_S,
     FORGOTTEN_AFTER_S,
@@ -29,9 +29,6 @@ from resilience.alerts.policy import (
     is_flapping,
     not_after,
 )
-from resilience.alerts.silence import Silence
-from resilience.alerts.silences import Silences, silencing
-from resilience.alerts.words import sentence
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from resilience.alerts.grouping import Letter
+from resilience.alerts.notification import Letter
 from resilience.alerts.notifier import Notifier
 from resilience.alerts.policy import check_policy, sound
 from resilience.alerts.state import AlertState, open_alert_state

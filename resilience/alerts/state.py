@@ -7,10 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.alerts.ledger import Ledger
-from resilience.alerts.ledger_copy import LedgerCopy
+from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.silences import Silences
 from resilience.runs.project import Project
 from resilience.system.spare_folder import SpareFolder, spare_place
 from resilience.system.stuck import Look, StuckMemory, look_apart

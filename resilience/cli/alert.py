@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from resilience.alerts import alert_delivery
-from resilience.alerts import steer as alerts
+from resilience.alerts import commands as alert_delivery
+from resilience.alerts import commands as alerts
 from resilience.cli import show_alert
 from resilience.cli.options import ConfigOption, JsonOption, open_project
 from resilience.cli.output import clean, patience, print_json

@@ -6,12 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resilience.alerts.commands import NO_CHANNEL, Details, Known, Listing
 from resilience.alerts.delivery import Delivery
-from resilience.alerts.entry import Entry
-from resilience.alerts.incident import Incident, incident_to_json
+from resilience.alerts.incident import Incident, Silence, incident_to_json, silence_to_json
+from resilience.alerts.outbox import Entry
 from resilience.alerts.sending import Ending, Outcome
-from resilience.alerts.silence import Silence, silence_to_json
-from resilience.alerts.steer import NO_CHANNEL, Details, Known, Listing
 from resilience.cli.output import clean, paint, table
 from resilience.finding import Verdict
 from resilience.quantities import format_duration

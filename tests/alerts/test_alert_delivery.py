@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts import alert_delivery
+from resilience.alerts import commands as alert_delivery
 from resilience.alerts.sending import Ending, Route
 from resilience.alerts.state import open_alert_state
 from resilience.errors import UsageError

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from resilience.alerts.backoff import (
+from resilience.alerts.channel_health import (
     ASKED_CAP_S,
     CAP_S,
     LEAST_S,

@@ -14,7 +14,7 @@ import pytest
 
 from resilience.alerts import sending
 from resilience.alerts.alert import Reason
-from resilience.alerts.backoff import GIVE_UP_S, GIVE_UP_TRIES
+from resilience.alerts.channel_health import GIVE_UP_S, GIVE_UP_TRIES
 from resilience.alerts.claims import EXPIRES_S, claim
 from resilience.alerts.delivery import Flushed, flush
 from resilience.alerts.digest import DIGEST_OVER

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.alerts.alert import Alert, Reason, alert_to_json
-from resilience.alerts.grouping import MANY_NOTICES, MOST_NOTICES, News, compose, speaks, thread_of, told
+from resilience.alerts.notification import MANY_NOTICES, MOST_NOTICES, News, compose, speaks, thread_of, told
 from resilience.finding import Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from tests.alerts.test_ledger import NOW, incident

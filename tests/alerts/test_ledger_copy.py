@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.incident import Incident, incident_to_json
-from resilience.alerts.ledger_copy import FRESH_S, LedgerCopy
+from resilience.alerts.ledger import FRESH_S, LedgerCopy
 from tests.alerts.test_ledger import NOW, incident
 from tests.system.people import NOBODY, needs_root
 

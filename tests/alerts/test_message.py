@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.alerts import channel_news
+from resilience.alerts import channel_health as channel_news
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.backoff import Health
+from resilience.alerts.channel_health import Health
 from resilience.alerts.message import (
     clean_line,
     clean_lines,

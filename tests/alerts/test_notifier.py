@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.incident import Incident
-from resilience.alerts.ledger import Ledger
+from resilience.alerts.incident import Incident, Silence
+from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import MANY, REFRESH_S, Notifier, Told
 from resilience.alerts.outbox import Outbox
 from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S
-from resilience.alerts.silence import Silence
-from resilience.alerts.silences import Silences
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
@@ -511,7 +509,7 @@ from pathlib import Path
 from resilience.alerts.ledger import Ledger
 from resilience.alerts.notifier import Notifier
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.silences import Silences
+from resilience.alerts.ledger import Silences
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.finding import Finding, Report
 from resilience.finding import Verdict

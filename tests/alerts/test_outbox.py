@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts import entry as entries
+from resilience.alerts import outbox as entries
 from resilience.alerts.alert import Reason, alert_to_json
 from resilience.alerts.digest import FOLD_AT
-from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, in_order, trimmed
-from resilience.alerts.outbox import DEAD_MOST, SENT_KEPT_S, SENT_MOST, Outbox
+from resilience.alerts.outbox import (
+    DEAD_MOST,
+    LIMIT_BYTES,
+    SENT_KEPT_S,
+    SENT_MOST,
+    Entry,
+    Outbox,
+    decode,
+    encode,
+    in_order,
+    trimmed,
+)
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from tests.alerts.stand_in import an_alert, an_outbox

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.silence import Silence, silence_from_json, silence_to_json
+from resilience.alerts.incident import Silence, silence_from_json, silence_to_json
 from resilience.errors import UsageError
 
 FS = {"check": "fs", "subject": "/scratch", "run": "gpt", "fault": "space", "episode": "3f9a1c04"}

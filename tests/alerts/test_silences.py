@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts.silence import Silence
-from resilience.alerts.silences import KEPT_S, Silences, silence_id, silencing
+from resilience.alerts.incident import Silence
+from resilience.alerts.ledger import KEPT_S, Silences, silence_id, silencing
 from resilience.errors import UsageError
 from resilience.system.spare_folder import SpareFolder
 from tests.alerts.test_ledger import incident

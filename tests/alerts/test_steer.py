@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts import steer as alerts
+from resilience.alerts import commands as alerts
 from resilience.alerts.alert import Reason
-from resilience.alerts.backoff import Health
+from resilience.alerts.channel_health import Health
 from resilience.alerts.incident import Incident
 from resilience.alerts.state import open_alert_state
 from resilience.errors import StateDirectoryError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.alerts.alert import Reason
-from resilience.alerts.words import sentence
+from resilience.alerts.notification import sentence
 from resilience.finding import Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from tests.alerts.test_ledger import NOW, incident

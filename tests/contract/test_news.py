@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from resilience.alerts.alert import Alert, Reason, alert_from_json, alert_to_json
-from resilience.alerts.channels import _webhook_presets
+from resilience.alerts.channels import _webhook_payloads as _webhook_presets
 from resilience.alerts.digest import compose_digest, lines_of, merge
-from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, trimmed
 from resilience.alerts.message import headline, plain_text, runbook
+from resilience.alerts.outbox import LIMIT_BYTES, Entry, decode, encode, trimmed
 from resilience.alerts.routes import channels
 from resilience.alerts.sending import readable
 from resilience.finding import Verdict

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.channels._webhook_presets import (
+from resilience.alerts.channels._webhook_payloads import (
     PAGERDUTY_URL,
     PRESETS,
     SECRET,
@@ -120,7 +120,7 @@ class WebhookChannel:
         """The JSON. Raise SettingsError if a payload of one's own makes none of this alert."""
         more: tuple[str, ...] = ()
         if settings.payload:
-            from resilience.alerts.channels._webhook_payload import render_payload
+            from resilience.alerts.channels._webhook_payloads import render_payload
 
             payload = render_payload(settings.payload, alert)
         else:
