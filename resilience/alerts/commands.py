@@ -1,45 +1,45 @@
-"""`resil alert list|show|ack|silence`: what is known of incidents, and what people say to them."""
+"""The commands of `resil alert`: list, show, acknowledge and silence incidents; deliver messages and test channels."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.delivery import FLUSH_S, Flushed, flush
-from resilience.alerts.incident import Incident, Silence
-from resilience.alerts.ledger import silence_id, silencing
-from resilience.alerts.outbox import Entry, channel_of, in_order
-from resilience.alerts.routes import channels, routes_of
-from resilience.alerts.sending import Errand, Outcome, Route, compose_apart, send_apart
+from resilience.alerts.incident import Incident, Silence, silencing
+from resilience.alerts.ledger import silence_id
+from resilience.alerts.outbox import Entry, in_order
+from resilience.alerts.routes import Route, channels, routes_of
+from resilience.alerts.sending import DeliveryRequest, Outcome, compose_in_child, send_in_child
 from resilience.alerts.state import AlertState, open_alert_state
-from resilience.errors import StateDirectoryError, UsageError
+from resilience.errors import UsageError
 from resilience.finding import Verdict
-from resilience.runs.project import Project
 
 if TYPE_CHECKING:
-    from resilience.alerts.channel_health import Health
+    from resilience.alerts.channel_health import NodeState
     from resilience.alerts.notify import Notes
     from resilience.runs.project import Project
 
 NO_CHANNEL = """\
-no channel is set, so nobody is told of anything; for instance, write in resil.toml:
+no channel is set, so nobody is notified of anything; for instance, write in resil.toml:
   [alert]
   channels = ["email"]
   [channel.email]
   to = ["you@example.org"]"""
-"""What to write when nobody is told of anything yet."""
+"""Advice where no channel is set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One incident, and what keeps people from hearing of it.
+    """One incident, and the reasons why people may not hear of it.
 
     Attributes:
-        silence: the silence that covers it, or None.
-        waiting: channels that a message about it waits for.
+        silence: the silence that covers the incident, or None.
+        waiting: channels for which a message about it is queued.
         dead: channels that will never take a message about it.
     """
 
@@ -51,15 +51,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What `resil alert list` shows.
+    """Result of `resil alert list`.
 
     Attributes:
         known: the incidents, the open ones first, the worst of them first.
-        waiting: how many messages wait, by channel.
+        waiting: how many messages are queued, by channel.
         dead: the dead letters.
-        failing: how the channels fare that do not deliver from this node.
-        channels: whom [alert] names; empty: nobody is told.
-        trouble: what is wrong with the alert state, one sentence each.
+        failing: state of the channels that do not deliver from this node.
+        channels: those that [alert] names; empty: nobody is notified.
+        errors: of the alert state, one sentence each.
         is_partial: whether the alert state could not be read: there may be more.
     """
 
@@ -67,9 +67,9 @@ class Listing:
     silences: tuple[Silence, ...]
     waiting: dict[str, int]
     dead: tuple[Entry, ...]
-    failing: dict[str, Health]
+    failing: dict[str, NodeState]
     channels: tuple[str, ...]
-    trouble: tuple[str, ...]
+    errors: tuple[str, ...]
     is_partial: bool
 
 
@@ -77,38 +77,35 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     """Every open incident, and with `everything` those that ended of late."""
     state = open_alert_state(project)
     now = project.world.clock.now()
-    silences = state.silences.all(now)
+    silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
-    waits, is_dead = _channels_by_episode(pending), _channels_by_episode(dead)
-    shown = [incident for incident in state.ledger.incidents(now) if everything or incident.is_open]
+    waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
     known = [
         Known(
             incident,
             silencing(silences, incident, now) if incident.is_open else None,
-            waits.get(incident.episode, ()),
-            is_dead.get(incident.episode, ()),
+            waiting_for.get(incident.episode, ()),
+            refused_by.get(incident.episode, ()),
         )
-        for incident in shown
+        for incident in state.ledger.incidents(now)
+        if everything or incident.is_open
     ]
     known.sort(key=lambda k: (k.incident.is_open, k.incident.verdict, k.incident.opened), reverse=True)
-    waiting: dict[str, int] = {}
-    for entry in pending:
-        waiting[entry.channel] = waiting.get(entry.channel, 0) + 1
-    host = project.world.host.name
-    health = {name: state.outbox.memory.health(name, host) for name in waiting}
+    waiting = Counter(entry.channel for entry in pending)
+    states = {name: state.outbox.channels.node_state(name, project.world.host.name) for name in waiting}
     return Listing(
         known=tuple(known),
         silences=silences,
-        waiting=waiting,
+        waiting=dict(waiting),
         dead=dead,
-        failing={name: found for name, found in health.items() if found.failures},
+        failing={name: found for name, found in states.items() if found.failures},
         channels=project.loaded.settings.alert.channels,
-        trouble=_trouble(state),
-        is_partial=bool(state.trouble or state.ledger.folder.trouble),
+        errors=_errors(state),
+        is_partial=bool(state.error or state.ledger.folder.trouble),
     )
 
 
-def _channels_by_episode(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
+def _channels_by_incident(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for entry in entries:
         for line in entry.incidents():
@@ -116,67 +113,65 @@ def _channels_by_episode(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _trouble(state: AlertState) -> tuple[str, ...]:
-    said = (state.trouble, state.ledger.folder.trouble, *state.ledger.trouble, *state.silences.trouble)
-    whole = tuple(dict.fromkeys(filter(None, (*said, state.outbox.trouble))))
+def _errors(state: AlertState) -> tuple[str, ...]:
+    errors = (state.error, state.ledger.folder.trouble, *state.ledger.errors, *state.silences.errors)
+    whole = tuple(dict.fromkeys(filter(None, (*errors, state.outbox.error))))
     return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What `resil alert show` shows of one incident.
+    """Result of `resil alert show`.
 
     Attributes:
-        sent: messages about it that were delivered in the last days, the oldest first.
-        waiting, dead: those that wait, and those that never will be.
+        sent: messages about the incident that were delivered in the last days, the oldest first.
+        waiting, dead: queued messages, and dead letters.
     """
 
     known: Known
     sent: tuple[Entry, ...]
     waiting: tuple[Entry, ...]
     dead: tuple[Entry, ...]
-    trouble: tuple[str, ...]
+    errors: tuple[str, ...]
 
 
-def details(project: Project, episode: str) -> Details:
+def details(project: Project, incident_id: str) -> Details:
     """The life of one incident, by its id or the beginning of it. Raise UsageError if there is none, or several."""
     state = open_alert_state(project)
     now = project.world.clock.now()
-    incident = state.ledger.find(episode, now)
-    silence = silencing(state.silences.all(now), incident, now) if incident.is_open else None
-
-    def about(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-        return tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
-
-    sent, waiting, dead = (about(found) for found in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead()))
+    incident = state.ledger.find(incident_id, now)
+    silence = silencing(state.silences.active(now), incident, now) if incident.is_open else None
+    sent, waiting, dead = (
+        tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
+        for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
+    )
     known = Known(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
-    return Details(known, sent, waiting, dead, _trouble(state))
+    return Details(known, sent, waiting, dead, _errors(state))
 
 
-def acknowledge(project: Project, episodes: Sequence[str], note: str, *, undo: bool = False) -> tuple[Incident, ...]:
-    """Take incidents on, or hand them back; all of them or none.
+def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool = False) -> tuple[Incident, ...]:
+    """Acknowledge incidents, or remove the acknowledgement; all of them or none.
 
-    Raise UsageError if one is not there or over, StateDirectoryError if it cannot be written where it is read.
+    Raise UsageError if one is missing or over, StateDirectoryError if the acknowledgement cannot be written where the
+    watchdogs read it.
     """
     state, now = open_alert_state(project), project.world.clock.now()
-    found = [state.ledger.find(episode, now) for episode in episodes]
-    over = [incident for incident in found if not incident.is_open]
-    if over and not undo:
-        raise UsageError(
-            f"{over[0].episode} is over already: {over[0].check} {over[0].subject}",
-            hint="see what lasts: resil alert list",
-        )
-    ids = dict.fromkeys(incident.episode for incident in found)
+    found = {incident.episode: incident for incident in (state.ledger.find(id, now) for id in ids)}
     if undo:
-        return tuple(state.ledger.unacknowledge(episode) for episode in ids)
-    who = project.world.host.user
-    return tuple(state.ledger.acknowledge(episode, who, note, now) for episode in ids)
+        return tuple(map(state.ledger.unacknowledge, found))
+    for incident in found.values():
+        if not incident.is_open:
+            raise UsageError(
+                f"{incident.episode} is over already: {incident.check} {incident.subject}",
+                hint="see what lasts: resil alert list",
+            )
+    return tuple(state.ledger.acknowledge(id, project.world.host.user, note, now) for id in found)
 
 
 def silence(
     project: Project,
     *,
-    episode: str = "",
+    incident_id: str = "",
     check: str = "",
     subject: str = "",
     run: str = "",
@@ -184,60 +179,32 @@ def silence(
     until: float,
     why: str,
 ) -> tuple[Silence, tuple[Incident, ...]]:
-    """Keep people from being told until then; return the silence and the open incidents that it covers.
+    """Hold notifications back until a time; return the silence and the open incidents that it covers.
 
-    Raise UsageError if nothing is named, or the end is in the past; StateDirectoryError if it cannot be written where
-    the watchdogs read it.
+    Raise UsageError if nothing is named, or the end is in the past; StateDirectoryError if the silence cannot be
+    written where the watchdogs read it.
     """
     state = open_alert_state(project)
-    now, who = project.world.clock.now(), project.world.host.user
+    now, user = project.world.clock.now(), project.world.host.user
     if until <= now:
         raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
-    about = state.ledger.find(episode, now).episode if episode else ""
-    wanted = Silence(
-        id=silence_id("\0".join((about, check, subject, run, fault)), who, now),
-        until=until,
-        by=who,
-        why=why,
-        since=now,
-        check=check,
-        subject=subject,
-        run=run,
-        fault=fault,
-        episode=about,
+    episode = state.ledger.find(incident_id, now).episode if incident_id else ""
+    patterns = {"episode": episode, "check": check, "subject": subject, "run": run, "fault": fault}
+    made = Silence(
+        id=silence_id("\0".join(patterns.values()), user, now), until=until, by=user, why=why, since=now, **patterns
     )
-    folder = state.silences.folder
-    folder.trouble = state.trouble
-    state.silences.add(wanted)
-    if folder.trouble and not _is_ours(state, now):
-        state.silences.remove(wanted.id)  # in our own spare folder, the watchdogs of its owner would never see it
-        raise StateDirectoryError(
-            f"the silence was not kept: {folder.trouble}",
-            hint="ask the owner of the run to set `[run] group`, so that the whole group may silence",
-        )
-    covered = (i for i in state.ledger.incidents(now) if i.is_open and silencing((wanted,), i, now))
-    return wanted, tuple(covered)
-
-
-def _is_ours(state: AlertState, now: float) -> bool:
-    """Whether the watchdogs that write here are this person's, as far as can be told: then the spare is read."""
-    if state.trouble:  # not to be touched; whose watchdogs were on this node has their copy here
-        return bool(state.ledger.incidents(now))
-    try:
-        return state.path.stat().st_uid == os.getuid()
-    except PermissionError:
-        return False
-    except OSError:  # it is not there yet, or its disk is in trouble
-        return True
+    incidents = state.ledger.incidents(now)
+    state.silences.add(made, is_known=bool(incidents))
+    return made, tuple(i for i in incidents if i.is_open and silencing((made,), i, now))
 
 
 def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
-    """End silences. Raise UsageError if one is not there."""
+    """End silences. Raise UsageError if one is missing."""
     state = open_alert_state(project)
     return tuple(state.silences.remove(id) for id in ids)
 
 
-def episodes(project: Project) -> tuple[str, ...]:
+def incident_ids(project: Project) -> tuple[str, ...]:
     """The ids of the open incidents, for tab completion."""
     found = open_alert_state(project, touch=False).ledger.incidents()
     return tuple(incident.episode for incident in found if incident.is_open)
@@ -246,28 +213,23 @@ def episodes(project: Project) -> tuple[str, ...]:
 def silence_ids(project: Project) -> tuple[str, ...]:
     """The ids of the silences, for tab completion."""
     state = open_alert_state(project, touch=False)
-    return tuple(found.id for found in state.silences.all(project.world.clock.now()))
-
-
-def waiting_channels(names: Sequence[str]) -> tuple[str, ...]:
-    """Given the names of entries, return their channels, each once. Pure."""
-    return tuple(dict.fromkeys(channel_of(name) for name in names))
+    return tuple(found.id for found in state.silences.active(project.world.clock.now()))
 
 
 def deliver(
     project: Project, *, notes: Notes | None = None, patient: bool = False, deadline_s: float = 300.0
 ) -> Iterator[Flushed]:
-    """Deliver what waits, a message for each channel at a time, and yield what became of them.
+    """Deliver the queued messages, one for each channel at a time, and yield the result of each round.
 
-    A channel that failed is left alone; the last value says what waits still. `patient` leaves channels alone whose
-    back-off is not over. Whoever asks may stop at any time: nothing is lost.
+    A channel that failed is left alone; the last value says how many messages are still queued. `patient` respects a
+    channel's back-off. The caller may stop at any time: nothing is lost.
     """
     state, routes, world = open_alert_state(project), routes_of(project), project.world
     state.bring_home()
-    if not state.trouble and notes is not None and notes.is_noted(project):
+    if not state.error and notes is not None and notes.is_noted(project):
         from resilience.alerts.notify import notify
 
-        notify(project, (), notes=notes, deliver_s=0.0)  # into the outbox, with what waits there already
+        notify(project, (), notes=notes, deliver_s=0.0)  # into the outbox, to the messages there
     end = world.clock.monotonic() + deadline_s
     failed: set[str] = set()
     while True:
@@ -288,12 +250,12 @@ def deliver(
             return
 
 
-def revive(project: Project) -> tuple[Entry, ...]:
-    """Put every dead letter back into the outbox, and return them."""
+def requeue(project: Project) -> tuple[Entry, ...]:
+    """Queue every dead letter again, and return them."""
     outbox = open_alert_state(project).outbox
     dead = outbox.dead()
     for entry in dead:
-        outbox.revive(entry)
+        outbox.requeue(entry)
     return dead
 
 
@@ -306,41 +268,32 @@ def discard(project: Project) -> tuple[Entry, ...]:
     return dead
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A message that waits, as it would be sent next.
-
-    Attributes:
-        text: the composed message; None where its thread has another before it.
-    """
-
-    entry: Entry
-    text: str | None
-
-
-def drafts(project: Project) -> tuple[Draft, ...]:
-    """What waits, in the order in which it would go out; nothing is sent."""
+def drafts(project: Project) -> tuple[tuple[Entry, str | None], ...]:
+    """The queued messages in the order of sending, each with its text; None where its thread has another before it."""
     state, routes = open_alert_state(project), routes_of(project)
     pending = state.outbox.pending()
-    found: list[Draft] = []
+    found: list[tuple[Entry, str | None]] = []
     for channel in dict.fromkeys(entry.channel for entry in pending):
         mine = [entry for entry in pending if entry.channel == channel]
         heads = in_order(mine)
         route = routes.get(channel)
-        errands = {
-            entry.name: Errand(entry.alert, route, state.outbox.memory.thread(entry.alert.thread, channel))
-            for entry in heads
-            if route is not None
-        }
-        texts = dict(compose_apart(errands))
-        gone = f"there is no channel {channel!r} any more"
-        found += [Draft(entry, texts.get(entry.name, gone)) for entry in heads]
-        found += [Draft(entry, None) for entry in mine if entry not in heads]
+        texts = dict.fromkeys((entry.name for entry in heads), f"there is no channel {channel!r} any more")
+        if route is not None:
+            texts |= compose_in_child(
+                {
+                    entry.name: DeliveryRequest(
+                        entry.alert, route, state.outbox.channels.thread(entry.alert.thread, channel)
+                    )
+                    for entry in heads
+                }
+            )
+        found += [(entry, texts[entry.name]) for entry in heads]
+        found += [(entry, None) for entry in mine if entry not in heads]
     return tuple(found)
 
 
-def routes_to_try(project: Project, name: str = "") -> Mapping[str, Route]:
-    """The channels to try: the one named, or all that the settings name.
+def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
+    """The channels to test: the one named, or all that the settings name.
 
     Raise UsageError if there is none of that name, or none at all.
     """
@@ -362,39 +315,29 @@ def routes_to_try(project: Project, name: str = "") -> Mapping[str, Route]:
 def trial(project: Project) -> Alert:
     """A message that says that nothing is wrong. Each has an id of its own."""
     host, now = project.world.host, project.world.clock.now()
-    episode = f"test-{os.urandom(4).hex()}"
+    id = f"test-{os.urandom(4).hex()}"
     notice = Notice(
-        episode=episode,
-        fingerprint=episode,
+        episode=id,
+        fingerprint=id,
         reason=Reason.FIRST,
         check="alert",
         subject="test",
         fault="",
         verdict=Verdict.OK,
-        summary=f"nothing is wrong: {host.user} on {host.name} tries whether messages arrive",
+        summary=f"nothing is wrong: {host.user} on {host.name} tests whether messages arrive",
         since=now,
         run=project.default_run(),
     )
-    return Alert(
-        id=episode,
-        thread=episode,
-        reason=Reason.FIRST,
-        verdict=Verdict.OK,
-        time=now,
-        host=host.name,
-        project=str(project.loaded.project),
-        notices=(notice,),
-        is_test=True,
-    )
+    return Alert.of(notice, id=id, time=now, host=host.name, project=str(project.loaded.project), is_test=True)
 
 
-def try_channels(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
-    """Send a real message through each channel at once; yield what came back, as it comes."""
+def send_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
+    """Send a real message through each channel at once; yield the outcomes as they come."""
     alert = trial(project)
-    yield from send_apart({name: Errand(alert, route) for name, route in routes.items()}, project.world)
+    yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.world)
 
 
 def compose_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, str]]:
-    """The messages that `try_channels` would send."""
+    """The messages that `send_tests` would send."""
     alert = trial(project)
-    yield from compose_apart({name: Errand(alert, route) for name, route in routes.items()})
+    yield from compose_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()})

@@ -15,7 +15,7 @@ from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.sending import Route
+from resilience.alerts.routes import Route
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.spare_folder import SpareFolder

@@ -17,7 +17,7 @@ import pytest
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.incident import Incident, Silence
 from resilience.alerts.ledger import Ledger, Silences
-from resilience.alerts.notifier import MANY, REFRESH_S, Notifier, Told
+from resilience.alerts.notifier import MANY, REFRESH_S, Notified, Notifier
 from resilience.alerts.outbox import Outbox
 from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S
 from resilience.errors import StateDirectoryError
@@ -73,7 +73,7 @@ class Story:
     post: Post = field(default_factory=Post)
     spare: Path | None = None
     host: str = "login1"
-    last: Told = field(default_factory=Told)
+    last: Notified = field(default_factory=Notified)
 
     @property
     def ledger(self) -> Ledger:
@@ -94,7 +94,7 @@ class Story:
             ledger=self.ledger, silences=self.silences, outbox=self.post, policy=self.policy,
             host=self.host, project="/p", zone=UTC,
         )  # fmt: skip
-        self.last = notifier.tell(reports, self.now)
+        self.last = notifier.notify(reports, self.now)
         return [notice for _, alert in self.post.order[before:] for notice in alert.notices]
 
     def only(self) -> Incident:
@@ -422,7 +422,7 @@ def test_what_nobody_looks_at_any_more_is_closed_with_a_word(story: Story) -> No
     assert story.only().is_stale(story.now)
     (end,) = story.tick(finding(OK, "/home"), after_s=EXPIRES_AFTER_S - DAY)
     assert end.reason is Reason.RESOLVED
-    assert end.summary.startswith("closed, because nobody has looked for 15 d")
+    assert end.summary.startswith("closed after 15 d without a check")
     assert not story.only().is_open
 
 
@@ -451,7 +451,7 @@ def test_a_channel_whose_message_finds_no_room_gets_it_later_and_the_others_get_
     story.policy = replace(POLICY, channels=("email", "slack"))
     story.post.fails = {"slack"}
     story.tick(finding(WARNING))
-    assert "could not be queued" in story.last.trouble[0]
+    assert "could not be queued" in story.last.errors[0]
     story.tick(finding(WARNING), after_s=MINUTE)
     story.post.fails = set()
     story.tick(finding(WARNING), after_s=MINUTE)
@@ -475,7 +475,7 @@ def test_a_damaged_incident_is_set_aside_said_and_told_afresh(story: Story) -> N
     path.write_bytes(b'{"episode": "3f')
     said = story.tick(finding(WARNING), after_s=2 * HOUR)
     assert reasons(said) == [Reason.FIRST]
-    assert "set aside" in story.last.trouble[0]
+    assert "set aside" in story.last.errors[0]
 
 
 def test_a_full_disk_changes_nothing_that_is_told(tmp_path: Path) -> None:
@@ -499,7 +499,7 @@ def test_where_nothing_can_be_remembered_people_are_told_nevertheless(tmp_path: 
         make_read_only(disk, True)
         story = Story(disk)
         assert reasons(story.tick(finding(CRITICAL))) == [Reason.FIRST]
-        assert "could not be written" in story.last.trouble[0]
+        assert "could not be written" in story.last.errors[0]
         make_read_only(disk, False)
 
 
@@ -523,7 +523,7 @@ def tick(folder, verdict, now, host="login1", subjects=("/scratch",)):
     found = tuple(Finding(subject=s, fault=fault, verdict=verdict, summary="91% used") for s in subjects)
     notifier = Notifier(ledger=Ledger(state), silences=Silences(state.beside("silences")),
                         outbox=Outbox(state.beside("outbox")), policy=POLICY, host=host, project="/p")
-    return notifier.tell([Report(check="fs", findings=found, time=now)], now)
+    return notifier.notify([Report(check="fs", findings=found, time=now)], now)
 """
 
 STEPS = {"write", "rename", "exit_group"}
@@ -547,7 +547,7 @@ def test_killed_at_any_system_call_nothing_is_lost_and_nothing_told_twice(tmp_pa
     def prepare() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         for verdict in story[:-1]:
-            assert module["tick"](folder, verdict, NOW).letters
+            assert module["tick"](folder, verdict, NOW).groups
 
     with writer(tmp_path / "strace") as process:
         request = f"exec({TICK!r}); tick({str(folder)!r}, Verdict.{found.value}, {NOW + 60})"
@@ -562,7 +562,7 @@ def test_killed_at_any_system_call_nothing_is_lost_and_nothing_told_twice(tmp_pa
             assert process.run(request, f"{name}:signal=KILL:when={count}").code != 0
             states.add((len(waiting(folder)), tuple(p.read_bytes() for p in sorted((folder / "incidents").glob("*")))))
             for later_s in (120, 180):
-                assert module["tick"](folder, found, NOW + later_s).trouble == ()
+                assert module["tick"](folder, found, NOW + later_s).errors == ()
             assert reasons(waiting(folder)) == wanted[found], (name, count)
         assert len(states) >= 3  # before the intent, before the message, after it
 
@@ -576,7 +576,7 @@ def test_two_watchdogs_at_once_tell_each_thing_once_and_lose_nothing(tmp_path: P
         "    while time.time() < start + number * 0.1: time.sleep(0.0005)\n"
         "    verdict = [Verdict.OK, Verdict.WARNING, Verdict.CRITICAL][number % 3]\n"
         f"    done = tick(folder, verdict, {NOW} + number * 60, host, ('/a', '/b', '/c'))\n"
-        "    assert not done.trouble, done.trouble\n"
+        "    assert not done.errors, done.errors\n"
     )
     root = Path(__file__).parents[2]
     start = time.time() + 3.0

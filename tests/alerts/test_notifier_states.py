@@ -136,7 +136,7 @@ class Nights(RuleBasedStateMachine):
         )  # fmt: skip
         self.fuse.count = 0
         try:
-            notifier.tell([Report(check="fs", findings=tuple(findings), time=self.now)], self.now)
+            notifier.notify([Report(check="fs", findings=tuple(findings), time=self.now)], self.now)
         except Crash:
             self.disturbed = True
         finally:

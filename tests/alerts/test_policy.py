@@ -20,10 +20,10 @@ from resilience.alerts.policy import (
     check_policy,
     decide,
     due_steps,
-    ends_unsaid,
     in_quiet_hours,
     is_flapping,
-    sound,
+    resolves_silently,
+    usable,
 )
 from resilience.errors import SettingsError
 from resilience.finding import Finding, Verdict
@@ -84,7 +84,7 @@ def test_without_patience_an_unknown_is_told_at_once() -> None:
 def test_what_ended_before_it_was_told_is_never_told() -> None:
     incident = open_since(60.0, UNKNOWN)
     assert decide(incident, OK, NOW, POLICY) is Reason.QUIET
-    assert ends_unsaid(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
+    assert resolves_silently(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
 
 
 # ---- what was told: every pair of what people know and what is there
@@ -140,7 +140,7 @@ def test_when_a_silence_ends_and_the_fault_is_still_there_people_hear_of_it() ->
 def test_an_end_in_a_silence_is_told_when_the_silence_is_over() -> None:
     incident = advance(told_since(HOUR), OK, NOW, POLICY)
     assert decide(incident, OK, NOW, POLICY, silenced=True) is Reason.QUIET
-    assert not ends_unsaid(incident, NOW, POLICY, silenced=True)
+    assert not resolves_silently(incident, NOW, POLICY, silenced=True)
     assert decide(incident, OK, NOW + HOUR, POLICY) is Reason.RESOLVED
 
 
@@ -231,7 +231,7 @@ def test_what_the_night_kept_back_is_told_in_the_morning() -> None:
 def test_what_came_and_went_in_the_night_is_told_in_the_morning_once() -> None:
     incident = advance(open_since(HOUR, WARNING, NIGHT, held=NIGHT - HOUR), OK, NIGHT, QUIET)
     assert decide(incident, OK, NIGHT, QUIET, zone=UTC) is Reason.QUIET
-    assert not ends_unsaid(incident, NIGHT, QUIET, silenced=False)
+    assert not resolves_silently(incident, NIGHT, QUIET, silenced=False)
     assert decide(incident, OK, MORNING, QUIET, zone=UTC) is Reason.RESOLVED
 
 
@@ -509,10 +509,10 @@ def test_a_policy_that_cannot_be_meant_is_refused_with_what_to_write(policy: Ale
 
 def test_a_misspelled_step_keeps_nobody_else_from_being_told() -> None:
     policy = AlertPolicy(channels=("email",), escalation=("later: slack", "1h: list"), quiet_hours="late")
-    usable, trouble = sound(policy)
-    assert usable == AlertPolicy(channels=("email",), escalation=("1h: list",))
-    assert len(trouble) == 2
-    assert sound(usable) == (usable, ())
+    rest, errors = usable(policy)
+    assert rest == AlertPolicy(channels=("email",), escalation=("1h: list",))
+    assert len(errors) == 2
+    assert usable(rest) == (rest, ())
 
 
 def test_the_reasons_are_all_in_use() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import Story, footer, headline, is_command, left_out, runbook
+from resilience.alerts.message import Story, colour_of, footer, headline, is_command, left_out, runbook, state_of
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
 
@@ -25,7 +25,6 @@ ATTACHMENTS_CHARACTERS = 24_000
 """All blocks together: Slack refuses messages that are very long (`msg_too_long`, at about 40,000 characters)."""
 
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_COLOURS = {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}
 _EMOJI = {"CRITICAL": "🔴", "UNKNOWN": "🟣", "WARNING": "🟠", "OK": "🟢"}
 _PERSON = re.compile(r"(?:<@)?([UW][A-Z0-9]{2,30})>?")
 _GROUP = re.compile(r"(?:<!subteam\^)?(S[A-Z0-9]{2,30})>?")
@@ -75,8 +74,7 @@ def escaped(text: str, limit: int) -> str:
 
 def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
     """What both a webhook and chat.postMessage take: text for notifications, a header, and a coloured attachment."""
-    state = "OK" if alert.is_resolved else alert.verdict.value
-    emoji = "🔔" if alert.is_test else _EMOJI[state]
+    emoji = "🔔" if alert.is_test else _EMOJI[state_of(alert)]
     line = headline(alert, 180)
     calls = mentions_for(alert, mention)
     text = f"{emoji} {escaped(line, 1000)}" + (f" {calls}" if calls else "")
@@ -88,7 +86,7 @@ def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
     return {
         "text": text,
         "blocks": top,
-        "attachments": [{"color": _COLOURS[state], "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
+        "attachments": [{"color": colour_of(alert), "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
         "unfurl_links": False,
         "unfurl_media": False,
     }

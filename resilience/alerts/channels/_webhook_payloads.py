@@ -1,4 +1,4 @@
-"""What well-known services want to be sent, for `preset = "..."` of the webhook channel. Pure.
+"""Payloads of the webhook channel: those of well-known services, and templates of users. Pure.
 
 A placeholder stands where the secret or the topic goes; both are filled in when the message is sent. It has a NUL byte,
 which no text of an alert has by then, so nobody's job name can ask for the secret.
@@ -11,17 +11,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resilience.alerts.alert import Alert, Reason, alert_to_json
+from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.codec import to_record
 from resilience.alerts.message import (
     MAX_NOTICES,
     clean_line,
     clean_lines,
+    colour_of,
     cut,
     footer,
     headline,
     left_out,
     plain_text,
     runbook,
+    state_of,
 )
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
@@ -30,17 +33,11 @@ SECRET = "\0secret\0"
 TOPIC = "\0topic\0"
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
-_COLOURS = {"CRITICAL": 0xD93025, "UNKNOWN": 0x8E6BBF, "WARNING": 0xE37400, "OK": 0x1E8E3E}
-
-
-def state_of(alert: Alert) -> str:
-    """The verdict that decides on colours: OK once all is over."""
-    return "OK" if alert.is_resolved else alert.verdict.value
 
 
 def plain_alert(alert: Alert) -> dict[str, Any]:
     """The alert as JSON's types, each text cleaned, evidence and notices bounded, with a headline and a text."""
-    record = alert_to_json(alert)
+    record = to_record(alert)
     record["notices"] = [
         {
             key: clean_line(value, 2000) if isinstance(value, str) else value
@@ -62,7 +59,7 @@ def plain_alert(alert: Alert) -> dict[str, Any]:
 
 
 def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
-    """Which incidents of the thread last, given what was remembered: a page ends when the last of them has."""
+    """The incidents of the thread that last: a page ends with the last of them."""
     still = dict.fromkeys(filter(None, thread.get("open", "").split(",")))
     for notice in alert.notices:
         episode = clean_line(notice.episode, 24).replace(",", "")
@@ -105,10 +102,10 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 
 def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
-    """What else PagerDuty is told: the end of each incident that had a page of its own.
+    """More events for PagerDuty: the end of each incident that had a page of its own.
 
-    One message may tell the end of several, whose pages were opened by several messages. Ending a page that is not
-    there changes nothing, and so does ending one twice.
+    One message may report the end of several incidents, whose pages were opened by several messages. To end a page that
+    is not there, or one twice, changes nothing.
     """
     over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
     keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
@@ -172,7 +169,7 @@ def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
             {
                 "title": cut(headline(alert), 250),
                 "description": f"```\n{cut(text.replace('```', chr(39) * 3), 3900)}\n```",
-                "color": _COLOURS[state_of(alert)],
+                "color": int(colour_of(alert)[1:], 16),
                 "footer": {"text": cut(footer(alert), 300)},
             }
         ],
@@ -190,7 +187,7 @@ def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
         "attachments": [
             {
                 "fallback": line,
-                "color": f"#{_COLOURS[state_of(alert)]:06x}",
+                "color": colour_of(alert),
                 "text": f"```\n{cut(text.replace('```', chr(39) * 3), 6000)}\n```",
                 "footer": unmarked(footer(alert)),
             }
@@ -214,7 +211,7 @@ PRESETS: Mapping[str, Callable[[Alert, Mapping[str, str]], dict[str, Any]]] = {
 
 
 def unmarked(text: str) -> str:
-    """A text in which Markdown marks nothing and nobody is mentioned."""
+    """A text without effective Markdown or mentions."""
     return re.sub(r"([\\`*_~|\[\]<>#])", r"\\\1", text).replace("@", "@\u200b")
 
 
