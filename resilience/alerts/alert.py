@@ -60,7 +60,7 @@ class Alert:
     """One message about one incident, about several, or about none.
 
     Attributes:
-        id: the same for the same content, whoever composes it and however often: repeats are recognised by it.
+        id: the same for the same content, on every node and each time, so that repeats are recognised.
         thread: shared by all alerts of one incident, or of one group. Mail threads by it, Slack replies to it,
             PagerDuty's dedup_key is made of it.
         reason: the most urgent reason of the notices.

@@ -229,7 +229,7 @@ class ChannelStore:
         self._channels = outbox.beside("channels")
 
     def thread(self, thread: str, channel: str) -> Mapping[str, str]:
-        """What the channel returned for earlier messages of this thread; empty for the first."""
+        """The memory that the channel returned for earlier messages of this thread; empty for the first."""
         memory = _load(self._threads, _thread_name(thread, channel)).get("memory")
         if not isinstance(memory, dict):
             return {}

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.codec import to_record
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
 
@@ -171,6 +174,20 @@ def plain_text(alert: Alert, limit: int = 200_000) -> str:
     if more := left_out(alert):
         parts.append(more)
     return cut("\n\n".join(parts), limit) + f"\n\n-- \n{footer(alert)}\n"
+
+
+def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> dict[str, Any]:
+    """The alert as JSON's types for programs and services, with a headline and a text; evidence and notices bounded."""
+
+    def short(record: dict[str, Any]) -> dict[str, Any]:
+        return {key: shorten(value) if isinstance(value, str) else value for key, value in record.items()}
+
+    record = to_record(alert)
+    record["notices"] = [
+        short(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
+        for notice in record["notices"][:MAX_NOTICES]
+    ]
+    return {"schema": "resil/1", "kind": "alert", "headline": headline(alert), "text": text, **short(record)}
 
 
 def footer(alert: Alert) -> str:

@@ -182,8 +182,8 @@ def _cut(text: str, characters: int) -> str:
 def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """The entries that may be sent next: the head of each thread, the most urgent thread first.
 
-    Within a thread the oldest goes first, and nothing overtakes it: nobody is told of the end before the beginning,
-    also where the beginning is in a digest. Digests come first, then CRITICAL, and of those whoever waits longest; a
+    Within a thread the oldest goes first, and nothing overtakes it: no end arrives before its beginning, also
+    where the beginning is in a digest. Digests come first, then CRITICAL, and of those the oldest; a
     message that failed often lets the other threads pass.
     """
     everything = tuple(entries)
@@ -223,7 +223,7 @@ class Outbox:
 
     @property
     def error(self) -> str:
-        """What is wrong with the disk of the outbox; empty when it answers."""
+        """The error of the outbox's disk; empty when it answers."""
         return self._waiting.trouble or self._sent.trouble or self._dead.trouble
 
     @property

@@ -14,7 +14,7 @@ from resilience.system.spare_folder import SpareFolder, spare_place
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
 FOLDER = ".alerts"
-"""In the state directory, beside the runs: one message may tell of many."""
+"""In the state directory, beside the runs: one message may be about many."""
 
 
 @dataclass(frozen=True, slots=True)

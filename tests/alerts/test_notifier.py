@@ -111,6 +111,56 @@ def story(tmp_path: Path) -> Story:
     return Story(tmp_path)
 
 
+SILENCE = "a person silences the check for an hour"
+NIGHT = datetime(2026, 6, 15, 23, 0, tzinfo=UTC).timestamp()
+STORIES: dict[str, tuple[dict[str, Any], list[tuple[float, Verdict | str, Reason | None]]]] = {
+    "a missed answer is no news, and many are": (
+        {},
+        [(0, UNKNOWN, None), (MINUTE, OK, None), (MINUTE, UNKNOWN, None), (2 * MINUTE, UNKNOWN, None),
+         (2 * MINUTE, UNKNOWN, Reason.FIRST)],
+    ),
+    "a fault must be gone for a while": (
+        {"resolve_after_s": 600.0},
+        [(0, WARNING, Reason.FIRST), (MINUTE, OK, None), (MINUTE, WARNING, None), (MINUTE, OK, None),
+         (11 * MINUTE, OK, Reason.RESOLVED)],
+    ),
+    "without an acknowledgement people are reminded": (
+        {},
+        [(0, WARNING, Reason.FIRST)] + [(HOUR, WARNING, Reason.REMINDER if n % 4 == 0 else None) for n in range(1, 25)],
+    ),
+    "after a silence people hear once that the fault is still there": (
+        {"reminder_s": 0.0},
+        [(0, WARNING, Reason.FIRST), (0, SILENCE, None), (MINUTE, WARNING, None), (HOUR, WARNING, Reason.REMINDER),
+         (HOUR, WARNING, None)],
+    ),
+    "a fault that came and went in a silence is never sent": (
+        {}, [(0, SILENCE, None), (0, WARNING, None), (MINUTE, OK, None), (2 * HOUR, OK, None)],
+    ),
+    "an end in a silence is sent after it": (
+        {}, [(0, WARNING, Reason.FIRST), (0, SILENCE, None), (MINUTE, OK, None), (HOUR, OK, Reason.RESOLVED)],
+    ),
+    "a CRITICAL of the night is sent at once, and so is its end": (
+        {"quiet_hours": "22:00-07:00"},
+        [(NIGHT - NOW, CRITICAL, Reason.FIRST), (HOUR, OK, Reason.RESOLVED)],
+    ),
+}  # fmt: skip
+"""By name: changes of the policy, and what happens: seconds later, the verdict, the reason of the notification."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story(story: Story, name: str) -> None:
+    changes, steps = STORIES[name]
+    story.policy = replace(POLICY, **changes)
+    for number, (after_s, verdict, reason) in enumerate(steps):
+        if isinstance(verdict, str):
+            story.silences.add(Silence(id="12ab34cd", until=story.now + HOUR, check="fs"))
+            continue
+        fault = "probe" if verdict is UNKNOWN else "space"
+        said = story.tick(finding(verdict, fault=fault), after_s=after_s)
+        assert reasons(said) == ([reason] if reason else []), number
+    assert story.ledger.incidents()[0].is_open is (verdict is not OK)
+
+
 # ---- one fault
 
 
@@ -149,13 +199,6 @@ def test_worse_and_better_are_told_each_once_in_one_thread(story: Story) -> None
     assert len({alert.thread for _, alert in story.post.order}) == 1
     assert [notice.count for notice in story.post.notices()] == [1, 2, 3, 4]
     assert story.post.notices()[1].summary == "91% used (was WARNING)"
-
-
-def test_a_missed_answer_is_no_news_and_many_are(story: Story) -> None:
-    blind = finding(UNKNOWN, fault="probe")
-    assert story.tick(blind) == story.tick(finding(OK), after_s=MINUTE) == []
-    assert story.tick(blind, after_s=MINUTE) == story.tick(blind, after_s=2 * MINUTE) == []
-    assert reasons(story.tick(blind, after_s=2 * MINUTE)) == [Reason.FIRST]
 
 
 def test_that_nobody_could_look_ends_nothing(story: Story) -> None:
@@ -210,15 +253,6 @@ def test_a_fault_that_comes_back_is_a_new_incident(story: Story) -> None:
     assert again.fingerprint == first.fingerprint
 
 
-def test_a_fault_must_be_gone_for_a_while(story: Story) -> None:
-    story.policy = replace(POLICY, resolve_after_s=600.0)
-    story.tick(finding(WARNING))
-    assert story.tick(finding(OK), after_s=MINUTE) == []
-    assert story.tick(finding(WARNING), after_s=MINUTE) == []
-    assert story.tick(finding(OK), after_s=MINUTE) == []
-    assert reasons(story.tick(finding(OK), after_s=11 * MINUTE)) == [Reason.RESOLVED]
-
-
 # ---- people
 
 
@@ -231,13 +265,6 @@ def test_an_acknowledgement_stops_the_reminders_and_its_end_is_told(story: Story
     assert (worse.reason, worse.acknowledged_by) == (Reason.WORSE, "ada")
     assert reasons(story.tick(finding(OK), after_s=MINUTE)) == [Reason.RESOLVED]
     assert {channel for channel, _ in story.post.order} == {"email"}
-
-
-def test_without_an_acknowledgement_people_are_reminded_until_it_ends(story: Story) -> None:
-    story.tick(finding(WARNING))
-    said = [notice for _ in range(24) for notice in story.tick(finding(WARNING), after_s=HOUR)]
-    assert reasons(said) == [Reason.REMINDER] * 6
-    assert said[-1].summary == "91% used (still there after 1 d)"
 
 
 def test_an_hour_later_the_list_is_told_and_then_everything_that_follows(story: Story) -> None:
@@ -260,38 +287,12 @@ def test_a_silence_keeps_what_it_covers_quiet_and_forgets_nothing(story: Story) 
     assert (first.reason, first.subject, first.since) == (Reason.FIRST, "/scratch", NOW)
 
 
-def test_after_a_silence_people_hear_that_it_is_still_there_once(story: Story) -> None:
-    story.policy = replace(POLICY, reminder_s=0.0)
-    story.tick(finding(WARNING))
-    story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
-    story.tick(finding(WARNING), after_s=MINUTE)
-    (notice,) = story.tick(finding(WARNING), after_s=HOUR)
-    assert notice.reason is Reason.REMINDER
-    assert "a silence has ended" in notice.summary
-    assert story.tick(finding(WARNING), after_s=HOUR) == []
-
-
-def test_what_came_and_went_in_a_silence_is_never_told(story: Story) -> None:
-    story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
-    story.tick(finding(WARNING))
-    story.tick(finding(OK), after_s=MINUTE)
-    assert story.tick(finding(OK), after_s=2 * HOUR) == []
-    assert not story.only().is_open
-
-
 def test_a_silence_that_ended_long_ago_is_forgotten(story: Story) -> None:
     story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
     story.tick(finding(OK), after_s=7 * DAY)
     assert story.silences.folder.names() == ("12ab34cd.json",)
     story.tick(finding(OK), after_s=2 * HOUR)
     assert story.silences.folder.names() == ()
-
-
-def test_an_end_in_a_silence_is_told_after_it(story: Story) -> None:
-    story.tick(finding(WARNING))
-    story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
-    assert story.tick(finding(OK), after_s=MINUTE) == []
-    assert reasons(story.tick(finding(OK), after_s=HOUR)) == [Reason.RESOLVED]
 
 
 # ---- nights
@@ -308,13 +309,6 @@ def test_a_night_s_warnings_are_told_in_the_morning_in_one_message(story: Story)
     assert said[1].summary == "came and went in the quiet hours, after 1 h; it was WARNING: 91% used"
     assert len(story.post.order) == 1
     assert story.tick(finding(OK, "/a"), finding(WARNING, "/b"), after_s=MINUTE) == []
-
-
-def test_a_critical_of_the_night_is_told_at_once_and_so_is_its_end(story: Story) -> None:
-    story.policy = replace(POLICY, quiet_hours="22:00-07:00")
-    story.now = datetime(2026, 6, 15, 23, 0, tzinfo=UTC).timestamp()
-    assert reasons(story.tick(finding(CRITICAL))) == [Reason.FIRST]
-    assert reasons(story.tick(finding(OK), after_s=HOUR)) == [Reason.RESOLVED]
 
 
 # ---- much

@@ -30,7 +30,7 @@ class Mail:
     """One mail, before it has bytes.
 
     Attributes:
-        sender: as in From; empty: whoever sends it puts in this account's own address.
+        sender: as in From; empty: `send` uses this account's own address.
         recipients: as in To.
         headers: all others, by name.
         time: for Date: when the alert was decided, also on a resend.

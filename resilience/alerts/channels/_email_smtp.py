@@ -52,7 +52,7 @@ class _Connection(smtplib.SMTP):
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         connection = self._limit.connect(host, port)
-        # Who we are, as RFC 5321, 4.1.3 writes an address: nobody has to look that up.
+        # Our address as RFC 5321, 4.1.3 writes it: the server need not resolve a name.
         address = connection.getsockname()[0]
         self.local_hostname = f"[IPv6:{address}]" if ":" in address else f"[{address}]"
         if self._relay.tls == "implicit" and self._relay.context is not None:

@@ -49,7 +49,7 @@ def mention_of(text: str) -> str:
 
 
 def mentions_for(alert: Alert, mention: Sequence[str]) -> str:
-    """Whom this alert calls: only what is CRITICAL and news is worth it."""
+    """The mentions of this alert: only a new CRITICAL is worth them."""
     if alert.is_test or alert.is_digest or alert.verdict is not Verdict.CRITICAL:
         return ""
     if alert.reason not in (Reason.FIRST, Reason.WORSE, Reason.ESCALATED):
@@ -73,7 +73,7 @@ def escaped(text: str, limit: int) -> str:
 
 
 def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
-    """What both a webhook and chat.postMessage take: text for notifications, a header, and a coloured attachment."""
+    """The content for both a webhook and chat.postMessage: text for notifications, a header, a coloured attachment."""
     emoji = "🔔" if alert.is_test else _EMOJI[state_of(alert)]
     line = headline(alert, 180)
     calls = mentions_for(alert, mention)
@@ -95,18 +95,18 @@ def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
 def _stories(alert: Alert) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     stories = runbook(alert)
-    size, told = 0, 0
+    size, shown = 0, 0
     for story in stories[:STORIES_LIMIT]:
         new = _story(story, is_only=len(stories) == 1)
         size += sum(len(block["text"]["text"]) for block in new)
-        if told and size > ATTACHMENTS_CHARACTERS:
+        if shown and size > ATTACHMENTS_CHARACTERS:
             break
         blocks += new
-        told += 1
+        shown += 1
     more = left_out(alert)
-    if told < len(stories):
-        rest = max(alert.total, len(alert.notices)) - told
-        more = f"And {rest} more: {stories[told].title}" + (" …" if rest > 1 else "")
+    if shown < len(stories):
+        rest = max(alert.total, len(alert.notices)) - shown
+        more = f"And {rest} more: {stories[shown].title}" + (" …" if rest > 1 else "")
     if more:
         blocks.append(_section(escaped(more, 1000)))
     context = {"type": "mrkdwn", "text": escaped(footer(alert), 500)}

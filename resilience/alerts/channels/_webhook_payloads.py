@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.codec import to_record
 from resilience.alerts.message import (
     MAX_NOTICES,
+    alert_record,
     clean_line,
     clean_lines,
     colour_of,
@@ -37,25 +37,9 @@ PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 
 def plain_alert(alert: Alert) -> dict[str, Any]:
     """The alert as JSON's types, each text cleaned, evidence and notices bounded, with a headline and a text."""
-    record = to_record(alert)
-    record["notices"] = [
-        {
-            key: clean_line(value, 2000) if isinstance(value, str) else value
-            for key, value in (notice | {"evidence": list(clean_lines(tuple(notice["evidence"])))}).items()
-        }
-        for notice in record["notices"][:MAX_NOTICES]
-    ]
-    record["body"] = list(clean_lines(alert.body))
-    cleaned = {key: clean_line(value, 2000) if isinstance(value, str) else value for key, value in record.items()}
-    return {
-        "schema": "resil/1",
-        "kind": "alert",
-        "headline": headline(alert),
-        "text": plain_text(alert, 20_000),
-        "state": state_of(alert),
-        "is_resolved": alert.is_resolved,
-        **cleaned,
-    }
+    record = alert_record(alert, lambda text: clean_line(text, 2000), text=plain_text(alert, 20_000))
+    body = list(clean_lines(alert.body))
+    return record | {"body": body, "state": state_of(alert), "is_resolved": alert.is_resolved}
 
 
 def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
@@ -161,14 +145,13 @@ def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://discord.com/developers/docs/resources/webhook#execute-webhook: content 2,000 characters, an embed's title
     256 and description 4,096. Nothing in it may mention anybody."""
-    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
     return {
         "username": "resil",
         "content": cut(unmarked(headline(alert)), 1900),
         "embeds": [
             {
                 "title": cut(headline(alert), 250),
-                "description": f"```\n{cut(text.replace('```', chr(39) * 3), 3900)}\n```",
+                "description": _fenced(alert, 3900),
                 "color": int(colour_of(alert)[1:], 16),
                 "footer": {"text": cut(footer(alert), 300)},
             }
@@ -180,7 +163,6 @@ def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://developers.mattermost.com/integrate/webhooks/incoming: mentions are read from text, not from code."""
     line = unmarked(headline(alert))
-    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
     return {
         "username": "resil",
         "text": line,
@@ -188,7 +170,7 @@ def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
             {
                 "fallback": line,
                 "color": colour_of(alert),
-                "text": f"```\n{cut(text.replace('```', chr(39) * 3), 6000)}\n```",
+                "text": _fenced(alert, 6000),
                 "footer": unmarked(footer(alert)),
             }
         ],
@@ -215,8 +197,8 @@ def unmarked(text: str) -> str:
     return re.sub(r"([\\`*_~|\[\]<>#])", r"\\\1", text).replace("@", "@\u200b")
 
 
-def _short_lines(alert: Alert) -> list[str]:
-    """The stories without their evidence when there are many."""
+def _fenced(alert: Alert, limit: int) -> str:
+    """The stories as a code block in Markdown, without their evidence when there are many."""
     stories = runbook(alert)
     lines: list[str] = []
     for story in stories:
@@ -224,7 +206,9 @@ def _short_lines(alert: Alert) -> list[str]:
         lines += [f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Do", "Since")]
         if len(stories) == 1:
             lines += list(story.evidence)
-    return lines + ([left_out(alert)] if left_out(alert) else [])
+    lines += filter(None, [left_out(alert)])
+    text = "\n".join(cut(line, 500) for line in lines).replace("```", "'''")
+    return f"```\n{cut(text, limit)}\n```"
 
 
 def _rich(text: str, **style: Any) -> dict[str, Any]:
@@ -255,7 +239,7 @@ def render_payload(template: str, alert: Alert) -> Any:
     from markupsafe import Markup
 
     def as_json(value: Any) -> Any:
-        # What `tojson` made is JSON already; undefined values are told of by name when they are rendered.
+        # The result of `tojson` is JSON already; rendering reports undefined values by name.
         if isinstance(value, Markup | jinja2.Undefined):
             return value
         return Markup(json.dumps(value))

@@ -41,7 +41,7 @@ class AppriseSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppriseMessage:
-    """What Apprise is given; `kind` is its notification type: info, success, warning, failure."""
+    """A message for Apprise; `kind` is its notification type: info, success, warning, failure."""
 
     title: str
     body: str

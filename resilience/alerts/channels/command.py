@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from resilience.alerts.alert import Alert
 from resilience.alerts.channels import check_timeout
-from resilience.alerts.codec import to_record
-from resilience.alerts.message import MAX_NOTICES, clean_lines, cut, headline, plain_text
+from resilience.alerts.message import alert_record, cut, plain_text
 from resilience.errors import SettingsError
 from resilience.system.hand_over import hand_over, said_by
 from resilience.system.secrets import scrubbed_environment
@@ -56,17 +54,7 @@ class CommandChannel:
 
     def compose(self, alert: Alert, settings: CommandSettings, thread: Mapping[str, str]) -> str:
         """One line of JSON: the alert's own fields, and it as a headline and as text."""
-        record = to_record(alert)
-        record["notices"] = [
-            _bounded(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
-            for notice in record["notices"][:MAX_NOTICES]
-        ]
-        record = {
-            "schema": "resil/1",
-            "kind": "alert",
-            "headline": headline(alert),
-            "text": plain_text(alert),
-        } | _bounded(record)
+        record = alert_record(alert, lambda text: cut(text, TEXT_LIMIT), text=plain_text(alert))
         return json.dumps(record)  # ASCII: a lone surrogate is escaped, and is no reason to fail
 
     def send(self, message: str, settings: CommandSettings, world: World) -> Mapping[str, str]:
@@ -75,11 +63,6 @@ class CommandChannel:
         done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
         said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
-
-
-def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record whose texts are as they were, but of a size that a program can take."""
-    return {key: cut(value, TEXT_LIMIT) if isinstance(value, str) else value for key, value in record.items()}
 
 
 CHANNEL = CommandChannel()

@@ -140,7 +140,7 @@ def envelope_address(text: str) -> str:
 
 
 def tls_of(settings: EmailSettings) -> str:
-    """What `auto` means here. For instance, `starttls` for a server on port 587."""
+    """The TLS that `auto` stands for here. For instance, `starttls` for a server on port 587."""
     if settings.tls != "auto":
         return settings.tls
     if settings.port == 465:

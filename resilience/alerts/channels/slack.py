@@ -52,7 +52,7 @@ class SlackSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlackMessage:
-    """What goes to Slack.
+    """A message or a reply for Slack.
 
     Attributes:
         content: text, blocks and attachments.

@@ -34,7 +34,7 @@ _SECRET_URL = re.compile(
     r"(?i)https?://(hooks\.slack\.com/|(\w+\.)?discord(app)?\.com/api/webhooks/|[^/]*(webhook\.office\.com"
     r"|logic\.azure\.com|powerplatform\.com)|[^/]*@|[^?]*/hooks/\w{20,}|.*[?&](sig|key|token|secret|access_token|code)=)"
 )
-"""Addresses that are the key as well: whoever knows one can write."""
+"""Addresses that are a key: anybody who knows one can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class WebhookChannel:
             raise SettingsError("the address is given twice: url, and url_file or url_variable")
         if settings.url and _SECRET_URL.match(settings.url):
             raise SettingsError(
-                "this url is a secret: whoever knows it can write, or it holds a key",
+                "this url is a secret: anybody who knows the address can write, or it holds a key",
                 hint='write it into a file of mode 0600 and name that: url_file = "~/.config/resil/url"',
             )
         if settings.url:

@@ -97,12 +97,6 @@ def test_a_program_that_hangs_is_killed_with_its_children(world: World, tmp_path
     assert caught.value.transient and "0.5 s" in caught.value.message
 
 
-def test_a_missing_program_may_be_there_on_another_node(world: World) -> None:
-    with pytest.raises(DeliveryError) as caught:
-        send(CommandSettings(argv=("/nowhere/tell",)), world)
-    assert caught.value.transient and "/nowhere/tell" in caught.value.message
-
-
 def test_what_the_program_prints_of_a_secret_is_redacted(world: World, tmp_path: Path, canary: str) -> None:
     from resilience.system.secrets import Secret
 
