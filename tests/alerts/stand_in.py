@@ -188,17 +188,7 @@ def an_alert(
         since=fields.pop("since", NOW),
         evidence=fields.pop("evidence", ()),
     )
-    return Alert(
-        id=id,
-        thread=thread or id,
-        reason=reason,
-        verdict=Verdict.OK if over else verdict,
-        time=time,
-        host="login1",
-        project=project,
-        notices=(notice,),
-        **fields,
-    )
+    return Alert.of(notice, id=id, thread=thread or id, time=time, host="login1", project=project, **fields)
 
 
 def an_outbox(folder: Path, spare: Path | None = None) -> Outbox:

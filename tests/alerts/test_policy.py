@@ -16,6 +16,7 @@ from resilience.alerts.alert import Reason
 from resilience.alerts.incident import Incident
 from resilience.alerts.policy import (
     advance,
+    assess,
     begin,
     check_policy,
     decide,
@@ -290,6 +291,35 @@ def test_a_fault_that_returns_before_its_end_was_told_is_the_same_incident() -> 
     incident = told_since(HOUR, gone=NOW - 200)
     assert decide(incident, WARNING, NOW, policy) is Reason.QUIET
     assert advance(incident, WARNING, NOW, policy).gone is None
+
+
+# ---- what is saved when nothing is sent
+
+
+@pytest.mark.parametrize(
+    ("incident", "verdict", "options", "reason", "saved"),
+    [
+        (open_since(60.0), WARNING, {}, Reason.FIRST, {"held": None, "resolved": None}),
+        (open_since(60.0, gone=NOW), OK, {}, Reason.QUIET, {"resolved": NOW}),
+        (told_since(HOUR), WARNING, {"silenced": True}, Reason.QUIET, {"silenced": NOW}),
+        (told_since(HOUR, silenced=NOW - 60), WARNING, {"silenced": True}, Reason.QUIET, {"silenced": NOW - 60}),
+        (told_since(HOUR, silenced=NOW - 60, acknowledged_by="ada"), WARNING, {}, Reason.QUIET, {"silenced": None}),
+        (told_since(HOUR), OK, {"expired": True}, Reason.RESOLVED, {"resolved": None}),
+        (told_since(HOUR), OK, {"expired": True, "silenced": True}, Reason.QUIET, {"resolved": None}),
+        (open_since(HOUR), OK, {"expired": True}, Reason.QUIET, {"resolved": NOW}),
+    ],
+)
+def test_the_reason_comes_with_the_incident_to_save(
+    incident: Incident, verdict: Verdict, options: dict[str, bool], reason: Reason, saved: dict[str, float | None]
+) -> None:
+    found, after = assess(incident, verdict, NOW, QUIET, zone=UTC, **options)
+    assert (found, {name: getattr(after, name) for name in saved}) == (reason, saved)
+
+
+@pytest.mark.parametrize(("verdict", "lasted_s", "held"), [(WARNING, 0.0, True), (UNKNOWN, 60.0, False)])
+def test_a_fault_is_held_when_only_quiet_hours_keep_it_back(verdict: Verdict, lasted_s: float, held: bool) -> None:
+    reason, after = assess(open_since(lasted_s, verdict, NIGHT), verdict, NIGHT, QUIET, zone=UTC)
+    assert reason is Reason.QUIET and (after.held == NIGHT) is held
 
 
 # ---- flapping
