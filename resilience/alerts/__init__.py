@@ -1,1 +1,1 @@
-"""Who is told what, when: policy, ledger, outbox."""
+"""Alerts: incidents and the policy that decides on notifications, the outbox, and the channels that deliver."""

@@ -1,7 +1,7 @@
-"""Who delivers a channel's messages now: a hint among nodes, so that people seldom read a message twice.
+"""Claims on channels: which process delivers a channel's messages now, so that people seldom read a message twice.
 
-A claim is a file that is made by linking, which even NFS does for one only. It expires by the file server's own clock,
-and whoever cannot make one goes ahead without: nothing is ever lost or kept back by a claim.
+A claim is a file that is made by linking, which even NFS does for one process only. It expires by the file server's own
+clock, and a process that cannot make one delivers without: no message is ever lost or held back by a claim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resilience.system.files import make_folder
 from resilience.system.process_tree import is_there
 
 EXPIRES_S = 60.0
-"""A claim that was not renewed for so long is of a process that died. Longer than any message may take."""
+"""A claim that was not renewed for so long belongs to a dead process. Longer than any message may take."""
 
 
 class Claim:
@@ -27,7 +27,7 @@ class Claim:
         self._path = path
 
     def renew(self) -> None:
-        """Say that we are still at it."""
+        """Keep the claim from expiring."""
         if self._path is not None:
             with suppress(OSError):
                 os.utime(self._path)
@@ -35,10 +35,10 @@ class Claim:
 
 @contextmanager
 def claim(folder: Path, name: str, owner: str) -> Iterator[Claim | None]:
-    """Hold a claim for the time inside; give None where somebody else holds it.
+    """Hold a claim for the time inside; yield None where another process holds it.
 
-    `owner`: this node, our process id, and something random, with blanks between: a claim of a process of this node
-    that is gone holds nobody up. The folder is made where it is missing, as open as the one that it lies in.
+    `owner`: this node, our process id, and a random text, with blanks between: a claim of a process of this node that
+    is gone delays no other. The directory is made where it is missing, with the mode of its parent.
     """
     path = folder / name
     try:
@@ -62,7 +62,7 @@ def _take(path: Path, owner: str) -> bool:
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         temporary.write_text(owner)
-        temporary.chmod(0o644)  # colleagues may read who it is, whatever the umask
+        temporary.chmod(0o644)  # colleagues may read the owner, whatever the umask
         now = temporary.stat().st_mtime  # the file server's time, not ours
         for _ in range(2):
             try:
@@ -87,7 +87,7 @@ def _holder(path: Path) -> str:
 
 
 def _is_gone(holder: str, owner: str) -> bool:
-    """Whether whoever holds a claim was a process of this very node, and is no more."""
+    """Whether the holder of a claim was a process of this node, and is gone."""
     node, _, pid = holder.rpartition(" ")[0].partition(" ")
     if not pid.isdigit() or node != owner.partition(" ")[0]:
         return False

@@ -1,4 +1,4 @@
-"""Delivers what waits in the outbox, each channel at its own pace, and writes down what became of it."""
+"""Delivers queued messages, each channel at its own pace, and records the result of each."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import os
 import random
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from resilience.alerts import backoff, channel_news
-from resilience.alerts.backoff import Health
-from resilience.alerts.claims import claim
+from resilience.alerts import channel_health
+from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.channel_health import NOTIFY_EVERY_S, ChannelStore, NodeState, SharedState
+from resilience.alerts.claims import Claim, claim
 from resilience.alerts.digest import is_due
-from resilience.alerts.entry import Entry, channel_of, in_order
-from resilience.alerts.lane import Lane
-from resilience.alerts.outbox import Outbox
-from resilience.alerts.sending import SEND_S, Ending, Errand, Outcome, Route, send_apart
-from resilience.alerts.tell_of_channels import tell_of_channels
+from resilience.alerts.outbox import Entry, Outbox, channel_of, in_order
+from resilience.alerts.routes import Route
+from resilience.alerts.sending import SEND_S, DeliveryRequest, DeliveryStatus, Outcome, send_in_child
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.system.world import World
 
 FLUSH_S = 25.0
-"""How long delivering may take altogether when nobody said otherwise."""
+"""How long delivering may take altogether unless the caller says otherwise."""
 LEAST_SEND_S = 3.0
 """With less time left than this, no message is begun: a send that is cut short may arrive, and be sent again."""
 PACE_S = 1.0
 """Between two messages of one channel; Slack takes no more either (https://docs.slack.dev/apis/web-api/rate-limits)."""
-_GRACE_S = 7 * backoff.TOLD_EVERY_S
-"""A channel that another project of this state directory may know is given so long to be known."""
+_GRACE_S = 7 * NOTIFY_EVERY_S
+"""How long messages for an unknown channel are kept that another project of this state directory may know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What became of one message in this flush."""
+    """One message of this flush and its outcome."""
 
     entry: Entry
     outcome: Outcome
@@ -46,23 +45,23 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """What a flush did.
+    """Result of a flush.
 
     Attributes:
-        sent: what was delivered.
-        failed: what was tried, and waits on.
-        dead: what went to the dead letters.
-        waiting: how many messages wait now; a digest is one.
-        paused: why a channel was left alone, by its name.
-        trouble: what is wrong with the outbox's own disk; empty when nothing is.
+        sent: messages that were delivered.
+        failed: messages that were tried and are still queued.
+        dead: messages that became dead letters.
+        waiting: how many messages are queued now; a digest is one.
+        paused: why a channel was skipped, by its name.
+        error: what is wrong with the outbox's own disk; empty when nothing is.
     """
 
     sent: tuple[Delivery, ...] = ()
     failed: tuple[Delivery, ...] = ()
     dead: tuple[Delivery, ...] = ()
     waiting: int = 0
-    paused: Mapping[str, str] | None = None
-    trouble: str = ""
+    paused: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
 
 
 def flush(
@@ -76,212 +75,276 @@ def flush(
     most: int | None = None,
     skip: Collection[str] = (),
 ) -> Flushed:
-    """Deliver what waits and is due, as far as the time goes.
+    """Deliver the queued messages that are due, as far as the time allows.
 
-    Channels are served at the same time; one that fails is left alone for a while, and keeps no other waiting. Never
-    raises for what a channel does, or a disk.
+    Channels are served at the same time; one that fails is skipped for a while and delays no other. Never raises for
+    an error of a channel or a disk.
 
     Args:
-        project: the project folder. An unknown channel is only a dead letter when the alert is of this project.
-        deadline_s: how long it may take altogether.
-        patient: whether a channel's back-off is waited for. What a server asked for always is.
+        project: the project directory. An unknown channel is only a dead letter when the alert is of this project.
+        deadline_s: how long the flush may take altogether.
+        patient: whether to respect a channel's back-off. A server's own request to wait is always respected.
         most: so many messages for each channel.
         skip: channels that are left alone.
     """
     return _Flush(outbox, routes, world, project, deadline_s, patient, most, skip).run()
 
 
+class _ActiveChannel:
+    """One channel in one flush.
+
+    Attributes:
+        claim: the claim that is held on it.
+        node, shared: its state.
+        is_open: whether it may take another message in this flush.
+        last_sent: monotonic seconds of its last message.
+        count: how many messages were handed over.
+    """
+
+    def __init__(self, store: ChannelStore, channel: str, held: Claim, host: str) -> None:
+        self._store, self._channel, self._host, self.claim = store, channel, host, held
+        self.node = store.node_state(channel, host)
+        self.shared = store.shared_state(channel)
+        self.is_open = True
+        self.last_sent = float("-inf")
+        self.count = 0
+
+    def save(self, node: NodeState, shared: SharedState, now: float) -> None:
+        """Save its state where that has changed."""
+        if node != self.node:
+            self._store.save_node_state(self._channel, self._host, node, now)
+        if shared != self.shared:
+            self._store.save_shared_state(self._channel, shared)
+        self.node, self.shared = node, shared
+
+
+@dataclass(slots=True)
 class _Flush:
-    def __init__(
-        self,
-        outbox: Outbox,
-        routes: Mapping[str, Route],
-        world: World,
-        project: str,
-        deadline_s: float,
-        patient: bool,
-        most: int | None,
-        skip: Collection[str],
-    ) -> None:
-        self._outbox, self._routes, self._world, self._project = outbox, routes, world, project
-        self._end = world.clock.monotonic() + deadline_s
-        self._patient, self._most, self._skip = patient, most, skip
-        self._host = world.host.name
-        self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
-        self._lanes: dict[str, Lane] = {}
-        self._paused: dict[str, str] = {}
-        self._done: dict[Ending, list[Delivery]] = {ending: [] for ending in Ending}
-        self._counts: dict[str, int] = {}
+    outbox: Outbox
+    routes: Mapping[str, Route]
+    world: World
+    project: str
+    deadline_s: float
+    patient: bool
+    most: int | None
+    skip: Collection[str]
+    _active: dict[str, _ActiveChannel] = field(default_factory=dict)
+    _paused: dict[str, str] = field(default_factory=dict)
+    _done: dict[DeliveryStatus, list[Delivery]] = field(default_factory=lambda: {s: [] for s in DeliveryStatus})
+    _end: float = 0.0
+    _owner: str = ""
 
     def run(self) -> Flushed:
-        self._outbox.bring_home()  # a node that has a way out may be waiting for it
-        if not self._outbox.names():
-            return Flushed(trouble=self._outbox.trouble)
+        self._end = self.world.clock.monotonic() + self.deadline_s
+        self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
+        self.outbox.bring_home()  # a node that has a way out may be waiting for it
+        names = self.outbox.names()
+        if not names:
+            return Flushed(error=self.outbox.error)
         with ExitStack() as claims:
-            for channel in self._channels():
+            for channel in dict.fromkeys(map(channel_of, names)):
                 self._begin(channel, claims)
             while self._round():
                 pass
-            told = tell_of_channels(
-                self._outbox, self._lanes, tuple(self._routes), self._now(), host=self._host, project=self._project
-            )
-            for channel in told:
-                if channel not in self._lanes and channel not in self._paused and channel not in self._skip:
+            notified = self._notify_of_channels()
+            for channel in notified:
+                if channel not in self._active and channel not in self._paused:
                     self._begin(channel, claims)
-            while told and self._round():
+            while notified and self._round():
                 pass
-        self._outbox.sweep(self._now())
+        self.outbox.cleanup(self._now())
         return Flushed(
-            sent=tuple(self._done[Ending.SENT]),
-            failed=tuple(self._done[Ending.FAILED] + self._done[Ending.FAULT]),
-            dead=tuple(self._done[Ending.REFUSED]),
-            waiting=len(self._outbox.names()),
+            sent=tuple(self._done[DeliveryStatus.SENT]),
+            failed=tuple(self._done[DeliveryStatus.FAILED] + self._done[DeliveryStatus.FAULT]),
+            dead=tuple(self._done[DeliveryStatus.REFUSED]),
+            waiting=len(self.outbox.names()),
             paused=self._paused,
-            trouble=self._outbox.trouble,
+            error=self.outbox.error,
         )
 
-    def _now(self) -> float:
-        return self._world.clock.now()
+    @property
+    def _host(self) -> str:
+        return self.world.host.name
 
-    def _channels(self) -> tuple[str, ...]:
-        names = dict.fromkeys(channel_of(name) for name in self._outbox.names())
-        return tuple(name for name in names if name not in self._skip)
+    def _now(self) -> float:
+        return self.world.clock.now()
 
     def _begin(self, channel: str, claims: ExitStack) -> None:
-        """Take a channel's messages on, unless it is paused, unknown, or in somebody else's hands."""
-        route = self._routes.get(channel)
-        if route is None:
-            self._unknown(channel)
+        """Take on a channel's messages, unless it is skipped, paused, unknown, or claimed by another process."""
+        if channel in self.skip:
             return
-        held = claims.enter_context(claim(self._outbox.claims, channel, self._owner))
+        if self.routes.get(channel) is None:
+            self._handle_unknown(channel)
+            return
+        held = claims.enter_context(claim(self.outbox.claims, channel, self._owner))
         if held is None:
             self._paused[channel] = "another process is delivering its messages"
             return
-        lane = Lane(self._outbox.memory, channel, held, self._host)
+        active = _ActiveChannel(self.outbox.channels, channel, held, self._host)
         now = self._now()
-        entries = self._outbox.pending(channel)
-        if lost := [name for name in self._outbox.damaged if channel_of(name) == channel]:
+        entries = self.outbox.pending(channel)
+        if lost := [name for name in self.outbox.damaged if channel_of(name) == channel]:
             with suppress(StateDirectoryError):
-                alert = channel_news.damaged(channel, lost, now=now, host=self._host, project=self._project)
-                self._outbox.put(alert, channel, now)
-                self._outbox.damaged.difference_update(lost)
-                entries = self._outbox.pending(channel)
+                alert = channel_health.damaged(channel, lost, now=now, host=self._host, project=self.project)
+                self.outbox.put(alert, channel, now)
+                self.outbox.damaged.difference_update(lost)
+                entries = self.outbox.pending(channel)
         # A CRITICAL that is new since the last try is worth another one.
-        urgent = any(e.alert.verdict is Verdict.CRITICAL and e.queued > lane.health.last for e in entries)
-        if backoff.is_paused(lane.health, lane.standing, now, patient=self._patient and not urgent):
-            asked = lane.standing.asked_until > now
-            why = "the server asked us to wait" if asked else lane.health.error
-            until = lane.standing.asked_until if asked else lane.health.retry_at
+        urgent = any(e.alert.verdict is Verdict.CRITICAL and e.queued > active.node.last for e in entries)
+        if channel_health.is_paused(active.node, active.shared, now, patient=self.patient and not urgent):
+            asked = active.shared.asked_until > now
+            why = "the server asked us to wait" if asked else active.node.error
+            until = active.shared.asked_until if asked else active.node.retry_at
             self._paused[channel] = f"{why}; next try in {max(1.0, until - now):.0f} s"
             return
-        self._lanes[channel] = lane
-        waiting = [entry for entry in entries if not entry.is_digest]
-        has_digest = len(waiting) < len(entries)  # there was an outage: what came later is told with it
-        due = bool(waiting) and is_due(len(waiting), min(entry.queued for entry in waiting), now)
+        self._active[channel] = active
+        single = [entry for entry in entries if not entry.is_digest]
+        has_digest = len(single) < len(entries)  # there was an outage: later messages join its digest
+        due = bool(single) and is_due(len(single), min(entry.queued for entry in single), now)
         if due or (has_digest and len(entries) > 1):
             with suppress(StateDirectoryError):  # then they go one by one
-                self._outbox.fold(channel, now, host=self._host, project=self._project or entries[0].alert.project)
+                self.outbox.fold(channel, now, host=self._host, project=self.project or entries[0].alert.project)
 
-    def _unknown(self, channel: str) -> None:
-        for entry in self._outbox.pending(channel):
-            ours = not self._project or entry.alert.project == self._project
+    def _handle_unknown(self, channel: str) -> None:
+        for entry in self.outbox.pending(channel):
+            ours = not self.project or entry.alert.project == self.project
             if ours or self._now() - entry.queued > _GRACE_S:
                 error = f"there is no channel {channel!r} any more"
                 hint = f"write a table [channel.{channel}] in resil.toml, then: resil alert flush --retry-dead"
-                self._give_up(entry, Outcome(ending=Ending.REFUSED, error=error, hint=hint))
+                self._give_up(entry, Outcome(status=DeliveryStatus.REFUSED, error=error, hint=hint))
             else:
                 self._paused[channel] = f"it is a channel of {entry.alert.project}"
 
-    # ---- one message for each channel
-
     def _round(self) -> bool:
-        """Hand over the next message of each channel; return whether there may be another round."""
+        """Send the next message of each channel; return whether there may be another round."""
         heads: dict[str, Entry] = {}
-        for channel, lane in self._lanes.items():
-            if lane.is_open and (self._most is None or self._counts.get(channel, 0) < self._most):
+        for channel, active in self._active.items():
+            if active.is_open and (self.most is None or active.count < self.most):
                 head = next(self._fresh(channel), None)
                 if head is not None:
                     heads[channel] = head
         if not heads:
             return False
         self._pace(heads)
-        left_s = self._end - self._world.clock.monotonic()
+        left_s = self._end - self.world.clock.monotonic()
         if left_s < LEAST_SEND_S:
             return False
-        errands = {
-            channel: Errand(
+        requests = {
+            channel: DeliveryRequest(
                 entry.alert,
-                self._routes[channel],
-                self._outbox.memory.thread(entry.alert.thread, channel),
+                self.routes[channel],
+                self.outbox.channels.thread(entry.alert.thread, channel),
                 min(SEND_S, left_s),
             )
             for channel, entry in heads.items()
         }
-        for channel, outcome in send_apart(errands, self._world):
-            self._lanes[channel].last_sent = self._world.clock.monotonic()
-            self._lanes[channel].claim.renew()
-            self._counts[channel] = self._counts.get(channel, 0) + 1
-            self._settle(self._lanes[channel], heads[channel], outcome)
+        for channel, outcome in send_in_child(requests, self.world):
+            active = self._active[channel]
+            active.last_sent = self.world.clock.monotonic()
+            active.claim.renew()
+            active.count += 1
+            self._record(active, heads[channel], outcome)
         return True
 
     def _fresh(self, channel: str) -> Iterator[Entry]:
-        """What may go next, each looked at once more: another node may just have sent it."""
-        for entry in in_order(self._outbox.pending(channel)):
-            if (fresh := self._outbox.waits(entry.name)) is not None:
+        """The messages that may go next, each read once more: another node may just have sent it."""
+        for entry in in_order(self.outbox.pending(channel)):
+            if (fresh := self.outbox.waits(entry.name)) is not None:
                 yield fresh
 
     def _pace(self, heads: Mapping[str, Entry]) -> None:
         """Wait until each of these channels may be used again."""
-        now = self._world.clock.monotonic()
-        last = max(self._lanes[channel].last_sent for channel in heads)
-        recent = max((self._lanes[channel].standing.last_ok for channel in heads), default=0.0)
+        last = max(self._active[channel].last_sent for channel in heads)
+        recent = max(self._active[channel].shared.last_ok for channel in heads)
         since = self._now() - recent  # an earlier flush, perhaps of another node
-        wait_s = max(last + PACE_S - now, PACE_S - since if 0 <= since < PACE_S else 0.0)
+        wait_s = max(last + PACE_S - self.world.clock.monotonic(), PACE_S - since if 0 <= since < PACE_S else 0.0)
         if wait_s > 0:
-            self._world.clock.sleep(wait_s)
+            self.world.clock.sleep(wait_s)
 
-    def _settle(self, lane: Lane, entry: Entry, outcome: Outcome) -> None:
-        """Write down what became of one message, and of its channel."""
-        now = self._now()
-        if outcome.ending is Ending.SENT:
-            # Should we be killed after this, its repeat is a reply to it.
-            self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, outcome.memory, now)
+    def _record(self, active: _ActiveChannel, entry: Entry, outcome: Outcome) -> None:
+        """Record the outcome for a message and its channel."""
+        now, store, thread = self._now(), self.outbox.channels, entry.alert.thread
+        if outcome.status is DeliveryStatus.SENT:
+            # Should this process be killed after this, the repeat is a reply to this message.
+            store.save_thread(thread, entry.channel, outcome.memory, now)
             try:
-                self._outbox.delivered(entry, now, outcome.answer, self._host)
+                self.outbox.delivered(entry, now, outcome.answer, self._host)
             except StateDirectoryError:
-                lane.is_open = False  # it could not be marked: do not send it again and again in this flush
-            lane.keep(Health(), replace(lane.standing, last_ok=now), now)
-            self._done[Ending.SENT].append(Delivery(entry=entry, outcome=outcome))
+                active.is_open = False  # it could not be marked: do not send it again and again in this flush
+            active.save(NodeState(), replace(active.shared, last_ok=now), now)
+            self._done[DeliveryStatus.SENT].append(Delivery(entry=entry, outcome=outcome))
             return
-        if outcome.memory:  # some have got it
-            known = self._outbox.memory.thread(entry.alert.thread, entry.channel)
-            self._outbox.memory.keep_thread(entry.alert.thread, entry.channel, {**known, **outcome.memory}, now)
-        refused = outcome.ending is Ending.REFUSED
-        is_fault = refused or outcome.ending is Ending.FAULT
-        chance = random.random()
-        health = backoff.after_failure(
-            lane.health, now, chance, error=outcome.error, hint=outcome.hint, is_fault=is_fault
+        if outcome.memory:  # some recipients have got it
+            store.save_thread(thread, entry.channel, {**store.thread(thread, entry.channel), **outcome.memory}, now)
+        node = channel_health.after_failure(
+            active.node,
+            now,
+            random.random(),
+            error=outcome.error,
+            hint=outcome.hint,
+            is_fault=outcome.status in (DeliveryStatus.REFUSED, DeliveryStatus.FAULT),
         )
-        standing = lane.standing
+        shared = active.shared
         if outcome.retry_after_s is not None:
-            standing = replace(standing, asked_until=now + backoff.asked_wait_s(outcome.retry_after_s))
-        lane.keep(health, standing, now)
-        if refused:
+            shared = replace(shared, asked_until=now + channel_health.asked_wait_s(outcome.retry_after_s))
+        active.save(node, shared, now)
+        if outcome.status is DeliveryStatus.REFUSED:
             self._give_up(entry, outcome)
-            return  # the next message may be to its liking
-        lane.is_open = False
-        if backoff.is_hopeless(entry.tries + 1, entry.queued, standing, now):
+            return  # the channel may take the next message
+        active.is_open = False
+        if channel_health.is_hopeless(entry.tries + 1, entry.queued, shared, now):
             error = f"{outcome.error} ({entry.tries + 1} times in a day on which others were taken)"
             self._give_up(entry, replace(outcome, error=error))
             return
         with suppress(StateDirectoryError):
-            self._outbox.failed(entry, outcome.error, outcome.hint, self._host)
-        self._done[outcome.ending].append(Delivery(entry=entry, outcome=outcome))
+            self.outbox.failed(entry, outcome.error, outcome.hint, self._host)
+        self._done[outcome.status].append(Delivery(entry=entry, outcome=outcome))
 
     def _give_up(self, entry: Entry, outcome: Outcome) -> None:
         try:
-            self._outbox.give_up(entry, outcome.error, outcome.hint, self._now(), self._host)
+            self.outbox.give_up(entry, outcome.error, outcome.hint, self._now(), self._host)
         except StateDirectoryError:
-            if entry.channel in self._lanes:
-                self._lanes[entry.channel].is_open = False
-        self._done[Ending.REFUSED].append(Delivery(entry=entry, outcome=outcome))
+            if entry.channel in self._active:
+                self._active[entry.channel].is_open = False
+        self._done[DeliveryStatus.REFUSED].append(Delivery(entry=entry, outcome=outcome))
+
+    def _notify_of_channels(self) -> tuple[str, ...]:
+        """Notify the other channels of one that is broken or works again; return those with a new message.
+
+        Only channels that work are notified: else two broken ones would report each other in turn. Where none can be
+        notified, nothing is saved, and the next flush tries again.
+        """
+        notified: dict[str, None] = {}
+        origin = {"host": self._host, "project": self.project}
+        for channel, active in self._active.items():
+            now, shared = self._now(), active.shared
+            reason = channel_health.decide_reason(active.node, shared, now)
+            if reason is Reason.FIRST:
+                id = channel_health.incident_id_of(channel, now)
+                waiting = sum(channel_of(name) == channel for name in self.outbox.names())
+                alert = channel_health.broken(channel, active.node, incident_id=id, now=now, waiting=waiting, **origin)
+                others = [name for name in self.routes if name != channel and self._works(name)]
+                to = tuple(name for name in others if self._put(alert, name))
+                if to:
+                    active.save(active.node, replace(shared, told_at=now, episode=id, told_to=to), now)
+            elif reason is Reason.RESOLVED:
+                alert = channel_health.recovered(
+                    channel, incident_id=shared.episode, since=shared.told_at, now=now, **origin
+                )
+                to = tuple(name for name in shared.told_to if name in self.routes and self._put(alert, name))
+                active.save(active.node, replace(shared, episode="", told_to=()), now)
+            else:
+                continue
+            notified |= dict.fromkeys(to)
+        return tuple(notified)
+
+    def _works(self, channel: str) -> bool:
+        active = self._active.get(channel)
+        node = active.node if active is not None else self.outbox.channels.node_state(channel, self._host)
+        return node.failures == 0
+
+    def _put(self, alert: Alert, channel: str) -> bool:
+        try:
+            return self.outbox.put(alert, channel, self._now())
+        except StateDirectoryError:
+            return False

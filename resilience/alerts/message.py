@@ -1,23 +1,26 @@
-"""An alert in words that every channel can use: one line, a runbook, and cuts that can be seen. Pure.
+"""The text of an alert, for every channel: a headline, a runbook, and cuts that can be seen. Pure.
 
-The texts come from job names, log lines and programs' output, so none of them is trusted: what steers a terminal,
-breaks a header or turns a line around (https://www.unicode.org/reports/tr36, bidirectional text spoofing) is taken out
-here.
+The texts come from job names, log lines and programs' output, so none of them is trusted: characters that steer a
+terminal, break a header or reverse a line (https://www.unicode.org/reports/tr36, bidirectional text spoofing) are
+removed here.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.codec import to_record
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
 
 MAX_NOTICES = 25
-"""So many incidents are told in full; the others are counted. Nobody reads more of them in a message."""
+"""So many incidents are shown in full; the others are counted. Nobody reads more of them in a message."""
 
 BODY_LINES, BODY_WIDTH = 400, 1000
 """Of a message about no incident, in plain text."""
@@ -35,7 +38,7 @@ _COMMAND = re.compile(r"(resil|cd) [^;?]*")
 _JUST_S = 60.0
 
 OURS = "alert"
-"""The check of what alerting says of itself, a channel that does not deliver: no incident of a watchdog."""
+"""The check of alerts about alerting itself, a channel that does not deliver: no incident of a watchdog."""
 
 _ASIDES = {
     Reason.WORSE: " (worse)",
@@ -47,7 +50,7 @@ _ASIDES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What a person needs to know of one incident.
+    """One incident as people read it.
 
     Attributes:
         title: `CRITICAL: /scratch: 98% used (3f9a1c)`.
@@ -61,7 +64,7 @@ class Story:
 
 
 def cut(text: str, limit: int, *, missing: int = 0) -> str:
-    """Given a text, return at most `limit` characters of it; where some are left out it says how many.
+    """Given a text, return at most `limit` characters of it, and the number of those left out.
 
     `missing` characters were left out before already.
     """
@@ -76,11 +79,11 @@ def cut(text: str, limit: int, *, missing: int = 0) -> str:
 
 
 def clean_line(text: str, limit: int = 500) -> str:
-    """Given any text, return one line without anything that steers what shows it: a job's name may go into a header.
+    """Given any text, return one line without control characters: a job's name may go into a header.
 
     For instance, "gpt\\r\\nBcc: x" gives "gpt Bcc: x".
     """
-    shown = text[: 4 * limit + 100]  # what is cut off is not looked at: it may be megabytes
+    shown = text[: 4 * limit + 100]  # the rest is not read: there may be megabytes
     line = _UNPRINTABLE.sub("?", _BLANKS.sub(" ", shown).strip())
     return cut(line, limit, missing=len(text) - len(shown))
 
@@ -97,8 +100,18 @@ def clean_lines(texts: tuple[str, ...], *, lines: int = EVIDENCE_LINES, width: i
     return (*shown, f"… ({left_out} texts cut)") if left_out else tuple(shown)
 
 
+def state_of(alert: Alert) -> str:
+    """The verdict that decides on colours: OK once every incident in the alert is resolved."""
+    return "OK" if alert.is_resolved else alert.verdict.value
+
+
+def colour_of(alert: Alert) -> str:
+    """The colour of an alert, as HTML writes it."""
+    return {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}[state_of(alert)]
+
+
 def state_word(alert: Alert) -> str:
-    """How it stands, in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
+    """The state in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
     if alert.is_test:
         return "TEST"
     if alert.title:
@@ -110,8 +123,8 @@ def state_word(alert: Alert) -> str:
 
 
 def headline(alert: Alert, limit: int = 180) -> str:
-    """One line that says it all. For instance, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
-    if alert.title:  # no incident: nothing stands in any way
+    """The alert in one line. For instance, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
+    if alert.title:
         return clean_line(alert.title, limit)
     word = state_word(alert)
     if not alert.notices:
@@ -119,12 +132,12 @@ def headline(alert: Alert, limit: int = 180) -> str:
     first = alert.notices[0]
     mark = f" ({clean_line(first.episode, 24)})"
     many = f"{alert.total} incidents, first " if alert.total > 1 else ""
-    told = f"{word}: {many}{clean_line(first.subject, 80)}: {clean_line(first.summary, 300)}"
-    return cut(told, limit - len(mark)) + mark
+    line = f"{word}: {many}{clean_line(first.subject, 80)}: {clean_line(first.summary, 300)}"
+    return cut(line, limit - len(mark)) + mark
 
 
 def runbook(alert: Alert) -> tuple[Story, ...]:
-    """What happened, where, since when, what to do, how to acknowledge: for each incident that is told in full.
+    """Event, place, time, advice and how to acknowledge, for each incident that is shown in full.
 
     A message about no incident is one story: its title and its body.
     """
@@ -134,13 +147,13 @@ def runbook(alert: Alert) -> tuple[Story, ...]:
 
 
 def left_out(alert: Alert) -> str:
-    """A sentence about the incidents that are not told in full, or nothing."""
+    """A sentence about the incidents that are only counted, or nothing."""
     count = max(alert.total, len(alert.notices)) - min(len(alert.notices), MAX_NOTICES)
     return f"And {count} more: {in_project(alert, 'resil alert list')}" if count > 0 else ""
 
 
 def in_project(alert: Alert, command: str) -> str:
-    """A command as it can be pasted into a shell anywhere."""
+    """A command that can be pasted into a shell anywhere."""
     return f"cd {shlex.quote(clean_line(alert.project, 400))} && {command}" if alert.project else command
 
 
@@ -163,8 +176,22 @@ def plain_text(alert: Alert, limit: int = 200_000) -> str:
     return cut("\n\n".join(parts), limit) + f"\n\n-- \n{footer(alert)}\n"
 
 
+def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> dict[str, Any]:
+    """The alert as JSON's types for programs and services, with a headline and a text; evidence and notices bounded."""
+
+    def short(record: dict[str, Any]) -> dict[str, Any]:
+        return {key: shorten(value) if isinstance(value, str) else value for key, value in record.items()}
+
+    record = to_record(alert)
+    record["notices"] = [
+        short(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
+        for notice in record["notices"][:MAX_NOTICES]
+    ]
+    return {"schema": "resil/1", "kind": "alert", "headline": headline(alert), "text": text, **short(record)}
+
+
 def footer(alert: Alert) -> str:
-    """Who says so: the last line of a message."""
+    """The last line of a message: its origin and time."""
     test = "This is a test of the channel: nothing happened. " if alert.is_test else ""
     late = "These could not be delivered in time. " if alert.is_digest else ""
     return f"{test}{late}resil on {clean_line(alert.host, 100)}, {moment(alert.time)}"
@@ -179,7 +206,7 @@ def moment(seconds: float) -> str:
 
 
 def is_command(label: str, value: str) -> bool:
-    """Whether a row of a story holds what can be pasted into a shell: most advice is a sentence."""
+    """Whether a row of a story can be pasted into a shell: most advice is a sentence."""
     return label in ("Look", "Acknowledge", "Project") or (label == "Do" and _COMMAND.fullmatch(value) is not None)
 
 

@@ -1,14 +1,14 @@
-"""After a tick: tells people what is news, and delivers what waits. Runs in a child, so that nothing that goes wrong
-here changes what the watchdogs say."""
+"""Notifies people after a tick and delivers queued messages. Runs in a child, so that no error here changes the
+watchdogs' output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from resilience.alerts.grouping import Letter
+from resilience.alerts.notification import NotificationGroup
 from resilience.alerts.notifier import Notifier
-from resilience.alerts.policy import check_policy, sound
+from resilience.alerts.policy import check_policy, usable
 from resilience.alerts.state import AlertState, open_alert_state
 from resilience.errors import SettingsError
 from resilience.finding import Report
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from resilience.alerts.outbox import Outbox
 
 DELIVERY_S = 15.0
-"""How long delivering may take after a tick; what is left goes with the next one."""
+"""How long delivering may take after a tick; the next one sends the rest."""
 
-MOST_EPISODES = 6
+MOST_INCIDENTS = 6
 """So many incidents are named in a line for people; the rest are counted."""
 
 
 class Notes(Protocol):
-    """Where others leave notes of faults that are to be reported with the next notification: `cron.notes`."""
+    """Notes of faults that are to be reported with the next notification: `cron.notes`."""
 
     def is_noted(self, project: Project) -> bool:
         """Whether there is a note."""
@@ -44,13 +44,13 @@ class Notes(Protocol):
 def notify(
     project: Project, reports: Sequence[Report], *, notes: Notes | None = None, deliver_s: float = DELIVERY_S
 ) -> tuple[str, ...]:
-    """Tell of the reports of one tick, and of `notes`; return a line each for what was told and what went wrong.
+    """Notify people of the reports of one tick, and of `notes`; return a line for each message and each error.
 
-    What cannot be meant in [alert] is said and passed over: a misspelled name must not keep the others from being told.
+    A mistake in [alert] is reported and skipped: a misspelled name must not keep the other channels from being used.
     """
     if not project.loaded.settings.alert.channels:
         return ()
-    policy, wrong = sound(project.loaded.settings.alert)
+    policy, wrong = usable(project.loaded.settings.alert)
     try:
         check_policy(policy, _known_channels(project))
     except SettingsError as error:  # its messages go to the dead letters, and the next command says so
@@ -66,21 +66,21 @@ def notify(
         host=world.host.name,
         project=str(project.loaded.project),
     )
-    noted = () if state.trouble or notes is None else notes.noted(project, reports)
-    told = notifier.tell((*reports, *noted), world.clock.now())
-    if not state.trouble and notes is not None:
+    noted = () if state.error or notes is None else notes.noted(project, reports)
+    notified = notifier.notify((*reports, *noted), world.clock.now())
+    if not state.error and notes is not None:
         notes.forget(project)
     flushed = _deliver(project, state.outbox, deliver_s)
-    lines = [*(_line(letter) for letter in told.letters), *(_of(flushed) if flushed is not None else ())]
+    lines = [*map(_line, notified.groups), *(_failures(flushed) if flushed is not None else ())]
     if moved:
         files = "1 alert file" if moved == 1 else f"{moved} alert files"
-        lines.append(f"{files} moved home from the spare folder of this node")
-    on_the_way = state.outbox.trouble if flushed is None else flushed.trouble
-    return (*lines, *_trouble(state, (*wrong, *told.trouble), on_the_way))
+        lines.append(f"{files} moved home from the fallback directory of this node")
+    outbox_error = state.outbox.error if flushed is None else flushed.error
+    return (*lines, *_errors(state, (*wrong, *notified.errors), outbox_error))
 
 
 def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | None:
-    """Deliver what waits. Mostly nothing does: then what delivers is not even loaded."""
+    """Deliver queued messages. Mostly there are none: then the modules that deliver are not even loaded."""
     outbox.bring_home()
     if not outbox.names():
         return None
@@ -92,35 +92,35 @@ def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | No
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:
-    """What [alert] may name: the tables [channel.NAME], and the plugins, which work by their defaults."""
+    """The names that [alert] may use: the tables [channel.NAME], and the plugins, which work by their defaults."""
     from resilience.alerts.routes import channels
 
     return tuple(dict.fromkeys((*project.loaded.settings.channels, *channels().names())))
 
 
-def _line(letter: Letter) -> str:
-    """`told email: 2 incidents (3f9a1c04, 77e0d2b1)`: it is in the outbox, and so it will arrive."""
-    episodes = [news.incident.episode for news in letter.news]
-    named = ", ".join(episodes[:MOST_EPISODES]) + (", ..." if len(episodes) > MOST_EPISODES else "")
-    count = f"{len(episodes)} incidents" if len(episodes) > 1 else "1 incident"
-    return f"told {', '.join(letter.channels)}: {count} ({named})"
+def _line(group: NotificationGroup) -> str:
+    """`notified email: 2 incidents (3f9a1c04, 77e0d2b1)`: the message is in the outbox, and so it will arrive."""
+    ids = [one.incident.episode for one in group.notifications]
+    named = ", ".join(ids[:MOST_INCIDENTS]) + (", ..." if len(ids) > MOST_INCIDENTS else "")
+    count = f"{len(ids)} incidents" if len(ids) > 1 else "1 incident"
+    return f"notified {', '.join(group.channels)}: {count} ({named})"
 
 
-def _of(flushed: Flushed) -> list[str]:
+def _failures(flushed: Flushed) -> list[str]:
     lines = []
     for delivery in (*flushed.failed, *flushed.dead):
         hint = f"; {delivery.outcome.hint}" if delivery.outcome.hint else ""
         lines.append(f"{delivery.channel} did not take a message: {delivery.outcome.error}{hint}")
     if flushed.waiting:
-        waits = "1 message waits" if flushed.waiting == 1 else f"{flushed.waiting} messages wait"
-        lines.append(f"{waits} to be delivered: see resil alert list")
+        queued = "1 message is" if flushed.waiting == 1 else f"{flushed.waiting} messages are"
+        lines.append(f"{queued} still queued: see resil alert list")
     return lines
 
 
-def _trouble(state: AlertState, said: Sequence[str], of_outbox: str) -> tuple[str, ...]:
-    """What is wrong, each once. `of_outbox`: with its files; where the disk is in trouble, that says it all."""
+def _errors(state: AlertState, errors: Sequence[str], outbox_error: str) -> tuple[str, ...]:
+    """Every error once. Where the disk fails, one line replaces those of its files."""
     folder = state.ledger.folder
-    trouble = state.trouble or folder.trouble
-    where = (f"alerts are kept in {folder.spare} on this node: {trouble}",) if trouble and folder.spare else ()
-    more = (text for text in said if not (where and text.endswith(trouble)))
-    return tuple(dict.fromkeys((*(where or filter(None, [of_outbox])), *more)))
+    error = state.error or folder.trouble
+    where = (f"alerts are kept in {folder.spare} on this node: {error}",) if error and folder.spare else ()
+    more = (text for text in errors if not (where and text.endswith(error)))
+    return tuple(dict.fromkeys((*(where or filter(None, [outbox_error])), *more)))

@@ -1,12 +1,13 @@
-"""The ways out for alerts: every channel that the settings name, and how it is reached.
+"""Routes of alerts: every channel that the settings name, and how to load it.
 
-Nothing is imported here: a channel is loaded in the child process that uses it, where it harms nobody.
+No channel is imported here: the child process that uses it loads it, so that a broken one does no harm.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,31 @@ from resilience.system.files import make_folder, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.alerts.channels import Channel
-    from resilience.alerts.sending import Route
     from resilience.plugins import Family
     from resilience.runs.project import Project
+
+
+MAILTO_PREFIX = "mailto-"
+"""Prefix of such a channel's name in the outbox; a digest of the address follows."""
+MAILTO_FOLDER = "mailto"
+"""In `<state_dir>/.cron`: the address of each of these channels."""
+NO_WAY = "there is no [channel.email] and no sendmail"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Route to one channel.
+
+    Attributes:
+        load: returns the channel and its settings; called in the child, where any exception becomes the outcome.
+    """
+
+    load: Callable[[], tuple[Channel, Any]]
+
+    @classmethod
+    def of(cls, channel: Channel, settings: Any) -> Route:
+        """A route to a channel that is loaded already."""
+        return cls(lambda: (channel, settings))
 
 
 @cache
@@ -28,45 +51,36 @@ def channels() -> Family:
     return Family("channels", "CHANNEL")
 
 
-class Routes(dict[str, "Route"]):
-    """Routes by channel. Those of MAILTO are in no settings: they are found when something waits for them."""
+class Routes(dict[str, Route]):
+    """Routes by channel. Those of MAILTO stand in no settings: they are made when a message for them is queued."""
 
     def __init__(self, project: Project, known: dict[str, Route]) -> None:
         super().__init__(known)
         self._project = project
 
     def __missing__(self, name: str) -> Route:
-        route: Route | None = self.get(name)
-        if route is None:
+        if not name.startswith(MAILTO_PREFIX):
             raise KeyError(name)
-        return route
+        return Route(_mailto_loader(self._project, name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of a dict."""
-        if name in self:
+        try:
             return self[name]
-
-        return mail_route(self._project, name) or default
+        except KeyError:
+            return default
 
 
 def routes_of(project: Project, also: str = "") -> dict[str, Route]:
     """A route for each channel: those that [alert] names, every table [channel.NAME], and `also`, which was typed."""
-    from resilience.alerts.sending import Route
-
     settings = project.loaded.settings
-    names = dict.fromkeys(
-        (
-            *settings.alert.channels,
-            *escalation_channels(settings.alert.escalation),
-            *settings.channels,
-            *filter(None, [also]),
-        )
-    )
-    return Routes(project, {name: Route(_loader(project, name)) for name in names})
+    escalated = escalation_channels(settings.alert.escalation)
+    names = dict.fromkeys((*settings.alert.channels, *escalated, *settings.channels, also))
+    return Routes(project, {name: Route(_loader(project, name)) for name in names if name})
 
 
 def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Given `["1h: list, oncall"]`, return the channels in it. What makes no sense is left to the policy to refuse."""
+    """Given `["1h: list, oncall"]`, return the channels in it. The policy refuses steps that cannot be parsed."""
     named = (name.strip() for step in steps for name in step.partition(":")[2].split(","))
     return tuple(dict.fromkeys(name for name in named if name))
 
@@ -83,22 +97,15 @@ def _loader(project: Project, name: str) -> Callable[[], tuple[Channel, Any]]:
     return load
 
 
-MAILTO_PREFIX = "mailto-"
-"""How the outbox calls such a channel; what follows stands for the address."""
-MAILTO_FOLDER = "mailto"
-"""In `<state_dir>/.cron`: the address of each of these channels."""
-NO_WAY = "there is no [channel.email] and no sendmail"
-
-
 def mail_trouble(project: Project) -> str:
-    """Why no mail of MAILTO could leave from here, one sentence; empty: it can. Looks at this machine's sendmail."""
+    """Why mail for MAILTO cannot be sent from here, one sentence; empty where it can. Looks for sendmail."""
     if _email_table(project) is not None or _has_sendmail():
         return ""
-    return f"what MAILTO names gets no mail from here: {NO_WAY}"
+    return f"no mail for MAILTO can be sent from here: {NO_WAY}"
 
 
 def mail_channel(project: Project, address: str) -> str:
-    """The channel of an address, written down for whoever delivers. Raise SettingsError if it is no address."""
+    """The channel of an address, written down for the process that delivers. Raise SettingsError for no address."""
     from resilience.alerts.channels.email import envelope_address
     from resilience.runs.run_directory import RunDirectory
 
@@ -112,15 +119,6 @@ def mail_channel(project: Project, address: str) -> str:
     return MAILTO_PREFIX + name
 
 
-def mail_route(project: Project, channel: str) -> Route | None:
-    """The way to one address; None: it is no channel of ours. Touches nothing before it is used."""
-    if not channel.startswith(MAILTO_PREFIX):
-        return None
-    from resilience.alerts.sending import Route
-
-    return Route(_mailto_loader(project, channel))
-
-
 def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel, Any]]:
     def load() -> tuple[Channel, Any]:
         from dataclasses import replace
@@ -129,7 +127,7 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
 
         found = read_regular(project.loaded.state_dir / ".cron" / MAILTO_FOLDER / channel.removeprefix(MAILTO_PREFIX))
         if found is None:
-            raise SettingsError(f"whom {channel} stands for is not known any more")
+            raise SettingsError(f"the address that {channel} stands for is not known any more")
         table = _email_table(project)
         email = channels().load("email")
         if table is None:
@@ -142,7 +140,7 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
 
 
 def _email_table(project: Project) -> tuple[str, Any] | None:
-    """The table whose server mail leaves by: [channel.email], or the first of that kind."""
+    """The table that names the mail server: [channel.email], or the first of that kind."""
     tables: Mapping[str, Any] = project.loaded.settings.channels
     mine = [(name, table) for name, table in tables.items() if table.kind == "email"]
     return next((one for one in mine if one[0] == "email"), mine[0] if mine else None)

@@ -1,4 +1,4 @@
-"""Where a project's alert state lies, opened: incidents, silences, outbox, below one folder of the state directory."""
+"""The alert state of a project: incidents, silences and outbox, below one directory of the state directory."""
 
 from __future__ import annotations
 
@@ -7,48 +7,46 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.alerts.ledger import Ledger
-from resilience.alerts.ledger_copy import LedgerCopy
+from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.silences import Silences
 from resilience.runs.project import Project
 from resilience.system.spare_folder import SpareFolder, spare_place
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
 FOLDER = ".alerts"
-"""In the state directory, beside the runs: one message may tell of many."""
+"""In the state directory, beside the runs: one message may be about many."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """What is remembered of incidents, and what is not delivered yet.
+    """The stores of incidents, silences and messages.
 
     Attributes:
-        path: the folder; it need not exist.
-        trouble: why its disk is not even touched; empty when it is.
+        path: the directory; it need not exist.
+        error: why its disk is not even touched; empty where it answers.
     """
 
     path: Path
     ledger: Ledger
     silences: Silences
     outbox: Outbox
-    trouble: str = ""
+    error: str = ""
 
     def bring_home(self) -> int:
-        """Move what the spare folder took while the disk was in trouble; return how many files moved."""
+        """Move the files of the fallback directory home; return how many moved."""
         return self.ledger.folder.bring_home() + self.silences.folder.bring_home()
 
 
 def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
-    """Open it, on the spare folder of this node when its own disk does not answer.
+    """Open the alert state of a project, in the fallback directory of this node when its own disk does not answer.
 
-    The disk is first touched by a child with a deadline (`[watch] state_deadline_s`): a watchdog must not hang with the
-    file system that it is to tell of. `touch=False` trusts it: for people, who see that it hangs and can interrupt.
+    A child with a deadline (`[watch] state_deadline_s`) touches the disk first: a watchdog must not hang with the file
+    system that it reports on. `touch=False` skips that, for people, who can interrupt a command that hangs.
     """
     path = project.loaded.state_dir / FOLDER
     group = project.loaded.settings.run.group
     spare = spare_place(project.world, path)
-    away = _silence_of(project, path) if touch else ""
+    away = _error_of(project, path) if touch else ""
     incidents = SpareFolder(
         path / "incidents",
         spare / "incidents",
@@ -66,12 +64,12 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     )
 
 
-def _silence_of(project: Project, path: Path) -> str:
+def _error_of(project: Project, path: Path) -> str:
     """Why the disk of the alert state does not answer; empty when it does."""
     world = project.world
 
     def touch() -> bool:
-        # A look into the folder asks the file server; the folder itself may not be there yet.
+        # Listing the directory asks the file server; the directory itself may not be there yet.
         return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
 
     look = Look(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
@@ -84,5 +82,5 @@ def _silence_of(project: Project, path: Path) -> str:
 def _gid(group: str) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid if group else None
-    except KeyError:  # told where the group is used to keep runs; alerts go out nevertheless
+    except KeyError:  # reported where the group is used for runs; alerts are sent nevertheless
         return None

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from resilience.alerts import alert_delivery
-from resilience.alerts import steer as alerts
+from resilience.alerts import commands as alerts
 from resilience.cli import show_alert
 from resilience.cli.options import ConfigOption, JsonOption, open_project
 from resilience.cli.output import clean, patience, print_json
@@ -22,7 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def complete_incidents(incomplete: str) -> list[str]:
     """Ids of open incidents for tab completion."""
     try:
-        return [id for id in alerts.episodes(open_project(banner=False)) if id.startswith(incomplete)]
+        return [id for id in alerts.incident_ids(open_project(banner=False)) if id.startswith(incomplete)]
     except Exception:  # completion must never print a traceback into somebody's prompt
         return []
 
@@ -65,7 +64,7 @@ IncidentArgument = Annotated[
     epilog="Examples: resil alert; resil alert ack 3f9a1c04; resil alert silence --check fs --for 2h; resil alert test",
 )
 def alert_group(context: typer.Context) -> None:
-    """See what is wrong, say that you are at it, keep it quiet for a while, and try whether messages arrive.
+    """List, acknowledge and silence incidents; deliver queued messages; test the channels.
 
     Without a command: `resil alert list`.
     """
@@ -79,9 +78,9 @@ def list_incidents(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the incidents: how bad, what, since when, who was told, and who is at it.
+    """Show the incidents: verdict, subject, age, notifications, and acknowledgement.
 
-    Exits with 75 when where they are kept could not be read, and there may be more.
+    Exits with 75 when the alert state could not be read, and there may be more.
     """
     project = open_project(config, banner=False)
     found = alerts.listing(project, everything=everything)
@@ -95,7 +94,7 @@ def list_incidents(
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
 def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show the life of one incident: its evidence, and what was told to whom and when."""
+    """Show the life of one incident: its evidence, and every notification."""
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
@@ -111,15 +110,15 @@ def ack(
         typer.Argument(metavar="ID...", help="Incidents, or beginnings of ids.", autocompletion=complete_incidents),
     ],
     note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="For the others.")] = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Hand them back: reminders go on.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders go on.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Take incidents on: no more reminders, and nobody else is called. Its end is told nevertheless.
+    """Acknowledge incidents: reminders and escalation stop. The end of an incident is still notified.
 
-    Anybody who may write in the state directory can do it.
+    Anybody who may write in the state directory can acknowledge.
     """
     for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
-        said = "nobody is at it any more" if undo else f"acknowledged by {incident.acknowledged_by}"
+        said = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
         print(f"{incident.episode} {clean(show_alert.what(incident))}: {clean(said)}")
 
 
@@ -146,9 +145,9 @@ def silence(
     show_all: Annotated[bool, typer.Option("--list", help="Show the silences that hold now.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Keep people from being told for a while. What is wrong is seen and kept nevertheless, and told afterwards.
+    """Hold notifications back for a while. Incidents are still recorded, and notified when the silence ends.
 
-    What is given must all fit. A silence always has an end.
+    All patterns that are given must match. A silence always has an end.
     """
     project = open_project(config, banner=False)
     now = project.world.clock.now()
@@ -160,7 +159,7 @@ def silence(
         return
     made, covered = alerts.silence(
         project,
-        episode=incident,
+        incident_id=incident,
         check=check,
         subject=subject,
         run=run,
@@ -206,17 +205,15 @@ def unsilence(
 
 @app.command(epilog="Examples: resil alert flush; resil alert flush --dry-run; resil alert flush --retry-dead")
 def flush(
-    due: Annotated[
-        bool, typer.Option("--due", help="For cron: leave channels alone that failed a moment ago.")
-    ] = False,
+    due: Annotated[bool, typer.Option("--due", help="For cron: skip channels that failed a moment ago.")] = False,
     retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Try the dead letters again as well.")] = False,
-    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Forget the dead letters for good.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what waits, and send nothing.")] = False,
+    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Remove the dead letters for good.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queue, and send nothing.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Deliver now what waits. Any node that has a way out may do it.
+    """Deliver the queued messages now, from any node that reaches the channels.
 
-    Exits with 0 when nothing waits any more, 75 when something does, 1 when a channel refused something for good.
+    Exits with 0 when nothing is queued any more, 75 when something is, 1 when a channel refused a message for good.
     """
     project = open_project(config, banner=False)
     if retry_dead and discard_dead:
@@ -225,9 +222,9 @@ def flush(
         _show_drafts(project)
         return
     if discard_dead:
-        print(f"{_letters(len(alert_delivery.discard(project)))} forgotten")
+        print(f"{_letters(len(alerts.discard(project)))} removed")
     if retry_dead:
-        print(f"{_letters(len(alert_delivery.revive(project)))} put back")
+        print(f"{_letters(len(alerts.requeue(project)))} queued again")
     raise typer.Exit(_flush(project, patient=due))
 
 
@@ -240,36 +237,35 @@ def _flush(project: Project, *, patient: bool) -> int:
     last = None
     from resilience.cron import notes
 
-    with patience("a channel takes its time; what is not sent waits on"):
-        for last in alert_delivery.deliver(project, notes=notes, patient=patient):
+    with patience("a channel takes its time; messages that are not sent stay queued"):
+        for last in alerts.deliver(project, notes=notes, patient=patient):
             for delivery in (*last.sent, *last.failed, *last.dead):
                 print(show_alert.delivery_line(delivery), flush=True)
             sent += len(last.sent)
             dead += len(last.dead)
     assert last is not None, "there is always one round"
-    for channel, why in (last.paused or {}).items():
+    for channel, why in last.paused.items():
         print(f"{channel}: left alone: {clean(why)}")
-    if last.trouble:
-        print(f"  {clean(last.trouble)}")
+    if last.error:
+        print(f"  {clean(last.error)}")
     if last.waiting:
-        print(f"{last.waiting} {'message waits' if last.waiting == 1 else 'messages wait'} still; nothing is lost")
-    elif not sent and not dead and last.trouble:
-        print("what waits is not known")
+        print(f"{last.waiting} {'message' if last.waiting == 1 else 'messages'} still queued")
+    elif not sent and not dead and last.error:
+        print("the outbox cannot be read")
         return EX_TEMPFAIL
     elif not sent and not dead:
-        print("nothing waits")
+        print("nothing is queued")
     return 1 if dead else EX_TEMPFAIL if last.waiting else 0
 
 
 def _show_drafts(project: Project) -> None:
-    found = alert_delivery.drafts(project)
-    for draft in found:
-        told = f"{draft.entry.channel}: {draft.entry.alert.id}"
-        print(told if draft.text is not None else f"{told} (after the one before it)")
-        for line in (draft.text or "").splitlines():
+    found = alerts.drafts(project)
+    for entry, text in found:
+        print(f"{entry.channel}: {entry.alert.id}" + ("" if text is not None else " (after the one before it)"))
+        for line in (text or "").splitlines():
             print(f"  {clean(line)}")
     if not found:
-        print("nothing waits")
+        print("nothing is queued")
 
 
 @app.command(epilog="Examples: resil alert test; resil alert test email; resil alert test slack --dry-run")
@@ -282,18 +278,18 @@ def test(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a real message through each channel and say what came back. Exits with 1 when one did not take it."""
+    """Send a real message through each channel and print the answers. Exits with 1 when a channel did not take it."""
     project = open_project(config, banner=False)
-    routes = alert_delivery.routes_to_try(project, channel)
+    routes = alerts.routes_to_test(project, channel)
     if dry_run:
-        for name, text in alert_delivery.compose_tests(project, routes):
+        for name, text in alerts.compose_tests(project, routes):
             print(f"{name}:")
             for line in text.splitlines():
                 print(f"  {clean(line)}")
         return
     outcomes = {}
     with patience("a channel takes its time"):
-        for name, outcome in alert_delivery.try_channels(project, routes):
+        for name, outcome in alerts.send_tests(project, routes):
             outcomes[name] = outcome
             if not as_json:
                 print(show_alert.trial_line(name, outcome), flush=True)

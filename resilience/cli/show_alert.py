@@ -6,37 +6,37 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resilience.alerts.codec import to_record
+from resilience.alerts.commands import NO_CHANNEL, Details, Known, Listing
 from resilience.alerts.delivery import Delivery
-from resilience.alerts.entry import Entry
-from resilience.alerts.incident import Incident, incident_to_json
-from resilience.alerts.sending import Ending, Outcome
-from resilience.alerts.silence import Silence, silence_to_json
-from resilience.alerts.steer import NO_CHANNEL, Details, Known, Listing
+from resilience.alerts.incident import Incident, Silence
+from resilience.alerts.outbox import Entry
+from resilience.alerts.sending import DeliveryStatus, Outcome
 from resilience.cli.output import clean, paint, table
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
 
 COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
-_HEADERS = ("ID", "VERDICT", "WHAT", "SINCE", "TOLD", "ACKNOWLEDGED", "SUMMARY")
+_HEADERS = ("ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "ACKNOWLEDGED", "SUMMARY")
 _SUMMARY_CHARACTERS = 100
 
 
 def show_listing(found: Listing, now: float, *, everything: bool) -> None:
-    """The table of incidents, then what keeps messages from arriving."""
-    for sentence in found.trouble:
+    """The table of incidents, then silences, queued messages and dead letters."""
+    for sentence in found.errors:
         print(paint(f"  {clean(sentence)}", "yellow"))
     if found.known:
         colours = [COLOURS[k.incident.verdict] if k.incident.is_open else "dim" for k in found.known]
         print("\n".join(table(_HEADERS, [_row(known, now) for known in found.known], colours)))
     elif found.is_partial:
-        print("no incident is known: where they are kept could not be read")
+        print("no incident is known: the alert state could not be read")
     else:
         print("no incident" if everything else "no open incident (those that ended: resil alert list --all)")
     show_silences(found.silences, now)
     for channel, count in found.waiting.items():
-        health = found.failing.get(channel)
-        why = f": {clean(health.error)}" if health is not None else ""
-        print(f"{channel}: {_messages(count)} {'waits' if count == 1 else 'wait'} to be delivered{why}")
+        state = found.failing.get(channel)
+        why = f": {clean(state.error)}" if state is not None else ""
+        print(f"{channel}: {_messages(count)} queued{why}")
     if found.waiting:
         print("  deliver now: resil alert flush")
     for entry in found.dead:
@@ -44,7 +44,7 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
         if entry.hint:
             print(f"  try: {clean(entry.hint)}")
     if found.dead:
-        print("  try them again: resil alert flush --retry-dead; forget them: resil alert flush --discard-dead")
+        print("  try them again: resil alert flush --retry-dead; remove them: resil alert flush --discard-dead")
     if not found.channels:
         print(NO_CHANNEL)
 
@@ -56,7 +56,7 @@ def _row(known: Known, now: float) -> tuple[str, ...]:
     if incident.resolved is not None:
         since = f"ended {_age(now - incident.resolved)} ago"
     elif incident.is_stale(now):
-        since += ", not looked at of late"
+        since += ", not checked of late"
     summary = clean(incident.summary)
     if len(summary) > _SUMMARY_CHARACTERS:
         summary = summary[: _SUMMARY_CHARACTERS - 3] + "..."
@@ -64,7 +64,7 @@ def _row(known: Known, now: float) -> tuple[str, ...]:
 
 
 def what(incident: Incident) -> str:
-    """`fs /scratch space`: which watchdog, about what, which fault."""
+    """`fs /scratch space`: check, subject and fault."""
     return " ".join(filter(None, (incident.check, incident.subject, incident.fault)))
 
 
@@ -73,7 +73,7 @@ def _told(known: Known) -> str:
     if known.silence is not None:
         parts.append("silenced")
     if known.waiting:
-        parts.append(f"waits for {', '.join(known.waiting)}")
+        parts.append(f"queued for {', '.join(known.waiting)}")
     if known.dead:
         parts.append(f"{', '.join(known.dead)} refused")
     return ", ".join(parts)
@@ -98,16 +98,17 @@ def listing_to_json(found: Listing) -> dict[str, Any]:
     """The listing as JSON's own types."""
     return {
         "incidents": [_known_to_json(known) for known in found.known],
-        "silences": [silence_to_json(silence) for silence in found.silences],
+        "silences": [to_record(silence) for silence in found.silences],
         "waiting": found.waiting,
         "dead": [entry_to_json(entry) for entry in found.dead],
         "channels": list(found.channels),
-        "trouble": list(found.trouble),
+        "trouble": list(found.errors),
     }
 
 
 def _known_to_json(known: Known) -> dict[str, Any]:
-    return incident_to_json(known.incident) | {
+    record: dict[str, Any] = to_record(known.incident)
+    return record | {
         "open": known.incident.is_open,
         "silenced_by": known.silence.id if known.silence is not None else None,
         "waiting_for": list(known.waiting),
@@ -160,14 +161,14 @@ def show_details(found: Details, now: float) -> None:
     print("\n".join(table(("", "", ""), cells, indent=2)))
     for entry in found.waiting:
         tries = f", tried {entry.tries} times: {entry.error}" if entry.tries else ""
-        print(f"  {_what(entry)} waits for {entry.channel} since {_moment(entry.queued)}{clean(tries)}")
+        print(f"  {_what(entry)} queued for {entry.channel} since {_moment(entry.queued)}{clean(tries)}")
     if silence is not None:
         print(f"  silenced until {_moment(silence.until)} by {clean(silence.by)}: resil alert unsilence {silence.id}")
     if incident.evidence:
         print("  evidence:")
         for line in incident.evidence:
             print(f"    {clean(line)}")
-    for sentence in found.trouble:
+    for sentence in found.errors:
         print(f"  {clean(sentence)}")
 
 
@@ -177,35 +178,35 @@ def details_to_json(found: Details) -> dict[str, Any]:
         "sent": [entry_to_json(entry) for entry in found.sent],
         "waiting": [entry_to_json(entry) for entry in found.waiting],
         "dead": [entry_to_json(entry) for entry in found.dead],
-        "trouble": list(found.trouble),
+        "trouble": list(found.errors),
     }
 
 
 def delivery_line(delivery: Delivery) -> str:
-    """What became of one message. Pure."""
+    """The outcome of one delivery. Pure."""
     outcome, what_it_is = delivery.outcome, _what(delivery.entry)
-    if outcome.ending is Ending.SENT:
+    if outcome.status is DeliveryStatus.SENT:
         answer = f": {clean(outcome.answer)}" if outcome.answer else ""
         return f"{delivery.channel} took {what_it_is} in {outcome.took_s:.1f} s{answer}"
-    will = "will never take" if outcome.ending is Ending.REFUSED else "did not take"
+    will = "will never take" if outcome.status is DeliveryStatus.REFUSED else "did not take"
     hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
     return f"{delivery.channel} {will} {what_it_is}: {clean(outcome.error)}{hint}"
 
 
 def trial_line(channel: str, outcome: Outcome) -> str:
-    """What came back from a test message. Pure."""
-    if outcome.ending is Ending.SENT:
+    """The outcome of a test message. Pure."""
+    if outcome.status is DeliveryStatus.SENT:
         return f"{channel}: taken in {outcome.took_s:.1f} s: {clean(outcome.answer) or 'no word came back'}"
     hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
     return f"{channel}: FAILED after {outcome.took_s:.1f} s: {clean(outcome.error)}{hint}"
 
 
 def trial_to_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What came back, as JSON's own types."""
+    """The outcomes, as JSON's own types."""
     return {
         "channels": {
             name: {
-                "taken": outcome.ending is Ending.SENT,
+                "taken": outcome.status is DeliveryStatus.SENT,
                 "answer": outcome.answer,
                 "error": outcome.error,
                 "hint": outcome.hint,

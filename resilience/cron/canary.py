@@ -130,7 +130,7 @@ def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tu
     """Tell it through ledger, outbox and channels; return what each said, and after how many seconds."""
     from resilience.alerts.delivery import flush
     from resilience.alerts.notifier import Notifier
-    from resilience.alerts.policy import sound
+    from resilience.alerts.policy import usable
     from resilience.alerts.routes import routes_of
     from resilience.alerts.state import open_alert_state
     from resilience.finding import Finding, Report, Verdict
@@ -139,17 +139,17 @@ def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tu
     world, state = project.world, open_alert_state(project)
     state.bring_home()
     # It was asked for now: it waits for no quiet hours and for no group, and is over at once.
-    policy = replace(sound(project.loaded.settings.alert)[0], quiet_hours="", group_s=0.0, resolve_after_s=0.0)
+    policy = replace(usable(project.loaded.settings.alert)[0], quiet_hours="", group_s=0.0, resolve_after_s=0.0)
     notifier = Notifier(
         ledger=state.ledger, silences=state.silences, outbox=state.outbox, policy=policy,
         host=world.host.name, project=str(project.loaded.project),
     )  # fmt: skip
     summary = f"this is a drill, asked for by {who or 'somebody'} and sent by {by}: the way to you works"
     bird = Finding(subject=id, verdict=Verdict.WARNING, fault="canary", summary=summary)
-    told = notifier.tell([Report(check="canary", findings=(bird,), time=world.clock.now())], world.clock.now())
-    names = {letter.alert.id: letter.channels for letter in told.letters}
-    if not names and told.trouble:
-        raise StateDirectoryError("; ".join(told.trouble))
+    notified = notifier.notify([Report(check="canary", findings=(bird,), time=world.clock.now())], world.clock.now())
+    names = {group.alert.id: group.channels for group in notified.groups}
+    if not names and notified.errors:
+        raise StateDirectoryError("; ".join(notified.errors))
     said: dict[str, tuple[str, bool, str, float]] = {}
     deadline = world.clock.monotonic() + DELIVERY_S
     wanted = {(alert_id, channel) for alert_id, channels in names.items() for channel in channels}
@@ -172,10 +172,10 @@ def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tu
             break
         world.clock.sleep(1.0)
     for channel in sorted({channel for _, channel in wanted} - set(said)):
-        why = (done.paused or {}).get(channel, "no answer in time; it waits in the outbox")
+        why = done.paused.get(channel, "no answer in time; it waits in the outbox")
         said[channel] = (channel, False, why, round(world.clock.now() - asked, 3))
     well = replace(bird, verdict=Verdict.OK, fault="", summary="the drill is over")
-    notifier.tell([Report(check="canary", findings=(well,), time=world.clock.now())], world.clock.now())
+    notifier.notify([Report(check="canary", findings=(well,), time=world.clock.now())], world.clock.now())
     flush(
         state.outbox, routes_of(project), world=world, project=str(project.loaded.project), deadline_s=15.0,
     )  # fmt: skip

@@ -164,8 +164,7 @@ def compose(
 
     `runs`: what became of slots since the last one; `incidents`: a line each for those that are open, at most a few.
     """
-    from resilience.alerts.alert import Alert, Reason
-    from resilience.finding import Verdict
+    from resilience.alerts.alert import Alert
 
     ended = [
         run
@@ -194,10 +193,9 @@ def compose(
     title = (
         f"resil is alive: {_several(tally.ticks, 'tick')}{late}, {len(failed)} of {_several(len(ended), 'run')} failed"
     )
-    return Alert(
-        id=f"cron-digest-{day}", thread="cron-digest", reason=Reason.FIRST, verdict=Verdict.OK, time=now, host=host,
-        project=project, notices=(), total=0, title=f"{title}, {_several(open_count, 'open incident')}",
-        body=tuple(body),
+    return Alert.of(
+        id=f"cron-digest-{day}", thread="cron-digest", time=now, host=host, project=project,
+        title=f"{title}, {_several(open_count, 'open incident')}", body=tuple(body),
     )  # fmt: skip
 
 

@@ -116,23 +116,18 @@ def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
 def _queue(
     cron: CronProject, entry: Entry, record: RunRecord, people: tuple[str, ...], body: tuple[str, ...]
 ) -> tuple[str, ...]:
-    from resilience.alerts.alert import Alert, Reason
+    from resilience.alerts.alert import Alert
     from resilience.alerts.state import open_alert_state
-    from resilience.finding import Verdict
 
     world, now = cron.project.world, cron.project.world.clock.now()
     digest = hashlib.sha256(f"{entry.key}\0{record.slot}\0{record.output}".encode("utf-8", "replace")).hexdigest()[:16]
     code = f", exit code {record.exit_code}" if record.exit_code else ""
-    alert = Alert(
+    alert = Alert.of(
         id=f"cron-mail-{digest}",
         thread=f"cron-mail-{hashlib.sha256(entry.key.encode('utf-8', 'replace')).hexdigest()[:16]}",
-        reason=Reason.FIRST,
-        verdict=Verdict.OK,
         time=now,
         host=record.host or world.host.name,
         project=str(cron.project.loaded.project),
-        notices=(),
-        total=0,
         title=f"Cron <{world.host.user}@{record.host or world.host.name}> {entry.name}: {record.outcome}{code}",
         body=body,
     )

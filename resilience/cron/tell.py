@@ -263,7 +263,7 @@ def _tell(
     is_owed: bool,
 ) -> None:
     """In the child: mails and the daily word into the outbox, what the watchdog says, and then all of it out."""
-    from resilience.alerts.alert_delivery import deliver
+    from resilience.alerts.commands import deliver
     from resilience.cron.mail import mail_news
 
     project = cron.project

@@ -15,7 +15,7 @@ from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.sending import Route
+from resilience.alerts.routes import Route
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.spare_folder import SpareFolder
@@ -188,17 +188,7 @@ def an_alert(
         since=fields.pop("since", NOW),
         evidence=fields.pop("evidence", ()),
     )
-    return Alert(
-        id=id,
-        thread=thread or id,
-        reason=reason,
-        verdict=Verdict.OK if over else verdict,
-        time=time,
-        host="login1",
-        project=project,
-        notices=(notice,),
-        **fields,
-    )
+    return Alert.of(notice, id=id, thread=thread or id, time=time, host="login1", project=project, **fields)
 
 
 def an_outbox(folder: Path, spare: Path | None = None) -> Outbox:

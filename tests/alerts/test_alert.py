@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.alert import Alert, Notice, Reason, alert_from_json, alert_to_json
+from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.codec import from_record, to_record
 from resilience.finding import Verdict
 
 NOTICE = Notice(
@@ -22,13 +23,13 @@ ALERT = Alert(
 
 
 def test_every_field_survives_json() -> None:
-    assert alert_from_json(json.loads(json.dumps(alert_to_json(ALERT)))) == ALERT
+    assert from_record(Alert, json.loads(json.dumps(to_record(ALERT)))) == ALERT
 
 
 def test_keys_of_a_later_version_are_passed_over() -> None:
-    record = alert_to_json(ALERT) | {"mood": 1}
+    record = to_record(ALERT) | {"mood": 1}
     record["notices"][0]["colour"] = "red"
-    assert alert_from_json(record) == ALERT
+    assert from_record(Alert, record) == ALERT
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,10 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
 )
 def test_what_is_no_alert_is_refused(harm: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        alert_from_json(alert_to_json(ALERT) | harm)
+        from_record(Alert, to_record(ALERT) | harm)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_only_the_end_of_everything_in_it_resolves_an_alert(reason: Reason) -> None:
-    record = alert_to_json(ALERT) | {"reason": reason}
-    assert alert_from_json(record).is_resolved is (reason is Reason.RESOLVED)
+    record = to_record(ALERT) | {"reason": reason}
+    assert from_record(Alert, record).is_resolved is (reason is Reason.RESOLVED)

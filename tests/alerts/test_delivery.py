@@ -14,12 +14,13 @@ import pytest
 
 from resilience.alerts import sending
 from resilience.alerts.alert import Reason
-from resilience.alerts.backoff import GIVE_UP_S, GIVE_UP_TRIES
+from resilience.alerts.channel_health import GIVE_UP_S, GIVE_UP_TRIES
 from resilience.alerts.claims import EXPIRES_S, claim
 from resilience.alerts.delivery import Flushed, flush
 from resilience.alerts.digest import DIGEST_OVER
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.sending import Errand, Route, compose_apart
+from resilience.alerts.routes import Route
+from resilience.alerts.sending import DeliveryRequest, compose_in_child
 from resilience.errors import UsageError
 from resilience.finding import Verdict
 from resilience.system.world import World
@@ -289,8 +290,8 @@ def test_a_message_that_was_damaged_while_it_waited_is_told_of_in_its_place(desk
     done = desk.flush()
     assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
     (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
-    assert "a message that waited for it was damaged" in notice.summary and notice.subject == "channel email"
-    assert "set aside" in done.trouble and done.waiting == 0
+    assert "a message that was queued for it was damaged" in notice.summary and notice.subject == "channel email"
+    assert "set aside" in done.error and done.waiting == 0
     assert desk.flush().sent == (), "and once"
 
 
@@ -581,10 +582,10 @@ def test_a_short_outage_ends_with_the_messages_themselves(desk: Desk) -> None:
 
 def test_what_would_be_sent_can_be_seen_without_sending(desk: Desk) -> None:
     desk.email.order("down")
-    shown = dict(compose_apart({"email": Errand(an_alert(), desk.email.route)}))
+    shown = dict(compose_in_child({"email": DeliveryRequest(an_alert(), desk.email.route)}))
     assert '"id": "a1"' in shown["email"] and desk.email.taken == []
     desk.email.order("settings")
-    shown = dict(compose_apart({"email": Errand(an_alert(), desk.email.route)}))
+    shown = dict(compose_in_child({"email": DeliveryRequest(an_alert(), desk.email.route)}))
     assert shown["email"] == "cannot be composed: the secret file may be read by others (try: chmod 600 it)"
 
 

@@ -15,13 +15,12 @@ from resilience.alerts.digest import (
     compose_digest,
     digest_id,
     is_due,
-    line_from_json,
-    line_to_json,
     lines_of,
     merge,
     ranked,
     story,
 )
+from resilience.alerts.outbox import Entry, decode, encode
 from resilience.finding import Verdict
 from tests.alerts.stand_in import an_alert
 from tests.fakes import NOW
@@ -104,9 +103,9 @@ def test_who_folds_the_same_gets_the_same_id() -> None:
 
 def test_a_line_comes_back_from_json() -> None:
     line = a_line("e", Verdict.CRITICAL, advice="rm", ended=NOW, acknowledged_by="ada", run="gpt", count=3)
-    assert line_from_json(line_to_json(line)) == line
     plain = a_line("e", since=0.0, summary="")
-    assert line_from_json(line_to_json(plain)) == plain
+    digest = Entry(alert=FIRST, channel="email", queued=NOW, lines=(line, plain), covers=("a.email",))
+    assert decode(encode(digest)) == digest
 
 
 def test_a_long_summary_is_cut() -> None:

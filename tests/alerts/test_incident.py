@@ -1,4 +1,4 @@
-"""An incident's ids, and that its file says what it said."""
+"""An incident's ids and its file; the incidents that a silence covers, and that it always ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.incident import (
     STALE_AFTER_S,
     Incident,
-    episode_of,
+    Silence,
     fingerprint_of,
-    incident_from_json,
-    incident_to_json,
+    incident_id_of,
+    read_incident,
 )
+from resilience.errors import UsageError
 from resilience.finding import Verdict
+from tests.alerts.test_ledger import incident
 
 FULL = Incident(
     episode="3f9a1c04",
@@ -63,11 +66,11 @@ BARE = Incident(
 
 @pytest.mark.parametrize("incident", [FULL, BARE])
 def test_every_field_survives_json(incident: Incident) -> None:
-    assert incident_from_json(json.loads(json.dumps(incident_to_json(incident)))) == incident
+    assert read_incident(json.loads(json.dumps(to_record(incident)))) == incident
 
 
 def test_an_incident_written_by_a_later_version_is_read() -> None:
-    assert incident_from_json(incident_to_json(FULL) | {"mood": "calm"}) == FULL
+    assert read_incident(to_record(FULL) | {"mood": "calm"}) == FULL
 
 
 @pytest.mark.parametrize(
@@ -91,17 +94,17 @@ def test_an_incident_written_by_a_later_version_is_read() -> None:
 )
 def test_what_is_no_incident_is_refused(harm: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        incident_from_json(incident_to_json(FULL) | harm)
+        read_incident(to_record(FULL) | harm)
 
 
 @pytest.mark.parametrize(
     "name", ["episode", "fingerprint", "check", "subject", "fault", "summary", "verdict", "opened"]
 )
 def test_what_lacks_its_name_or_its_verdict_is_refused(name: str) -> None:
-    record = incident_to_json(FULL)
+    record = to_record(FULL)
     del record[name]
     with pytest.raises((KeyError, TypeError, ValueError)):
-        incident_from_json(record)
+        read_incident(record)
 
 
 @given(st.text(), st.text(), st.text(), st.text())
@@ -115,20 +118,20 @@ def test_a_subject_that_is_no_text_has_a_fingerprint() -> None:
 
 
 def test_two_nodes_that_see_a_fault_at_the_same_moment_give_it_the_same_id() -> None:
-    assert episode_of("f", 1, 7200.0) == episode_of("f", 1, 7200.9)
+    assert incident_id_of("f", 1, 7200.0) == incident_id_of("f", 1, 7200.9)
 
 
 def test_each_coming_of_a_fault_has_its_own_id() -> None:
-    assert episode_of("f", 1, 7200.0) != episode_of("f", 2, 7200.0)
+    assert incident_id_of("f", 1, 7200.0) != incident_id_of("f", 2, 7200.0)
 
 
 def test_a_fault_whose_file_was_lost_gets_another_id_an_hour_later() -> None:
-    assert episode_of("f", 1, 7200.0) != episode_of("f", 1, 7200.0 + 3600)
+    assert incident_id_of("f", 1, 7200.0) != incident_id_of("f", 1, 7200.0 + 3600)
 
 
 def test_an_id_is_short_enough_to_be_typed() -> None:
-    assert len(episode_of("f", 1, 0.0)) == 8
-    assert set(episode_of("f", 1, 0.0)) <= set("0123456789abcdef")
+    assert len(incident_id_of("f", 1, 0.0)) == 8
+    assert set(incident_id_of("f", 1, 0.0)) <= set("0123456789abcdef")
 
 
 @pytest.mark.parametrize(
@@ -144,3 +147,66 @@ def test_an_open_incident_at_which_nobody_looks_is_stale(
     looked: float, resolved: float | None, now: float, stale: bool
 ) -> None:
     assert replace(BARE, seen=0.0, looked=looked, resolved=resolved).is_stale(now) is stale
+
+
+FS: dict[str, Any] = {"check": "fs", "subject": "/scratch", "run": "gpt", "fault": "space", "episode": "3f9a1c04"}
+
+
+@pytest.mark.parametrize(
+    ("given", "covers"),
+    [
+        ({"check": "fs"}, True),
+        ({"check": "job"}, False),
+        ({"check": "*"}, True),
+        ({"subject": "/scr*"}, True),
+        ({"subject": "/scr"}, False),
+        ({"run": "g?t"}, True),
+        ({"run": "bert"}, False),
+        ({"fault": "space"}, True),
+        ({"check": "fs", "subject": "/home"}, False),
+        ({"check": "fs", "subject": "/scratch", "run": "gpt"}, True),
+        ({"episode": "3f9a"}, True),
+        ({"episode": "3f9b"}, False),
+    ],
+)
+def test_a_silence_covers_what_all_of_it_matches(given: dict[str, Any], covers: bool) -> None:
+    assert Silence(id="1", until=1.0, **given).covers(replace(incident(), **FS)) is covers
+
+
+def test_a_subject_with_brackets_in_its_name_is_itself() -> None:
+    silence = Silence(id="1", until=1.0, subject="/logs/[main]")
+    assert silence.covers(incident("/logs/[main]"))
+    assert silence.covers(incident("/logs/m"))
+
+
+def test_a_silence_that_says_nothing_is_refused_instead_of_silencing_everything() -> None:
+    with pytest.raises(UsageError) as refused:
+        Silence(id="1", until=1.0)
+    assert "--check '*'" in refused.value.hint
+
+
+@pytest.mark.parametrize("until", [5.0, 4.0, float("inf"), float("nan")])
+def test_a_silence_ends_and_later_than_it_begins(until: float) -> None:
+    with pytest.raises(UsageError):
+        Silence(id="1", since=5.0, until=until, check="fs")
+
+
+def test_a_silence_ends_at_its_end() -> None:
+    silence = Silence(id="1", until=10.0, check="fs")
+    assert not silence.is_over(9.9)
+    assert silence.is_over(10.0)
+
+
+def test_every_field_of_a_silence_survives_json() -> None:
+    silence = Silence(
+        id="12ab34cd", until=10.0, since=1.0, by="ada", why="move",
+        check="fs", subject="/s", run="r", fault="f", episode="3",
+    )  # fmt: skip
+    assert from_record(Silence, json.loads(json.dumps(to_record(silence))) | {"later": 1}) == silence
+
+
+@pytest.mark.parametrize("harm", [{"until": None}, {"until": "soon"}, {"check": 3}, {"check": ""}, {"since": 99.0}])
+def test_what_is_no_silence_is_refused(harm: dict[str, Any]) -> None:
+    record = to_record(Silence(id="1", until=10.0, check="fs"))
+    with pytest.raises((UsageError, TypeError, ValueError)):
+        from_record(Silence, record | harm)

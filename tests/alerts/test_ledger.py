@@ -1,4 +1,4 @@
-"""The ledger remembers incidents: text files, no locks, and damage that costs one incident at most."""
+"""Incidents, acknowledgements and silences are files that `cat` can read, and a damaged one costs itself alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.incident import Incident, episode_of, fingerprint_of
-from resilience.alerts.ledger import Ledger
+from resilience.alerts.codec import to_record
+from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, silencing
+from resilience.alerts.ledger import COPY_FRESH_S, SILENCE_KEPT_S, Ledger, LedgerCopy, Silences, silence_id
 from resilience.alerts.policy import begin
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Finding, Verdict
@@ -29,7 +30,7 @@ NOW = 1_800_000_000.0
 def incident(subject: str = "/scratch", **fields: Any) -> Incident:
     fingerprint = fingerprint_of("fs", subject, "space")
     given: dict[str, Any] = {
-        "episode": episode_of(fingerprint, 1, NOW),
+        "episode": incident_id_of(fingerprint, 1, NOW),
         "fingerprint": fingerprint,
         "check": "fs",
         "subject": subject,
@@ -62,14 +63,14 @@ def again(ledger: Ledger) -> Ledger:
 
 def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Ledger) -> None:
     first, second = incident("/a"), incident("/b", opened=NOW + 1)
-    ledger.keep(first)
-    ledger.keep(second)
+    ledger.save(first)
+    ledger.save(second)
     assert again(ledger).incidents() == (second, first)
-    assert ledger.trouble == ()
+    assert ledger.errors == ()
 
 
 def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, folder: Path) -> None:
-    ledger.keep(incident("/scratch/Jürgen"))
+    ledger.save(incident("/scratch/Jürgen"))
     (file,) = folder.iterdir()
     assert file.name == incident("/scratch/Jürgen").fingerprint + ".json"
     lines = file.read_text().splitlines()
@@ -78,21 +79,21 @@ def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, folder: Path) -
 
 
 def test_a_subject_that_is_no_text_is_kept(ledger: Ledger) -> None:
-    ledger.keep(incident("/data/\udcff"))
+    ledger.save(incident("/data/\udcff"))
     assert again(ledger).incidents()[0].subject == "/data/\udcff"
 
 
 def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, folder: Path) -> None:
-    ledger.keep(incident())
-    ledger.keep(incident(episode="ffffffff", number=2))
+    ledger.save(incident())
+    ledger.save(incident(episode="ffffffff", number=2))
     assert len(list(folder.iterdir())) == 1
 
 
 def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, folder: Path) -> None:
-    ledger.keep(incident())
+    ledger.save(incident())
     ledger.acknowledge(incident().episode, "ada", "", NOW)
     (kept,) = ledger.incidents()
-    ledger.forget(kept)
+    ledger.remove(kept)
     assert list(folder.iterdir()) == []
 
 
@@ -100,14 +101,14 @@ def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, fold
 
 
 def test_an_incident_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
-    ledger.keep(incident(episode="3f9a1c04"))
+    ledger.save(incident(episode="3f9a1c04"))
     for text in ("3f9a1c04", "3f9", " 3F9A "):
         assert ledger.find(text).episode == "3f9a1c04"
 
 
 def test_an_id_that_fits_several_names_them(ledger: Ledger) -> None:
-    ledger.keep(incident("/a", episode="3f9a1c04"))
-    ledger.keep(incident("/b", episode="3f9b0000"))
+    ledger.save(incident("/a", episode="3f9a1c04"))
+    ledger.save(incident("/b", episode="3f9b0000"))
     with pytest.raises(UsageError) as refused:
         ledger.find("3f9")
     assert "3f9a1c04 (fs /a)" in refused.value.hint
@@ -118,7 +119,7 @@ def test_an_id_that_fits_several_names_them(ledger: Ledger) -> None:
     ("text", "hint"), [("3f9a1c40", "did you mean 3f9a1c04?"), ("zzz", "resil alert list"), ("", "resil")]
 )
 def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint: str) -> None:
-    ledger.keep(incident(episode="3f9a1c04"))
+    ledger.save(incident(episode="3f9a1c04"))
     with pytest.raises(UsageError) as refused:
         ledger.find(text)
     assert hint in refused.value.hint
@@ -128,17 +129,17 @@ def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint:
 
 
 def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(ledger: Ledger) -> None:
-    ledger.keep(incident())
+    ledger.save(incident())
     (read_before,) = again(ledger).incidents()
     ledger.acknowledge(incident().episode[:4], "ada", "moving data", NOW + 5)
-    again(ledger).keep(replace(read_before, count=2))  # a watchdog that had not seen it
+    again(ledger).save(replace(read_before, count=2))  # a watchdog that had not seen it
     (kept,) = again(ledger).incidents()
     assert (kept.acknowledged_by, kept.acknowledged_at, kept.acknowledged_note) == ("ada", NOW + 5, "moving data")
     assert kept.count == 2
 
 
 def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
-    ledger.keep(incident())
+    ledger.save(incident())
     acknowledged = ledger.acknowledge(incident().episode, "ada", "", NOW)
     assert acknowledged.acknowledged_by == "ada"
     assert ledger.unacknowledge(incident().episode).acknowledged_by == ""
@@ -150,24 +151,24 @@ def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(l
     ended = replace(first, resolved=NOW + 10)
     finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
     again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
-    ledger.keep(again)
+    ledger.save(again)
     with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
         Ledger(ledger.folder).find(first.episode[:6])
     assert again.episode != first.episode and ledger.find(again.episode) == again
 
 
 def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
-    ledger.keep(incident())
+    ledger.save(incident())
     ledger.acknowledge(incident().episode, "ada", "", NOW)
     fresh = again(ledger)
     fresh.incidents()
-    fresh.keep(incident(episode="ffffffff", number=2))
+    fresh.save(incident(episode="ffffffff", number=2))
     assert fresh.incidents()[0].acknowledged_by == ""
     assert not list(ledger.folder.folder.glob("*.ack"))
 
 
 def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
-    ledger.keep(incident(resolved=NOW))
+    ledger.save(incident(resolved=NOW))
     with pytest.raises(UsageError, match="is over already"):
         ledger.acknowledge(incident().episode, "ada", "", NOW)
 
@@ -177,7 +178,7 @@ def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) ->
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
     private = tmp_path / "private"
-    Ledger(SpareFolder(private / "i", None)).keep(incident())
+    Ledger(SpareFolder(private / "i", None)).save(incident())
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
         Ledger(SpareFolder(private / "i", None)).find("3f9a")
     assert not caught.value.transient and "[run] group" in caught.value.hint
@@ -189,7 +190,7 @@ def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_f
     tmp_path.chmod(0o755)
     shared, private = tmp_path / "shared", tmp_path / "private"
     for place, options in ((shared, {"folder_mode": 0o2770, "file_mode": 0o660, "gid": NOBODY}), (private, {})):
-        Ledger(SpareFolder(place / "i", None, **options)).keep(incident())  # type: ignore[arg-type]
+        Ledger(SpareFolder(place / "i", None, **options)).save(incident())  # type: ignore[arg-type]
     private.chmod(0o755)
     (private / "i").chmod(0o755)
     (next((private / "i").iterdir())).chmod(0o644)
@@ -207,7 +208,7 @@ def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_pa
     """In a stranger's own spare folder, nobody else reads it."""
     with small_disk(tmp_path / "disk") as disk:
         theirs = disk / "i"
-        Ledger(SpareFolder(theirs, None)).keep(incident())
+        Ledger(SpareFolder(theirs, None)).save(incident())
         os.chown(theirs, NOBODY, NOBODY)
         make_read_only(disk, True)
         ledger = Ledger(SpareFolder(theirs, tmp_path / "spare" / "i"))
@@ -237,21 +238,21 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(ledger: Ledger, folder: Path, kind: str) -> None:
     other = incident("/home")
-    ledger.keep(other)
-    ledger.keep(WHOLE)
+    ledger.save(other)
+    ledger.save(WHOLE)
     path = folder / f"{WHOLE.fingerprint}.json"
     content = (folder / f"{other.fingerprint}.json").read_bytes() if kind == "another's" else DAMAGE[kind]
     path.write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (other,)
-    assert "makes no sense" in fresh.trouble[0]
-    assert path.name in fresh.trouble[0]
+    assert "makes no sense" in fresh.errors[0]
+    assert path.name in fresh.errors[0]
     assert not path.exists()
     (aside,) = folder.glob(".damaged-*")
     assert aside.read_bytes() == content
-    fresh.keep(WHOLE)  # it begins afresh
+    fresh.save(WHOLE)  # it begins afresh
     assert set(again(ledger).incidents()) == {other, WHOLE}
-    assert again(ledger).trouble == ()
+    assert again(ledger).errors == ()
 
 
 @pytest.mark.parametrize(
@@ -260,22 +261,22 @@ def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(ledger: Le
 def test_a_damaged_acknowledgement_costs_the_acknowledgement_alone(
     ledger: Ledger, folder: Path, content: bytes
 ) -> None:
-    ledger.keep(WHOLE)
+    ledger.save(WHOLE)
     (folder / f"{WHOLE.episode}.ack").write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
-    assert "acknowledgement" in fresh.trouble[0]
+    assert "acknowledgement" in fresh.errors[0]
     assert not (folder / f"{WHOLE.episode}.ack").exists()
 
 
 def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, folder: Path) -> None:
-    ledger.keep(WHOLE)
+    ledger.save(WHOLE)
     (folder / "aa.json").mkdir()
     (folder / "bb.json").symlink_to("/etc/passwd")
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
-    assert len(fresh.trouble) == 2 and all("set aside" in said for said in fresh.trouble)
-    assert again(ledger).incidents() == (WHOLE,) and not again(ledger).trouble
+    assert len(fresh.errors) == 2 and all("set aside" in said for said in fresh.errors)
+    assert again(ledger).incidents() == (WHOLE,) and not again(ledger).errors
 
 
 # ---- disks
@@ -284,10 +285,10 @@ def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledg
 def test_incidents_survive_a_full_disk_and_move_home_afterwards(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
-        ledger.keep(incident("/a"))
+        ledger.save(incident("/a"))
         ballast = fill(disk)
-        ledger.keep(incident("/a", count=7, evidence=("x" * 5000,)))
-        ledger.keep(incident("/b", evidence=("x" * 5000,)))
+        ledger.save(incident("/a", count=7, evidence=("x" * 5000,)))
+        ledger.save(incident("/b", evidence=("x" * 5000,)))
         kept = again(ledger).incidents()
         assert {(i.subject, i.count) for i in kept} == {("/a", 7), ("/b", 0)}
         ballast.unlink()
@@ -298,10 +299,10 @@ def test_incidents_survive_a_full_disk_and_move_home_afterwards(tmp_path: Path) 
 def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
-        ledger.keep(incident("/a"))
+        ledger.save(incident("/a"))
         make_read_only(disk, True)
-        ledger.keep(incident("/a", count=7))
-        ledger.forget(incident("/b"))
+        ledger.save(incident("/a", count=7))
+        ledger.remove(incident("/b"))
         assert again(ledger).incidents()[0].count == 7
         make_read_only(disk, False)
 
@@ -309,18 +310,18 @@ def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None
 def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     ledger = Ledger(SpareFolder(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
     assert ledger.incidents() == ()
-    assert "it does not answer" in ledger.trouble[0]
+    assert "it does not answer" in ledger.errors[0]
 
 
 # ---- many
 
 
 def test_what_has_not_changed_is_not_written_again(ledger: Ledger, folder: Path) -> None:
-    ledger.keep(WHOLE)
+    ledger.save(WHOLE)
     fresh = again(ledger)
     (kept,) = fresh.incidents()
     before = (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns
-    fresh.keep(kept)
+    fresh.save(kept)
     assert (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns == before
 
 
@@ -330,8 +331,8 @@ def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, fold
         "from tests.alerts.test_ledger import incident; from resilience.alerts.ledger import Ledger\n"
         "from resilience.system.spare_folder import SpareFolder\n"
         f"ledger = Ledger(SpareFolder(Path({str(folder)!r}), None))\n"
-        "for n in range(200): ledger.keep(incident(count=n, evidence=(sys.argv[1] * 3000,))); ledger.incidents()\n"
-        "assert ledger.trouble == (), ledger.trouble\n"
+        "for n in range(200): ledger.save(incident(count=n, evidence=(sys.argv[1] * 3000,))); ledger.incidents()\n"
+        "assert ledger.errors == (), ledger.errors\n"
     )
     root = Path(__file__).parents[2]
     both = [subprocess.Popen([sys.executable, "-c", script, who], cwd=root) for who in "ab"]
@@ -342,8 +343,141 @@ def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, fold
 
 def test_a_thousand_incidents_are_read_in_a_moment(ledger: Ledger) -> None:
     for number in range(1000):
-        ledger.keep(incident(f"job {number}"))
+        ledger.save(incident(f"job {number}"))
     fresh = again(ledger)
     began = time.monotonic()
     assert len(fresh.incidents()) == 1000
     assert time.monotonic() - began < 30  # 0.1 s on a quiet core
+
+
+def contents(*incidents: Incident) -> list[bytes]:
+    return [json.dumps(to_record(one)).encode() for one in incidents]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node" / "ledger-copy.json"
+
+
+def test_what_was_open_is_remembered(path: Path) -> None:
+    given = (incident("/a"), incident("/b"))
+    LedgerCopy(path).save(contents(*given), NOW)
+    assert LedgerCopy(path).load(NOW + 60) == given
+    LedgerCopy(path).save([], NOW)
+    assert LedgerCopy(path).load(NOW) == ()
+
+
+@pytest.mark.parametrize(("later_s", "count"), [(COPY_FRESH_S - 1, 1), (COPY_FRESH_S, 0), (-COPY_FRESH_S, 0)])
+def test_an_old_copy_is_not_believed(path: Path, later_s: float, count: int) -> None:
+    LedgerCopy(path).save(contents(incident()), NOW)
+    assert len(LedgerCopy(path).load(NOW + later_s)) == count
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"time": 1e999, "incidents": []}'])
+def test_a_damaged_copy_is_as_if_there_were_none(path: Path, content: bytes) -> None:
+    LedgerCopy(path).save(contents(incident()), NOW)
+    path.write_bytes(content)
+    assert LedgerCopy(path).load(NOW) == ()
+
+
+def test_only_this_user_reads_it(path: Path) -> None:
+    LedgerCopy(path).save(contents(incident()), NOW)
+    assert path.stat().st_mode & 0o077 == 0
+    assert path.parent.stat().st_mode & 0o077 == 0
+
+
+@needs_root
+def test_a_copy_that_somebody_else_wrote_is_not_believed(path: Path) -> None:
+    LedgerCopy(path).save(contents(incident()), NOW)
+    os.chown(path, NOBODY, NOBODY)
+    assert LedgerCopy(path).load(NOW) == ()
+
+
+def test_where_there_is_no_place_for_it_nothing_is_kept_and_nothing_raised(tmp_path: Path) -> None:
+    (tmp_path / "node").write_text("not a folder")
+    copy = LedgerCopy(tmp_path / "node" / "ledger-copy.json")
+    copy.save(contents(incident()), NOW)
+    assert copy.load(NOW) == ()
+
+
+HOUR = 3600.0
+
+
+def silence(id: str = "12ab34cd", hours: float = 1.0, **fields: str) -> Silence:
+    return Silence(id=id, since=NOW, until=NOW + hours * HOUR, **({"check": "fs"} | fields))
+
+
+@pytest.fixture
+def silences(tmp_path: Path) -> Silences:
+    return Silences(SpareFolder(tmp_path / "silences", None))
+
+
+def test_a_silence_holds_until_its_end_and_the_first_to_end_comes_first(silences: Silences) -> None:
+    long, short = silence("aa", 5.0), silence("bb", 1.0)
+    silences.add(long)
+    silences.add(short)
+    assert silences.active(NOW) == (short, long)
+    assert silences.active(NOW + 2 * HOUR) == (long,)
+    assert silences.active(NOW + 6 * HOUR) == ()
+
+
+def test_it_is_text_that_cat_can_read(silences: Silences) -> None:
+    silences.add(silence(why="moving /scratch"))
+    assert "moving /scratch" in (silences.folder.folder / "12ab34cd.json").read_text()
+
+
+def test_it_can_be_ended_by_the_beginning_of_its_id(silences: Silences) -> None:
+    silences.add(silence("12ab34cd"))
+    assert silences.remove(" 12A ").id == "12ab34cd"
+    assert silences.active(NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("1", "several"), ("9", "there is no silence"), ("", "there is no silence")]
+)
+def test_an_id_that_fits_none_or_several_is_refused_naming_those_there_are(
+    silences: Silences, text: str, said: str
+) -> None:
+    silences.add(silence("12ab34cd"))
+    silences.add(silence("1f000000"))
+    with pytest.raises(UsageError) as refused:
+        silences.remove(text)
+    assert said in refused.value.message
+    assert "12ab34cd" in refused.value.hint
+
+
+def test_where_there_is_none_none_can_be_ended(silences: Silences) -> None:
+    with pytest.raises(UsageError) as refused:
+        silences.remove("1")
+    assert refused.value.hint == "there is none at all"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "1", "until": "x", "check": "fs"}', b"\xff"])
+def test_a_damaged_silence_is_set_aside_and_said_and_the_others_hold(silences: Silences, content: bytes) -> None:
+    silences.add(silence())
+    silences.folder.write("bad.json", content)
+    assert [s.id for s in silences.active(NOW)] == ["12ab34cd"]
+    assert "bad.json" in silences.errors[0]
+    assert "set aside" in silences.errors[0]
+    assert silences.folder.names() == ("12ab34cd.json",)
+
+
+def test_silences_that_ended_long_ago_are_forgotten(silences: Silences) -> None:
+    silences.add(silence("aa"))
+    silences.add(silence("bb", hours=24 * 30))
+    silences.prune(NOW + HOUR + SILENCE_KEPT_S + 1)
+    assert silences.folder.names() == ("bb.json",)
+
+
+def test_ids_differ_by_who_what_and_when() -> None:
+    ids = {silence_id(what, by, now) for what in ("fs", "job") for by in ("ada", "bob") for now in (1.0, 2.0)}
+    assert len(ids) == 8
+    assert all(len(one) == 8 for one in ids)
+
+
+def test_of_several_silences_the_last_to_end_counts() -> None:
+    short, long = silence("aa", 1.0), silence("bb", 2.0, check="f*")
+    other = silence("cc", 9.0, check="job")
+    assert silencing((short, long, other), incident(), NOW) == long
+    assert silencing((other,), incident(), NOW) is None
+    assert silencing((short, long), incident(), NOW + 3 * HOUR) is None

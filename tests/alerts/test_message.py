@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.alerts import channel_news
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.backoff import Health
+from resilience.alerts.channel_health import NodeState, broken
 from resilience.alerts.message import (
     clean_line,
     clean_lines,
@@ -71,10 +70,16 @@ def test_what_began_a_moment_ago_was_just_noticed() -> None:
 
 
 def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
-    broken = channel_news.broken(
-        "slack", Health(failures=3, error="revoked"), episode="1a2b3c", now=NOW, host="n1", project="/p", waiting=2
+    alert = broken(
+        "slack",
+        NodeState(failures=3, error="revoked"),
+        incident_id="1a2b3c",
+        now=NOW,
+        host="n1",
+        project="/p",
+        waiting=2,
     )
-    assert not {"Acknowledge", "Look"} & set(dict(runbook(broken)[0].rows))
+    assert not {"Acknowledge", "Look"} & set(dict(runbook(alert)[0].rows))
 
 
 @pytest.mark.parametrize(

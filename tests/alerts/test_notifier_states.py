@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.ledger import Ledger
+from resilience.alerts.incident import Silence
+from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import Notifier
-from resilience.alerts.silence import Silence
-from resilience.alerts.silences import Silences
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
@@ -137,7 +136,7 @@ class Nights(RuleBasedStateMachine):
         )  # fmt: skip
         self.fuse.count = 0
         try:
-            notifier.tell([Report(check="fs", findings=tuple(findings), time=self.now)], self.now)
+            notifier.notify([Report(check="fs", findings=tuple(findings), time=self.now)], self.now)
         except Crash:
             self.disturbed = True
         finally:

@@ -8,11 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts import entry as entries
-from resilience.alerts.alert import Reason, alert_to_json
+from resilience.alerts import outbox as entries
+from resilience.alerts.alert import Reason
+from resilience.alerts.codec import to_record
 from resilience.alerts.digest import FOLD_AT
-from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, in_order, trimmed
-from resilience.alerts.outbox import DEAD_MOST, SENT_KEPT_S, SENT_MOST, Outbox
+from resilience.alerts.outbox import (
+    DEAD_MOST,
+    LIMIT_BYTES,
+    SENT_KEPT_S,
+    SENT_MOST,
+    Entry,
+    Outbox,
+    decode,
+    encode,
+    in_order,
+    trimmed,
+)
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from tests.alerts.stand_in import an_alert, an_outbox
@@ -98,7 +109,7 @@ def test_an_id_cannot_leave_the_folder(tmp_path: Path, id: str) -> None:
 def test_an_alert_with_a_megabyte_of_evidence_is_cut_and_keeps_what_matters(tmp_path: Path) -> None:
     alert = an_alert(evidence=tuple("x" * 10_000 for _ in range(100)), summary="y" * 9000)
     short = trimmed(alert)
-    assert len(json.dumps(alert_to_json(short))) <= LIMIT_BYTES
+    assert len(json.dumps(to_record(short))) <= LIMIT_BYTES
     assert (short.id, short.notices[0].subject, short.verdict) == (alert.id, "/scratch", alert.verdict)
     assert trimmed(an_alert()) == an_alert()
 
@@ -168,7 +179,7 @@ def test_a_dead_letter_says_why_and_can_be_put_back(tmp_path: Path) -> None:
     box.give_up(box.pending()[0], "no such recipient", "write another", NOW + 5, "n1")
     (dead,) = box.dead()
     assert (dead.error, dead.hint, dead.ended) == ("no such recipient", "write another", NOW + 5)
-    box.revive(dead)
+    box.requeue(dead)
     assert (box.dead(), names(box)) == ((), ["a1.email"])
     assert box.pending()[0].alert == an_alert(evidence=("log line",)) and box.pending()[0].tries == 0
 
@@ -193,7 +204,7 @@ def test_what_is_old_is_forgotten_and_dead_letters_are_not(tmp_path: Path) -> No
     box.delivered(by_id["old"], NOW, "ok", "n1")
     box.delivered(by_id["new"], NOW + SENT_KEPT_S, "ok", "n1")
     box.give_up(by_id["dead"], "no", "", NOW, "n1")
-    box.sweep(NOW + SENT_KEPT_S + HOUR)
+    box.cleanup(NOW + SENT_KEPT_S + HOUR)
     assert [entry.alert.id for entry in box.sent()] == ["new"]
     assert [entry.alert.id for entry in box.dead()] == ["dead"]
 
@@ -208,7 +219,7 @@ def test_the_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         box.put(an_alert(f"a{number}"), "slack", NOW)
         box.delivered(box.pending("email")[0], NOW + number, "ok", "n1")
         box.give_up(box.pending("slack")[0], "no", "", NOW + number, "n1")
-    box.sweep(NOW + HOUR)
+    box.cleanup(NOW + HOUR)
     assert [entry.alert.id for entry in box.sent()] == [entry.alert.id for entry in box.dead()] == ["a7", "a8", "a9"]
 
 
@@ -272,7 +283,7 @@ def test_a_damaged_entry_is_set_aside_and_the_others_go_on(tmp_path: Path, conte
     box.put(an_alert("good"), "email", NOW)
     (tmp_path / "alerts" / "outbox" / "bad.email").write_bytes(content)
     assert names(box) == ["good.email"]
-    assert "set aside" in box.trouble
+    assert "set aside" in box.error
     aside = [path for path in (tmp_path / "alerts" / "outbox").iterdir() if path.name.startswith(".damaged-bad")]
     assert aside[0].read_bytes() == content, "nothing is thrown away"
 
@@ -295,7 +306,7 @@ def test_a_fifo_a_link_and_a_folder_in_its_place_block_nobody(tmp_path: Path) ->
     (folder / "stray").write_text("no channel")
     assert names(box) == ["good.email"]
     assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
-    assert "set aside" in box.trouble
+    assert "set aside" in box.error
 
 
 # ---- disks in trouble

@@ -16,14 +16,15 @@ from resilience.alerts.alert import Reason
 from resilience.alerts.incident import Incident
 from resilience.alerts.policy import (
     advance,
+    assess,
     begin,
     check_policy,
     decide,
     due_steps,
-    ends_unsaid,
     in_quiet_hours,
     is_flapping,
-    sound,
+    resolves_silently,
+    usable,
 )
 from resilience.errors import SettingsError
 from resilience.finding import Finding, Verdict
@@ -84,7 +85,7 @@ def test_without_patience_an_unknown_is_told_at_once() -> None:
 def test_what_ended_before_it_was_told_is_never_told() -> None:
     incident = open_since(60.0, UNKNOWN)
     assert decide(incident, OK, NOW, POLICY) is Reason.QUIET
-    assert ends_unsaid(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
+    assert resolves_silently(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
 
 
 # ---- what was told: every pair of what people know and what is there
@@ -140,7 +141,7 @@ def test_when_a_silence_ends_and_the_fault_is_still_there_people_hear_of_it() ->
 def test_an_end_in_a_silence_is_told_when_the_silence_is_over() -> None:
     incident = advance(told_since(HOUR), OK, NOW, POLICY)
     assert decide(incident, OK, NOW, POLICY, silenced=True) is Reason.QUIET
-    assert not ends_unsaid(incident, NOW, POLICY, silenced=True)
+    assert not resolves_silently(incident, NOW, POLICY, silenced=True)
     assert decide(incident, OK, NOW + HOUR, POLICY) is Reason.RESOLVED
 
 
@@ -231,7 +232,7 @@ def test_what_the_night_kept_back_is_told_in_the_morning() -> None:
 def test_what_came_and_went_in_the_night_is_told_in_the_morning_once() -> None:
     incident = advance(open_since(HOUR, WARNING, NIGHT, held=NIGHT - HOUR), OK, NIGHT, QUIET)
     assert decide(incident, OK, NIGHT, QUIET, zone=UTC) is Reason.QUIET
-    assert not ends_unsaid(incident, NIGHT, QUIET, silenced=False)
+    assert not resolves_silently(incident, NIGHT, QUIET, silenced=False)
     assert decide(incident, OK, MORNING, QUIET, zone=UTC) is Reason.RESOLVED
 
 
@@ -290,6 +291,35 @@ def test_a_fault_that_returns_before_its_end_was_told_is_the_same_incident() -> 
     incident = told_since(HOUR, gone=NOW - 200)
     assert decide(incident, WARNING, NOW, policy) is Reason.QUIET
     assert advance(incident, WARNING, NOW, policy).gone is None
+
+
+# ---- what is saved when nothing is sent
+
+
+@pytest.mark.parametrize(
+    ("incident", "verdict", "options", "reason", "saved"),
+    [
+        (open_since(60.0), WARNING, {}, Reason.FIRST, {"held": None, "resolved": None}),
+        (open_since(60.0, gone=NOW), OK, {}, Reason.QUIET, {"resolved": NOW}),
+        (told_since(HOUR), WARNING, {"silenced": True}, Reason.QUIET, {"silenced": NOW}),
+        (told_since(HOUR, silenced=NOW - 60), WARNING, {"silenced": True}, Reason.QUIET, {"silenced": NOW - 60}),
+        (told_since(HOUR, silenced=NOW - 60, acknowledged_by="ada"), WARNING, {}, Reason.QUIET, {"silenced": None}),
+        (told_since(HOUR), OK, {"expired": True}, Reason.RESOLVED, {"resolved": None}),
+        (told_since(HOUR), OK, {"expired": True, "silenced": True}, Reason.QUIET, {"resolved": None}),
+        (open_since(HOUR), OK, {"expired": True}, Reason.QUIET, {"resolved": NOW}),
+    ],
+)
+def test_the_reason_comes_with_the_incident_to_save(
+    incident: Incident, verdict: Verdict, options: dict[str, bool], reason: Reason, saved: dict[str, float | None]
+) -> None:
+    found, after = assess(incident, verdict, NOW, QUIET, zone=UTC, **options)
+    assert (found, {name: getattr(after, name) for name in saved}) == (reason, saved)
+
+
+@pytest.mark.parametrize(("verdict", "lasted_s", "held"), [(WARNING, 0.0, True), (UNKNOWN, 60.0, False)])
+def test_a_fault_is_held_when_only_quiet_hours_keep_it_back(verdict: Verdict, lasted_s: float, held: bool) -> None:
+    reason, after = assess(open_since(lasted_s, verdict, NIGHT), verdict, NIGHT, QUIET, zone=UTC)
+    assert reason is Reason.QUIET and (after.held == NIGHT) is held
 
 
 # ---- flapping
@@ -509,10 +539,10 @@ def test_a_policy_that_cannot_be_meant_is_refused_with_what_to_write(policy: Ale
 
 def test_a_misspelled_step_keeps_nobody_else_from_being_told() -> None:
     policy = AlertPolicy(channels=("email",), escalation=("later: slack", "1h: list"), quiet_hours="late")
-    usable, trouble = sound(policy)
-    assert usable == AlertPolicy(channels=("email",), escalation=("1h: list",))
-    assert len(trouble) == 2
-    assert sound(usable) == (usable, ())
+    rest, errors = usable(policy)
+    assert rest == AlertPolicy(channels=("email",), escalation=("1h: list",))
+    assert len(errors) == 2
+    assert usable(rest) == (rest, ())
 
 
 def test_the_reasons_are_all_in_use() -> None:

@@ -18,11 +18,11 @@ def test_it_lies_beside_the_runs_and_is_no_run(tmp_path: Path) -> None:
     project = make_project(tmp_path, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
     state = open_alert_state(project)
     assert not state.path.exists()  # opening makes nothing
-    state.ledger.keep(incident())
+    state.ledger.save(incident())
     assert state.path == project.loaded.state_dir / ".alerts"
     assert [path.parent.name for path in state.path.rglob("*.json")] == ["incidents"]
     assert list(find_runs(project.loaded.state_dir)) == []
-    assert (state.trouble, state.bring_home()) == ("", 0)
+    assert (state.error, state.bring_home()) == ("", 0)
 
 
 def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
@@ -32,16 +32,16 @@ def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
     try:
         with hung_folder(disk):
             state = open_alert_state(project)
-            assert "does not answer" in state.trouble
-            state.ledger.keep(incident())
+            assert "does not answer" in state.error
+            state.ledger.save(incident())
             assert state.ledger.incidents() == (incident(),)
     except OSError as error:
         pytest.skip(f"a FUSE file system cannot be mounted here: {error}")
     assert [path.parent.name for path in (tmp_path / "node").rglob("*.json")] == ["incidents"]
     deadline = time.monotonic() + 30
-    while (state := open_alert_state(project)).trouble and time.monotonic() < deadline:
+    while (state := open_alert_state(project)).error and time.monotonic() < deadline:
         time.sleep(0.02)  # whoever still looked there needs a moment to end
-    assert (state.trouble, state.bring_home()) == ("", 1)
+    assert (state.error, state.bring_home()) == ("", 1)
     assert (disk / ".alerts" / "incidents" / f"{incident().fingerprint}.json").is_file()
 
 
@@ -49,5 +49,5 @@ def test_a_group_that_this_machine_does_not_know_keeps_nobody_from_being_told(tm
     settings = '[run]\nname = "gpt"\ngroup = "no-such-group"\n'
     project = make_project(tmp_path, settings=settings, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
     state = open_alert_state(project)
-    state.ledger.keep(incident())
+    state.ledger.save(incident())
     assert open_alert_state(project).ledger.incidents() == (incident(),)

@@ -92,7 +92,7 @@ def test_an_incident_is_one_line_with_who_was_told_and_who_is_at_it(office: Offi
     office.tick(full(), full("/home", Verdict.WARNING))
     said = office.resil("list")
     head, first, second = said.out.splitlines()
-    assert head.split() == ["ID", "VERDICT", "WHAT", "SINCE", "TOLD", "SUMMARY"]
+    assert head.split() == ["ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "SUMMARY"]
     assert "CRITICAL" in first and "fs /scratch space" in first and "1x" in first and "99% used" in first
     assert "WARNING" in second, "the worst first"
     assert office.resil().out == said.out, "`resil alert` alone lists"
@@ -140,7 +140,7 @@ def test_the_life_of_an_incident_is_told_with_whom_was_told_what(office: Office)
     assert said.code == 0
     for words in (
         "CRITICAL", "fs /scratch space", "try: resil watch fs --top", "df: 99%", "run: gpt", "opened",
-        "pager took FIRST fs /scratch space", "(taken)", "waits for list", "the server does not answer",
+        "pager took FIRST fs /scratch space", "(taken)", "queued for list", "the server does not answer",
         "deleting old checkpoints",
     ):  # fmt: skip
         assert words in said.out, words
@@ -194,7 +194,7 @@ def test_several_are_acknowledged_at_once_and_handed_back(office: Office) -> Non
     assert said.code == 0 and said.out.count("acknowledged by") == 2
     assert {i.acknowledged_note for i in office.state.ledger.incidents()} == {"at it"}
     assert "ACKNOWLEDGED" in office.resil("list").out
-    assert "nobody is at it" in office.resil("ack", "--undo", ids[0]).out
+    assert "acknowledgement removed" in office.resil("ack", "--undo", ids[0]).out
     assert [i.acknowledged_by for i in office.state.ledger.incidents()].count("") == 1
 
 
@@ -221,7 +221,7 @@ def test_a_silence_says_what_it_covers_and_how_to_end_it(office: Office) -> None
     listed = office.resil("silence", "--list").out
     assert "maintenance" in listed and "subject /scr*" in listed
     assert "silenced" in office.resil("list").out
-    (silence,) = office.state.silences.all(time.time())
+    (silence,) = office.state.silences.active(time.time())
     assert office.resil("unsilence", silence.id[:5]).code == 0
     assert "nothing is silenced" in office.resil("silence", "--list").out
 
@@ -229,7 +229,7 @@ def test_a_silence_says_what_it_covers_and_how_to_end_it(office: Office) -> None
 def test_one_incident_is_silenced_by_its_id_until_a_time_of_day(office: Office) -> None:
     office.tick(full())
     assert office.resil("silence", office.episode()[:5], "--until", "07:30").code == 0
-    (silence,) = office.state.silences.all(time.time())
+    (silence,) = office.state.silences.active(time.time())
     assert silence.episode == office.episode() and 0 < silence.until - time.time() <= 86400
     assert time.strftime("%H:%M", time.localtime(silence.until)) == "07:30"
 
@@ -251,7 +251,7 @@ def test_one_incident_is_silenced_by_its_id_until_a_time_of_day(office: Office) 
 def test_a_silence_that_cannot_be_meant_is_refused(office: Office, words: tuple[str, ...], said: str) -> None:
     refused = office.resil("silence", *words)
     assert refused.code == 2 and said in refused.err and "try:" in refused.err
-    assert office.state.silences.all(0.0) == ()
+    assert office.state.silences.active(0.0) == ()
 
 
 def test_nobody_is_told_while_it_is_silenced(office: Office) -> None:
@@ -266,15 +266,15 @@ def test_nobody_is_told_while_it_is_silenced(office: Office) -> None:
 def test_what_waits_is_delivered_now(office: Office) -> None:
     office.order("list", "down")
     office.tick(full())
-    assert "list: 1 message waits to be delivered: the server does not answer" in office.resil("list").out
+    assert "list: 1 message queued: the server does not answer" in office.resil("list").out
     said = office.resil("flush")
-    assert said.code == 75 and "did not take FIRST fs /scratch" in said.out and "1 message waits still" in said.out
+    assert said.code == 75 and "did not take FIRST fs /scratch" in said.out and "1 message still queued" in said.out
     office.order("list")
     due = office.resil("flush", "--due")
     assert due.code == 75 and "left alone" in due.out, "cron waits for the back-off"
     said = office.resil("flush")
     assert said.code == 0 and "list took FIRST fs /scratch space" in said.out and len(office.taken("list")) == 1
-    assert office.resil("flush").out == "nothing waits\n"
+    assert office.resil("flush").out == "nothing is queued\n"
 
 
 def test_a_dead_letter_is_told_by_the_next_command_and_can_be_tried_again(office: Office) -> None:
@@ -291,7 +291,7 @@ def test_a_dead_letter_is_told_by_the_next_command_and_can_be_tried_again(office
     assert "there is no such recipient" in listed.out and "--retry-dead" in listed.out
     assert "list refused" in listed.out
     said = office.resil("flush", "--retry-dead")
-    assert said.code == 1 and "1 dead letter put back" in said.out and "will never take" in said.out
+    assert said.code == 1 and "1 dead letter queued again" in said.out and "will never take" in said.out
     office.order("list")
     assert office.resil("flush", "--retry-dead").code == 0
     assert len(office.taken("list")) >= 1 and office.shell.resil("status").err == ""
@@ -377,7 +377,7 @@ def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: py
     alerted = office.shell.resil("watch", "fs", missing)
     assert plain.code != 0 and (alerted.code, alerted.out) == (plain.code, plain.out)
     assert "pager did not take a message: no answer within 0.5 s" in alerted.err
-    assert len(office.taken("list")) == 1 and "waits for pager" in office.resil("list").out
+    assert len(office.taken("list")) == 1 and "queued for pager" in office.resil("list").out
 
 
 # ---- colleagues
@@ -440,7 +440,7 @@ def test_a_colleague_of_the_group_acknowledges_silences_and_delivers(office: Off
     said = as_colleague(office, "flush")
     assert said.code == 0 and "list took FIRST" in said.out, said.err
     assert {i.acknowledged_by for i in office.state.ledger.incidents() if i.subject == "/scratch"} == {"nobody"}
-    assert [silence.check for silence in office.state.silences.all(time.time() + 5)] == ["fs"]
+    assert [silence.check for silence in office.state.silences.active(time.time() + 5)] == ["fs"]
     assert office.state.outbox.names() == ()
     office.tick(well())
     assert office.resil("list", "--all").code == 0, "and the owner goes on"
@@ -453,7 +453,7 @@ def test_a_colleague_of_a_private_run_is_told_that_it_was_not_kept(office: Offic
     let_in(office)
     said = as_colleague(office, "silence", "--check", "fs", "--for", "1h")
     assert said.code != 0 and "not kept" in said.err and "[run] group" in said.err
-    assert office.state.silences.all(time.time() + 5) == ()
+    assert office.state.silences.active(time.time() + 5) == ()
 
 
 # ---- completion

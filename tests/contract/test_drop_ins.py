@@ -242,7 +242,7 @@ def test_run_parts_runs_all_of_a_folder_from_anywhere(project: Path, tmp_path: P
     folder = project / "cron" / "cron.quarter_hourly"
     done = run(["run-parts", "--verbose", str(folder)], tmp_path, plain_environment(tmp_path))
     assert done.stderr.count("run-parts: executing") == 5 and "not found" not in done.stderr
-    for line in ("FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing waits"):
+    for line in ("FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
         assert line in done.stdout
     assert (project / ".resil").is_dir(), "it is the project's resil.toml that counts"
 
@@ -268,7 +268,7 @@ def test_as_jobs_they_look_and_end_well_whatever_they_find(project: Path, tmp_pa
         said = {script.stem: submit(opened, script, project, environ) for script in SCRIPTS}
     assert {name for name, text in said.items() if not text.startswith("COMPLETED")} == set(), said
     lines = {"watch-fs": "FS CRITICAL", "watch-inodes": "INODES OK", "watch-job": "JOB OK", "watch-log": "LOG OK"}
-    lines |= {"alert-flush": "nothing waits", "heartbeat": "CRON "}
+    lines |= {"alert-flush": "nothing is queued", "heartbeat": "CRON "}
     assert [name for name, line in lines.items() if line not in said[name]] == [], said
 
 

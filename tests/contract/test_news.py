@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.alerts.alert import Alert, Reason, alert_from_json, alert_to_json
-from resilience.alerts.channels import _webhook_presets
+from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.channels import _webhook_payloads
+from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.digest import compose_digest, lines_of, merge
-from resilience.alerts.entry import LIMIT_BYTES, Entry, decode, encode, trimmed
 from resilience.alerts.message import headline, plain_text, runbook
+from resilience.alerts.outbox import LIMIT_BYTES, Entry, decode, encode, trimmed
 from resilience.alerts.routes import channels
 from resilience.alerts.sending import readable
 from resilience.finding import Verdict
@@ -30,7 +31,7 @@ def test_its_title_is_the_headline_and_its_body_the_text_without_a_verdict() -> 
 
 
 def test_it_survives_the_outbox() -> None:
-    assert alert_from_json(alert_to_json(NEWS)) == NEWS
+    assert from_record(Alert, to_record(NEWS)) == NEWS
     assert decode(encode(Entry(alert=NEWS, channel="email", queued=1.0))).alert == NEWS
 
 
@@ -51,16 +52,16 @@ def test_every_channel_composes_it(name: str) -> None:
         assert "96 runs of 8 entries" in shown
 
 
-@pytest.mark.parametrize("preset", sorted(_webhook_presets.PRESETS))
+@pytest.mark.parametrize("preset", sorted(_webhook_payloads.PRESETS))
 def test_every_service_gets_its_title(preset: str) -> None:
-    payload = _webhook_presets.PRESETS[preset](NEWS, {})
+    payload = _webhook_payloads.PRESETS[preset](NEWS, {})
     assert "resil is alive" in str(payload)
 
 
 def test_nobody_is_paged_to_hear_that_all_is_well() -> None:
-    assert _webhook_presets.pagerduty(NEWS, {})["event_action"] == "resolve"
-    assert _webhook_presets.pagerduty_ends(NEWS) == ()
-    assert _webhook_presets.ntfy(NEWS, {})["priority"] == 2
+    assert _webhook_payloads.pagerduty(NEWS, {})["event_action"] == "resolve"
+    assert _webhook_payloads.pagerduty_ends(NEWS) == ()
+    assert _webhook_payloads.ntfy(NEWS, {})["priority"] == 2
 
 
 def test_no_block_that_slack_gets_is_empty() -> None:

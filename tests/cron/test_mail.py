@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts.alert_delivery import deliver
+from resilience.alerts.commands import deliver
 from resilience.alerts.outbox import Outbox
 from resilience.alerts.routes import mail_trouble
 from resilience.alerts.state import open_alert_state

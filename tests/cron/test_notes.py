@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts.alert_delivery import deliver
+from resilience.alerts.commands import deliver
 from resilience.alerts.notify import notify
 from resilience.alerts.state import open_alert_state
 from resilience.cron import notes

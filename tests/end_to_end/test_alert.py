@@ -119,7 +119,7 @@ def test_whatever_a_channel_does_the_verdict_the_output_and_the_exit_code_stay(w
     assert "canary" not in alerted.stderr and "Traceback" not in alerted.stderr
     if how != "prints":
         assert "bad did not take a message" in alerted.stderr
-        assert "waits for bad" in watching.resil("alert", "list").stdout, "and it is not lost"
+        assert "queued for bad" in watching.resil("alert", "list").stdout, "and it is not lost"
 
 
 # ---- from fault to person and back
@@ -180,4 +180,4 @@ def test_a_node_without_a_way_out_leaves_it_to_one_that_has(watching: Shell) -> 
         done = watching.resil("alert", "flush", HOOK=url)
         assert done.returncode == 0 and "hook took FIRST" in done.stdout
         assert len(taken) == 1
-        assert watching.resil("alert", "flush", HOOK=url).stdout == "nothing waits\n"
+        assert watching.resil("alert", "flush", HOOK=url).stdout == "nothing is queued\n"

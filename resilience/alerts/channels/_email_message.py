@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import clean_line, footer, headline, is_command, left_out, plain_text, runbook
+from resilience.alerts.message import clean_line, colour_of, footer, headline, is_command, left_out, plain_text, runbook
 
 if TYPE_CHECKING:  # 20 ms
     from email.message import EmailMessage
@@ -21,7 +21,6 @@ _ATOM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-]")
 
 # Inline styles only: mail programs drop style sheets. No background and no text colour for the body, so that a dark
 # mode keeps its own; the coloured bar and the grey read on both.
-_COLOURS = {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}
 _FONT = "font-family:-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif;font-size:14px;line-height:1.45"
 _CODE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;word-break:break-word"
 
@@ -31,7 +30,7 @@ class Mail:
     """One mail, before it has bytes.
 
     Attributes:
-        sender: as in From; empty: whoever sends it puts in this account's own address.
+        sender: as in From; empty: `send` uses this account's own address.
         recipients: as in To.
         headers: all others, by name.
         time: for Date: when the alert was decided, also on a resend.
@@ -153,7 +152,6 @@ def _is_message_id(text: str) -> bool:
 
 def _html(alert: Alert) -> str:
     """The same as the text, for people whose mail program shows HTML."""
-    colour = _COLOURS["OK" if alert.is_resolved else alert.verdict.value]
     parts = [f'<p style="margin:0 0 12px;font-size:16px"><b>{escape(headline(alert))}</b></p>']
     size = 0
     for story in runbook(alert):
@@ -181,7 +179,7 @@ def _html(alert: Alert) -> str:
     return (
         '<!DOCTYPE html><html><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
         '<meta name="supported-color-schemes" content="light dark"></head>'
-        f'<body style="{_FONT}"><div style="border-left:4px solid {colour};padding:4px 0 4px 14px">'
+        f'<body style="{_FONT}"><div style="border-left:4px solid {colour_of(alert)};padding:4px 0 4px 14px">'
         f"{''.join(parts)}</div></body></html>\n"
     )
 

@@ -1,4 +1,4 @@
-"""One mail over SMTP (RFC 5321): encrypted unless told otherwise, one deadline, and replies as plain sentences."""
+"""One mail over SMTP (RFC 5321): encrypted unless the settings say otherwise, with one deadline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import smtplib
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,18 +40,8 @@ class Relay:
     password: Secret | None
 
 
-class _Refusal(Exception):
-    """Internal: what went wrong, in our own words."""
-
-    def __init__(
-        self, message: str, *, hint: str = "", transient: bool, memory: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.error = DeliveryError(message, hint=hint, transient=transient, memory=memory)
-
-
 class _Connection(smtplib.SMTP):
-    """An SMTP connection whose sockets a time limit ends. `connect` is told by `_get_socket` how, as SMTP_SSL is."""
+    """An SMTP connection whose sockets a time limit ends. As in SMTP_SSL, `_get_socket` connects."""
 
     def __init__(self, relay: Relay, limit: TimeLimit) -> None:
         self._relay = relay
@@ -62,7 +52,7 @@ class _Connection(smtplib.SMTP):
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         connection = self._limit.connect(host, port)
-        # Who we are, as RFC 5321, 4.1.3 writes an address: nobody has to look that up.
+        # Our address as RFC 5321, 4.1.3 writes it: the server need not resolve a name.
         address = connection.getsockname()[0]
         self.local_hostname = f"[IPv6:{address}]" if ":" in address else f"[{address}]"
         if self._relay.tls == "implicit" and self._relay.context is not None:
@@ -83,8 +73,8 @@ def deliver(mail: Mail, relay: Relay, sender: str, recipients: Sequence[str], *,
         connection = _Connection(relay, limit)
         try:
             return _converse(connection, mail, relay, sender, recipients, stage)
-        except _Refusal as refusal:
-            failure = refusal.error
+        except DeliveryError as refusal:
+            failure = refusal.with_traceback(None)
         except Exception as error:
             failure = _explain(error, where, limit, stage, _secrets(relay))
         finally:
@@ -108,7 +98,7 @@ def _converse(
     connection.ehlo_or_helo_if_needed()
     if relay.tls == "starttls":
         if not connection.has_extn("starttls"):
-            raise _Refusal(
+            raise DeliveryError(
                 f"{relay.host}:{relay.port} does not offer STARTTLS, so nothing was sent in the clear",
                 hint='tls = "implicit" (port 465), or tls = "none" if that network is your own',
                 transient=False,
@@ -122,7 +112,7 @@ def _converse(
     stage.name = "sending"
     needs_utf8 = not all(address.isascii() for address in (sender, *recipients))
     if needs_utf8 and not connection.has_extn("smtputf8"):
-        raise _Refusal(
+        raise DeliveryError(
             f"{relay.host} does not know SMTPUTF8, which an address that is not ASCII needs",
             hint="use an address of ASCII letters, or another server",
             transient=False,
@@ -149,7 +139,7 @@ def _converse(
     served = [*mail.served, *(address for address in recipients if address not in later)]
     own = mail.headers["Message-ID"]
     memory = {"message_id": own, "served": " ".join((own, str(mail.tries + 1), *served))}
-    raise _Refusal(f"{answer}, and not for {said}", transient=True, memory=memory)
+    raise DeliveryError(f"{answer}, and not for {said}", transient=True, memory=memory)
 
 
 def _transaction(
@@ -160,7 +150,7 @@ def _transaction(
     options: Sequence[str],
     stage: _Stage,
 ) -> dict[str, tuple[int, bytes]]:
-    """MAIL, RCPT and DATA; return the refused recipients. As smtplib's sendmail, but it is known when DATA was over."""
+    """MAIL, RCPT and DATA; return the refused recipients. As smtplib's sendmail, but `stage` shows the end of DATA."""
     if connection.has_extn("size"):
         options = [*options, f"size={len(content)}"]
     code, reply = connection.mail(sender, options)
@@ -183,7 +173,7 @@ def _transaction(
 
 
 def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secrets: list[str]) -> DeliveryError:
-    """What smtplib raised, as a sentence without anything secret."""
+    """An exception of smtplib as a sentence without anything secret."""
     twice = " (it may have taken the mail: it may come twice)" if stage.name == "handing over the mail" else ""
     if limit.is_over:
         return DeliveryError(f"{where} did not answer within {round(limit.seconds, 1):g} s, while {stage.name}{twice}")
@@ -202,7 +192,7 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
         elif isinstance(error, smtplib.SMTPSenderRefused):
             hint = "set sender in [channel.email] to an address that this server takes"
             if code == 530:  # RFC 4954, 6
-                hint = "it wants to know who you are: set username and password_file in [channel.email]"
+                hint = "the server wants a log-in: set username and password_file in [channel.email]"
         permanent = 500 <= code < 600
         return DeliveryError(f"{where} said {said}, while {stage.name}", hint=hint, transient=not permanent)
     if isinstance(error, ssl.SSLError):
@@ -229,13 +219,13 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
 
 
 def _reply(code: int, text: Any, secrets: list[str]) -> str:
-    """What the server said, redacted before it is cut: half a secret is one too."""
+    """The server's reply, redacted before it is cut: half a secret is one too."""
     said = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     return f"{code} {quoted(said, secrets)}".strip()
 
 
 def _secrets(relay: Relay) -> list[str]:
-    """What a reply may quote of a log-in: the password, and the line of AUTH PLAIN that holds it."""
+    """The secrets that a reply may quote: the password, and the line of AUTH PLAIN that holds it."""
     if relay.password is None:
         return []
     password = relay.password.reveal()

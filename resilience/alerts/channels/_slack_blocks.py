@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import Story, footer, headline, is_command, left_out, runbook
+from resilience.alerts.message import Story, colour_of, footer, headline, is_command, left_out, runbook, state_of
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
 
@@ -25,7 +25,6 @@ ATTACHMENTS_CHARACTERS = 24_000
 """All blocks together: Slack refuses messages that are very long (`msg_too_long`, at about 40,000 characters)."""
 
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_COLOURS = {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}
 _EMOJI = {"CRITICAL": "🔴", "UNKNOWN": "🟣", "WARNING": "🟠", "OK": "🟢"}
 _PERSON = re.compile(r"(?:<@)?([UW][A-Z0-9]{2,30})>?")
 _GROUP = re.compile(r"(?:<!subteam\^)?(S[A-Z0-9]{2,30})>?")
@@ -50,7 +49,7 @@ def mention_of(text: str) -> str:
 
 
 def mentions_for(alert: Alert, mention: Sequence[str]) -> str:
-    """Whom this alert calls: only what is CRITICAL and news is worth it."""
+    """The mentions of this alert: only a new CRITICAL is worth them."""
     if alert.is_test or alert.is_digest or alert.verdict is not Verdict.CRITICAL:
         return ""
     if alert.reason not in (Reason.FIRST, Reason.WORSE, Reason.ESCALATED):
@@ -74,9 +73,8 @@ def escaped(text: str, limit: int) -> str:
 
 
 def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
-    """What both a webhook and chat.postMessage take: text for notifications, a header, and a coloured attachment."""
-    state = "OK" if alert.is_resolved else alert.verdict.value
-    emoji = "🔔" if alert.is_test else _EMOJI[state]
+    """The content for both a webhook and chat.postMessage: text for notifications, a header, a coloured attachment."""
+    emoji = "🔔" if alert.is_test else _EMOJI[state_of(alert)]
     line = headline(alert, 180)
     calls = mentions_for(alert, mention)
     text = f"{emoji} {escaped(line, 1000)}" + (f" {calls}" if calls else "")
@@ -88,7 +86,7 @@ def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
     return {
         "text": text,
         "blocks": top,
-        "attachments": [{"color": _COLOURS[state], "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
+        "attachments": [{"color": colour_of(alert), "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
         "unfurl_links": False,
         "unfurl_media": False,
     }
@@ -97,18 +95,18 @@ def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
 def _stories(alert: Alert) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     stories = runbook(alert)
-    size, told = 0, 0
+    size, shown = 0, 0
     for story in stories[:STORIES_LIMIT]:
         new = _story(story, is_only=len(stories) == 1)
         size += sum(len(block["text"]["text"]) for block in new)
-        if told and size > ATTACHMENTS_CHARACTERS:
+        if shown and size > ATTACHMENTS_CHARACTERS:
             break
         blocks += new
-        told += 1
+        shown += 1
     more = left_out(alert)
-    if told < len(stories):
-        rest = max(alert.total, len(alert.notices)) - told
-        more = f"And {rest} more: {stories[told].title}" + (" …" if rest > 1 else "")
+    if shown < len(stories):
+        rest = max(alert.total, len(alert.notices)) - shown
+        more = f"And {rest} more: {stories[shown].title}" + (" …" if rest > 1 else "")
     if more:
         blocks.append(_section(escaped(more, 1000)))
     context = {"type": "mrkdwn", "text": escaped(footer(alert), 500)}

@@ -1,26 +1,29 @@
-"""Talks to Slack with slack_sdk, over our own door to web servers.
+"""Client of Slack: slack_sdk over our own door to web servers.
 
 slack_sdk follows redirects with the token in its hand, has no deadline over a whole answer, reads bodies of any size
-and logs addresses: so only its own words are used (arguments, bodies, answers), and system/http.py carries them.
+and logs addresses: so only its arguments, bodies and answers are used, and system/http.py carries them. It has no
+public hook for that, so two private methods are overridden, tested with slack_sdk 3.47. Should a later version call
+them no more, tests/alerts/channels/test_slack.py fails: a redirect would get the token, and a slow server would exceed
+the deadline.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 from slack_sdk.webhook import WebhookClient, WebhookResponse
 
+from resilience.alerts.channels import check_answer
 from resilience.errors import DeliveryError
-from resilience.system.http import Answer, quoted, refusal, request, retry_after_s
+from resilience.system.http import Answer, quoted, request, retry_after_s
 from resilience.system.secrets import Secret
-
-if TYPE_CHECKING:
-    from resilience.alerts.channels.slack import SlackMessage, SlackSettings
 
 _TRANSIENT = {
     "ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
@@ -42,43 +45,58 @@ _HINTS = {
 _QUIET = logging.Logger("resil.slack", logging.CRITICAL + 1)
 """A logger that hangs on no other: slack_sdk writes addresses and answers into its own."""
 
-Ask = Callable[[str, bytes, Mapping[str, str]], Answer]
+
+class Transport:
+    """Carries the requests of one delivery, which share its time."""
+
+    def __init__(self, secret: Secret, environ: Mapping[str, str], timeout_s: float, ca_file: str) -> None:
+        """`secret`: the token, or the address of the webhook."""
+        self.secret, self.timeout_s = secret.reveal(), timeout_s
+        self._environ, self._ca_file = environ, ca_file
+        self._deadline = time.monotonic() + timeout_s
+        self.options: dict[str, Any] = {"timeout": int(timeout_s) + 1, "logger": _QUIET, "retry_handlers": []}
+
+    def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send one request. Raise DeliveryError without an answer in time."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0.01:
+            raise DeliveryError(f"Slack did not answer within {self.timeout_s:g} s")
+        return request(
+            url,
+            body,
+            environ=self._environ,
+            timeout_s=left_s,
+            headers=headers,
+            ca_file=self._ca_file,
+            secrets=[self.secret],
+        )
 
 
-class _Webhook(WebhookClient):
-    ask: Ask
+class _WebhookClient(WebhookClient):
+    transport: Transport
 
     def _perform_http_request_internal(self, url: str, req: Any) -> WebhookResponse:
-        answer = self.ask(url, req.data, dict(req.header_items()))
+        answer = self.transport.send(url, req.data, dict(req.header_items()))
         return WebhookResponse(url="", status_code=answer.status, body=answer.body, headers=dict(answer.headers))
 
 
-class _Api(WebClient):
-    ask: Ask
+class _WebClient(WebClient):
+    transport: Transport
 
     def _perform_urllib_http_request_internal(self, url: str, req: Any) -> dict[str, Any]:
-        answer = self.ask(url, req.data or b"", dict(req.header_items()))
+        answer = self.transport.send(url, req.data or b"", dict(req.header_items()))
         return {"status": answer.status, "headers": dict(answer.headers), "body": answer.body}
 
 
-def post_to_webhook(
-    webhook: Secret, content: Mapping[str, Any], settings: SlackSettings, environ: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Post a message. Raise DeliveryError if it was not taken."""
-    url = webhook.reveal()
-    client = _Webhook(url, timeout=int(settings.timeout_s) + 1, logger=_QUIET, retry_handlers=[])
-    client.ask = _asker(settings, environ, [url])
+def post_to_webhook(transport: Transport, content: Mapping[str, Any]) -> Mapping[str, str]:
+    """Post a message to the address that is the transport's secret. Raise DeliveryError if it was not taken."""
+    url = transport.secret
+    client = _WebhookClient(url, **transport.options)
+    client.transport = transport
     response = client.send_dict(dict(content))
     answer = Answer(response.status_code, dict(response.headers), str(response.body))
     where = urlsplit(url).hostname or "Slack"
-    if error := refusal(answer, where, [url]):
-        raise error
-    # A proxy's page for people to log in comes with 200 as well.
-    if answer.body.lstrip().startswith("<"):
-        raise DeliveryError(
-            f"{where} answered {answer.status} with a web page: something in between answered in its place",
-            hint="does this node reach the network without logging in?",
-        )
+    check_answer(answer, where, [url])
     if code := _refused_in_words(answer.body):
         code = quoted(code, [url])
         raise DeliveryError(f"{where} refused it: {code}", hint=_HINTS.get(code, ""), transient=code in _TRANSIENT)
@@ -87,8 +105,6 @@ def post_to_webhook(
 
 def _refused_in_words(body: str) -> str:
     """The error in a body that says `{"ok": false, "error": ...}`, which comes with 200; empty for any other."""
-    import json
-
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
@@ -96,45 +112,23 @@ def _refused_in_words(body: str) -> str:
     return str(said.get("error") or "no reason") if isinstance(said, dict) and said.get("ok") is False else ""
 
 
-def post_as_bot(
-    token: Secret, message: SlackMessage, settings: SlackSettings, environ: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Post a message, or a reply and what the first message of the thread now shows; return where it stands.
+class Api:
+    """Slack's Web API for one delivery by a bot."""
 
-    Raise DeliveryError if the message was not taken. Once it was, a failure to draw the first one anew is only told: to
-    raise would send the reply again.
-    """
-    client = _Api(
-        token.reveal(), base_url=settings.base_url.rstrip("/") + "/", timeout=int(settings.timeout_s) + 1,
-        logger=_QUIET, retry_handlers=[],
-    )  # fmt: skip
-    client.ask = _asker(settings, environ, [token.reveal()])
-    content = dict(message.content)
-    if message.reply_to:
-        content |= {"thread_ts": message.reply_to, "reply_broadcast": message.is_loud}
-    where = message.reply_in or settings.channel
-    posted = _call(client, "chat.postMessage", {"channel": where, **content}, [token.reveal()])
-    said = "Slack took it"
-    channel, ts = str(posted.get("channel") or where), str(posted.get("ts") or "")
-    if message.redraw and message.reply_to:
-        fresh = {key: message.content[key] for key in ("text", "blocks", "attachments")}
+    def __init__(self, transport: Transport, base_url: str) -> None:
+        """The transport's secret is the token."""
+        self._client = _WebClient(transport.secret, base_url=base_url.rstrip("/") + "/", **transport.options)
+        self._client.transport = transport
+
+    def call(self, method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call a method. Raise DeliveryError for a refusal, with what to do about it where that is known."""
+        failure: DeliveryError
         try:
-            _call(client, "chat.update", {"channel": where, "ts": message.reply_to, **fresh}, [token.reveal()])
-        except DeliveryError as error:
-            said += f", but not what the first message should show now ({error.message})"
-    first = message.reply_to or ts
-    return {"answer": f"{said} ({channel} {ts})", "ts": first, "channel": channel, "asked": settings.channel}
-
-
-def _call(client: _Api, method: str, arguments: Mapping[str, Any], secrets: list[str]) -> Mapping[str, Any]:
-    """One call of the API. Raise DeliveryError for a refusal, with what to do about it where that is known."""
-    failure: DeliveryError
-    try:
-        response = client.api_call(method, json=dict(arguments))
-        return dict(response.data) if isinstance(response.data, dict) else {}
-    except SlackApiError as error:
-        failure = _explain(method, error, secrets)
-    raise failure  # out here: slack_sdk's error holds the whole answer
+            response = self._client.api_call(method, json=dict(arguments))
+            return dict(response.data) if isinstance(response.data, dict) else {}
+        except SlackApiError as error:
+            failure = _explain(method, error, [self._client.transport.secret])
+        raise failure  # out here: slack_sdk's error holds the whole answer
 
 
 def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryError:
@@ -150,20 +144,3 @@ def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryE
     said = f"Slack refused {method}: {shown}" if status == 200 else f"Slack answered {status} to {method}: {shown}"
     needed = f" (it needs {quoted(str(data['needed']), secrets)})" if data.get("needed") else ""
     return DeliveryError(said + needed, hint=_HINTS.get(code, ""), transient=transient, retry_after_s=wait_s)
-
-
-def _asker(settings: SlackSettings, environ: Mapping[str, str], secrets: list[str]) -> Ask:
-    """What carries requests. All of one delivery share its time."""
-    import time
-
-    deadline = time.monotonic() + settings.timeout_s
-
-    def ask(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0.01:
-            raise DeliveryError(f"Slack did not answer within {settings.timeout_s:g} s")
-        return request(
-            url, body, environ=environ, timeout_s=left_s, headers=headers, ca_file=settings.ca_file, secrets=secrets
-        )
-
-    return ask

@@ -1,4 +1,4 @@
-"""Tells people through any service that Apprise knows (https://github.com/caronc/apprise): an extra."""
+"""Notifies people through any service that Apprise knows (https://github.com/caronc/apprise): an extra."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from resilience.alerts.channels import check_timeout
 from resilience.alerts.message import headline, plain_text
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
@@ -40,7 +41,7 @@ class AppriseSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppriseMessage:
-    """What Apprise is given; `kind` is its notification type: info, success, warning, failure."""
+    """A message for Apprise; `kind` is its notification type: info, success, warning, failure."""
 
     title: str
     body: str
@@ -56,8 +57,7 @@ class AppriseChannel:
     def check(self, settings: AppriseSettings) -> None:
         """Raise SettingsError without addresses, or without Apprise."""
         check_secret(settings, "urls")
-        if settings.timeout_s <= 0:
-            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        check_timeout(settings.timeout_s)
         if not is_installed():
             raise SettingsError("the apprise channel needs Apprise, which is not installed", hint=MISSING_HINT)
 
@@ -76,7 +76,7 @@ class AppriseChannel:
         if not urls:
             raise DeliveryError("no addresses are given for Apprise", hint="urls_file = ...", transient=False)
         try:
-            told, said = within(settings.timeout_s, lambda: _notify(urls, message))
+            taken, said = within(settings.timeout_s, lambda: _notify(urls, message))
         except TimeoutError:
             raise DeliveryError(f"Apprise's services did not answer within {settings.timeout_s:g} s") from None
         except DeliveryError:
@@ -84,14 +84,14 @@ class AppriseChannel:
         except Exception as error:
             failure = DeliveryError(f"Apprise failed: {redact(f'{type(error).__name__}: {error}')}")
         else:
-            if told:
+            if taken:
                 return {"answer": f"{len(urls)} {'service' if len(urls) == 1 else 'services'} took it"}
             failure = DeliveryError(f"Apprise could not deliver{f': {said}' if said else ''}")
         raise failure
 
 
 def is_installed() -> bool:
-    """Whether Apprise can be imported here; it is not."""
+    """Whether Apprise can be imported here; this does not import it."""
     from importlib.util import find_spec
 
     return find_spec("apprise") is not None
@@ -111,9 +111,9 @@ def _notify(urls: tuple[Secret, ...], message: AppriseMessage) -> tuple[bool, st
                 hint="https://github.com/caronc/apprise/wiki lists them",
             )  # fmt: skip
     with apprise.LogCapture(level=logging.WARNING, fmt="%(message)s") as log:
-        told = bool(services.notify(title=message.title, body=message.body, notify_type=message.kind))
+        taken = bool(services.notify(title=message.title, body=message.body, notify_type=message.kind))
         lines = [line for line in log.getvalue().splitlines() if line.strip()]
-    return told, redact("; ".join(lines[:3]), [url.reveal() for url in urls])[:300]
+    return taken, redact("; ".join(lines[:3]), [url.reveal() for url in urls])[:300]
 
 
 CHANNEL = AppriseChannel()

@@ -1,14 +1,14 @@
-"""Tells people by a program of your own: it gets the alert as JSON on its standard input."""
+"""Notifies people through a program of your own, which reads the alert as JSON from its standard input."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from resilience.alerts.alert import Alert, alert_to_json
-from resilience.alerts.message import MAX_NOTICES, clean_lines, cut, headline, plain_text
+from resilience.alerts.alert import Alert
+from resilience.alerts.channels import check_timeout
+from resilience.alerts.message import alert_record, cut, plain_text
 from resilience.errors import SettingsError
 from resilience.system.hand_over import hand_over, said_by
 from resilience.system.secrets import scrubbed_environment
@@ -19,8 +19,8 @@ TEXT_LIMIT = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
-    """[channel.command]: a program that takes the alert. Exit code 0: it was told. 64 to 68, 76 to 78 (sysexits.h): it
-    never will be. Any other: try again later.
+    """[channel.command]: a program that takes the alert. Exit code 0: taken. 64 to 68, 76 to 78 (sysexits.h): refused
+    for good. Any other: try again later.
 
     Attributes:
         argv: the program and its arguments, one text each; no shell is involved: `["/opt/pager/send", "--now"]`.
@@ -50,19 +50,12 @@ class CommandChannel:
             )
         if any("\0" in part for part in settings.argv):
             raise SettingsError("argv has a NUL byte in it")
-        if settings.timeout_s <= 0:
-            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        check_timeout(settings.timeout_s)
 
     def compose(self, alert: Alert, settings: CommandSettings, thread: Mapping[str, str]) -> str:
         """One line of JSON: the alert's own fields, and it as a headline and as text."""
-        record = alert_to_json(alert)
-        record["notices"] = [
-            _bounded(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
-            for notice in record["notices"][:MAX_NOTICES]
-        ]
-        record = _bounded(record)
-        told = {"schema": "resil/1", "kind": "alert", "headline": headline(alert), "text": plain_text(alert), **record}
-        return json.dumps(told)  # ASCII: a lone surrogate is escaped, and is no reason to fail
+        record = alert_record(alert, lambda text: cut(text, TEXT_LIMIT), text=plain_text(alert))
+        return json.dumps(record)  # ASCII: a lone surrogate is escaped, and is no reason to fail
 
     def send(self, message: str, settings: CommandSettings, world: World) -> Mapping[str, str]:
         """Run the program. Raise DeliveryError if it did not end with 0 in time."""
@@ -70,11 +63,6 @@ class CommandChannel:
         done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
         said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
-
-
-def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record whose texts are as they were, but of a size that a program can take."""
-    return {key: cut(value, TEXT_LIMIT) if isinstance(value, str) else value for key, value in record.items()}
 
 
 CHANNEL = CommandChannel()

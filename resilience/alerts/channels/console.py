@@ -1,4 +1,4 @@
-"""Tells people by one line on standard error, or in a file or on a terminal: for trying things out, and as a log."""
+"""Notifies people by one line on standard error, or in a file or on a terminal: for trying things out, and as a log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConsoleSettings:
 
     Attributes:
         path: a file that the lines are appended to, or a terminal such as `/dev/pts/3`; a whole path. Default: standard
-            error of the command that tells.
+            error of the command that notifies.
     """
 
     path: str = ""

@@ -1,4 +1,4 @@
-"""Tells people by mail: through an SMTP server, or through this machine's own `sendmail` program."""
+"""Notifies people by mail: through an SMTP server, or through this machine's own `sendmail` program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilience.alerts.alert import Alert
+from resilience.alerts.channels import check_timeout
 from resilience.alerts.channels._email_message import Mail, compose_mail
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.hand_over import hand_over
@@ -73,8 +74,7 @@ class EmailChannel:
             raise SettingsError(f"tls = {settings.tls!r} is not known", hint=f"it may be {', '.join(TLS)}")
         if settings.port is not None and not 0 < settings.port < 65536:
             raise SettingsError(f"port = {settings.port} is no port")
-        if settings.timeout_s <= 0:
-            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        check_timeout(settings.timeout_s)
         if not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]*", settings.host):
             raise SettingsError(f"host = {settings.host!r} is no host name", hint='host = "smtp.example.org"')
         if any(not c.isprintable() for c in settings.subject_prefix + settings.username):
@@ -140,7 +140,7 @@ def envelope_address(text: str) -> str:
 
 
 def tls_of(settings: EmailSettings) -> str:
-    """What `auto` means here. For instance, `starttls` for a server on port 587."""
+    """The TLS that `auto` stands for here. For instance, `starttls` for a server on port 587."""
     if settings.tls != "auto":
         return settings.tls
     if settings.port == 465:

@@ -1,17 +1,21 @@
-"""Tells people in Slack: through an incoming webhook, or as a bot whose threads follow an incident to its end."""
+"""Notifies people in Slack: through an incoming webhook, or as a bot whose threads follow an incident to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.channels import check_timeout
 from resilience.alerts.channels._slack_blocks import mention_of, slack_message
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.http import check_url
 from resilience.system.secrets import check_secret, read_secret
 from resilience.system.world import World
+
+if TYPE_CHECKING:  # slack_sdk costs 77 ms, for commands that post
+    from resilience.alerts.channels._slack_client import Api
 
 API = "https://slack.com/api/"
 
@@ -48,7 +52,7 @@ class SlackSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlackMessage:
-    """What goes to Slack.
+    """A message or a reply for Slack.
 
     Attributes:
         content: text, blocks and attachments.
@@ -87,8 +91,7 @@ class SlackChannel:
         for text in settings.mention:
             mention_of(text)
         check_url(settings.base_url, "base_url", allow_http=settings.allow_http)
-        if settings.timeout_s <= 0:
-            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        check_timeout(settings.timeout_s)
 
     def compose(self, alert: Alert, settings: SlackSettings, thread: Mapping[str, str]) -> SlackMessage:
         """The message. With a bot, later ones of a thread are replies, and the first one is drawn anew."""
@@ -106,14 +109,38 @@ class SlackChannel:
 
     def send(self, message: SlackMessage, settings: SlackSettings, world: World) -> Mapping[str, str]:
         """Post it. Raise DeliveryError if Slack did not take it."""
-        from resilience.alerts.channels._slack_client import post_as_bot, post_to_webhook
+        from resilience.alerts.channels._slack_client import Api, Transport, post_to_webhook
 
+        way = (world.environ, settings.timeout_s, settings.ca_file)
         if webhook := read_secret(settings, "webhook", world):
             check_url(webhook.reveal(), "the webhook's address", allow_http=settings.allow_http)
-            return post_to_webhook(webhook, message.content, settings, world.environ)
+            return post_to_webhook(Transport(webhook, *way), message.content)
         if token := read_secret(settings, "token", world):
-            return post_as_bot(token, message, settings, world.environ)
+            return _post_as_bot(Api(Transport(token, *way), settings.base_url), message, settings)
         raise DeliveryError("no webhook and no token is given for Slack", transient=False)
+
+
+def _post_as_bot(api: Api, message: SlackMessage, settings: SlackSettings) -> Mapping[str, str]:
+    """Post a message, or a reply and the first message of the thread anew; return where it stands.
+
+    Raise DeliveryError if the message was not taken. Once it was, a failure to update the first message is only
+    reported: to raise would send the reply again.
+    """
+    content = dict(message.content)
+    if message.reply_to:
+        content |= {"thread_ts": message.reply_to, "reply_broadcast": message.is_loud}
+    where = message.reply_in or settings.channel
+    posted = api.call("chat.postMessage", {"channel": where, **content})
+    answer = "Slack took it"
+    channel, ts = str(posted.get("channel") or where), str(posted.get("ts") or "")
+    if message.redraw and message.reply_to:
+        fresh = {key: message.content[key] for key in ("text", "blocks", "attachments")}
+        try:
+            api.call("chat.update", {"channel": where, "ts": message.reply_to, **fresh})
+        except DeliveryError as error:
+            answer += f", and not the update of the first message ({error.message})"
+    first = message.reply_to or ts
+    return {"answer": f"{answer} ({channel} {ts})", "ts": first, "channel": channel, "asked": settings.channel}
 
 
 CHANNEL = SlackChannel()

@@ -1,4 +1,4 @@
-"""Tells people through whatever takes JSON over HTTPS: PagerDuty, ntfy, Teams, Discord, Mattermost, your own."""
+"""Notifies people through any service that takes JSON over HTTPS: PagerDuty, ntfy, Teams, Discord, Mattermost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.channels._webhook_presets import (
+from resilience.alerts.channels import check_answer, check_timeout
+from resilience.alerts.channels._webhook_payloads import (
     PAGERDUTY_URL,
     PRESETS,
     SECRET,
     TOPIC,
     open_episodes,
     pagerduty_ends,
+    render_payload,
 )
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
-from resilience.system.http import check_url, quoted, refusal, request
+from resilience.system.http import check_url, quoted, request
 from resilience.system.secrets import check_secret, read_secret
 from resilience.system.world import World
 
@@ -32,7 +34,7 @@ _SECRET_URL = re.compile(
     r"(?i)https?://(hooks\.slack\.com/|(\w+\.)?discord(app)?\.com/api/webhooks/|[^/]*(webhook\.office\.com"
     r"|logic\.azure\.com|powerplatform\.com)|[^/]*@|[^?]*/hooks/\w{20,}|.*[?&](sig|key|token|secret|access_token|code)=)"
 )
-"""Addresses that are the key as well: whoever knows one can write."""
+"""Addresses that are a key: anybody who knows one can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +73,11 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookMessage:
-    """What is sent.
+    """A message before its placeholders are filled.
 
     Attributes:
         payload: the JSON, as text, with placeholders for the secret and the topic.
-        memory: what the next message of this thread wants to know.
+        memory: what the next message of this thread needs.
         more: payloads that are sent after it, to the same address.
     """
 
@@ -96,14 +98,13 @@ class WebhookChannel:
             raise SettingsError(f"preset = {settings.preset!r} is not known", hint=f"there are: {', '.join(PRESETS)}")
         if settings.method not in METHODS:
             raise SettingsError(f"method = {settings.method!r} is not known", hint=f"it may be {', '.join(METHODS)}")
-        if settings.timeout_s <= 0:
-            raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0")
+        check_timeout(settings.timeout_s)
         hides_url = check_secret(settings, "url", required=False)
         if settings.url and hides_url:
             raise SettingsError("the address is given twice: url, and url_file or url_variable")
         if settings.url and _SECRET_URL.match(settings.url):
             raise SettingsError(
-                "this url is a secret: whoever knows it can write, or it holds a key",
+                "this url is a secret: anybody who knows the address can write, or it holds a key",
                 hint='write it into a file of mode 0600 and name that: url_file = "~/.config/resil/url"',
             )
         if settings.url:
@@ -120,8 +121,6 @@ class WebhookChannel:
         """The JSON. Raise SettingsError if a payload of one's own makes none of this alert."""
         more: tuple[str, ...] = ()
         if settings.payload:
-            from resilience.alerts.channels._webhook_payload import render_payload
-
             payload = render_payload(settings.payload, alert)
         else:
             payload = PRESETS[settings.preset](alert, thread)
@@ -159,13 +158,7 @@ class WebhookChannel:
                 ca_file=settings.ca_file,
                 secrets=secrets,
             )
-            if error := refusal(answer, host, secrets):
-                raise error
-            if settings.preset != "generic" and answer.body.lstrip().startswith("<"):
-                raise DeliveryError(
-                    f"{host} answered {answer.status} with a web page: something in between answered in its place",
-                    hint="does this node reach the network without logging in?",
-                )
+            check_answer(answer, host, secrets, may_be_page=settings.preset == "generic")
         said = quoted(answer.body, secrets)
         return {"answer": f"{host} answered {answer.status}" + (f": {said}" if said else ""), **message.memory}
 
@@ -208,31 +201,19 @@ def _topic_of(url: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, parts.netloc, base + "/", parts.query, "")), topic
 
 
-_SAMPLE = Alert(
-    id="sample",
-    thread="sample",
+_NOTICE = Notice(
+    episode="3f9a1c",
+    fingerprint="fs",
     reason=Reason.FIRST,
+    check="fs",
+    subject="/scratch",
+    fault="space",
     verdict=Verdict.CRITICAL,
-    time=0.0,
-    host="n01",
-    project="/project",
-    notices=(
-        Notice(
-            episode="3f9a1c",
-            fingerprint="fs",
-            reason=Reason.FIRST,
-            check="fs",
-            subject="/scratch",
-            fault="space",
-            verdict=Verdict.CRITICAL,
-            summary='98% used, and "quoted"',
-            since=0.0,
-            evidence=("a line",),
-        ),
-    )
-    * 2,
-    total=2,
+    summary='98% used, and "quoted"',
+    since=0.0,
+    evidence=("a line",),
 )
-"""What a payload is tried on when settings are checked."""
+_SAMPLE = Alert.of(_NOTICE, _NOTICE, id="sample", time=0.0, host="n01", project="/project")
+"""The alert on which a user's payload is tried when settings are checked."""
 
 CHANNEL = WebhookChannel()

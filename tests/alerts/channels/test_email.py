@@ -316,11 +316,6 @@ def test_a_bad_server_costs_no_more_than_its_time(world: World, handler: object,
         assert said in error.message
 
 
-def test_nobody_listening_is_transient(world: World) -> None:
-    error = refused(replace(TO, host="127.0.0.1", port=free_port()), world)
-    assert error.transient and "cannot reach" in error.message
-
-
 def test_a_name_that_nobody_knows_is_transient(world: World) -> None:
     with takes_at_most(6):
         error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), world)

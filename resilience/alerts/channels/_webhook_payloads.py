@@ -1,4 +1,4 @@
-"""What well-known services want to be sent, for `preset = "..."` of the webhook channel. Pure.
+"""Payloads of the webhook channel: those of well-known services, and templates of users. Pure.
 
 A placeholder stands where the secret or the topic goes; both are filled in when the message is sent. It has a NUL byte,
 which no text of an alert has by then, so nobody's job name can ask for the secret.
@@ -6,61 +6,44 @@ which no text of an alert has by then, so nobody's job name can ask for the secr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resilience.alerts.alert import Alert, Reason, alert_to_json
+from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.message import (
     MAX_NOTICES,
+    alert_record,
     clean_line,
     clean_lines,
+    colour_of,
     cut,
     footer,
     headline,
     left_out,
     plain_text,
     runbook,
+    state_of,
 )
+from resilience.errors import SettingsError
 from resilience.finding import Verdict
 
 SECRET = "\0secret\0"
 TOPIC = "\0topic\0"
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
-_COLOURS = {"CRITICAL": 0xD93025, "UNKNOWN": 0x8E6BBF, "WARNING": 0xE37400, "OK": 0x1E8E3E}
-
-
-def state_of(alert: Alert) -> str:
-    """The verdict that decides on colours: OK once all is over."""
-    return "OK" if alert.is_resolved else alert.verdict.value
 
 
 def plain_alert(alert: Alert) -> dict[str, Any]:
     """The alert as JSON's types, each text cleaned, evidence and notices bounded, with a headline and a text."""
-    record = alert_to_json(alert)
-    record["notices"] = [
-        {
-            key: clean_line(value, 2000) if isinstance(value, str) else value
-            for key, value in (notice | {"evidence": list(clean_lines(tuple(notice["evidence"])))}).items()
-        }
-        for notice in record["notices"][:MAX_NOTICES]
-    ]
-    record["body"] = list(clean_lines(alert.body))
-    cleaned = {key: clean_line(value, 2000) if isinstance(value, str) else value for key, value in record.items()}
-    return {
-        "schema": "resil/1",
-        "kind": "alert",
-        "headline": headline(alert),
-        "text": plain_text(alert, 20_000),
-        "state": state_of(alert),
-        "is_resolved": alert.is_resolved,
-        **cleaned,
-    }
+    record = alert_record(alert, lambda text: clean_line(text, 2000), text=plain_text(alert, 20_000))
+    body = list(clean_lines(alert.body))
+    return record | {"body": body, "state": state_of(alert), "is_resolved": alert.is_resolved}
 
 
 def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
-    """Which incidents of the thread last, given what was remembered: a page ends when the last of them has."""
+    """The incidents of the thread that last: a page ends with the last of them."""
     still = dict.fromkeys(filter(None, thread.get("open", "").split(",")))
     for notice in alert.notices:
         episode = clean_line(notice.episode, 24).replace(",", "")
@@ -103,10 +86,10 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 
 def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
-    """What else PagerDuty is told: the end of each incident that had a page of its own.
+    """More events for PagerDuty: the end of each incident that had a page of its own.
 
-    One message may tell the end of several, whose pages were opened by several messages. Ending a page that is not
-    there changes nothing, and so does ending one twice.
+    One message may report the end of several incidents, whose pages were opened by several messages. To end a page that
+    is not there, or one twice, changes nothing.
     """
     over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
     keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
@@ -162,15 +145,14 @@ def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://discord.com/developers/docs/resources/webhook#execute-webhook: content 2,000 characters, an embed's title
     256 and description 4,096. Nothing in it may mention anybody."""
-    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
     return {
         "username": "resil",
         "content": cut(unmarked(headline(alert)), 1900),
         "embeds": [
             {
                 "title": cut(headline(alert), 250),
-                "description": f"```\n{cut(text.replace('```', chr(39) * 3), 3900)}\n```",
-                "color": _COLOURS[state_of(alert)],
+                "description": _fenced(alert, 3900),
+                "color": int(colour_of(alert)[1:], 16),
                 "footer": {"text": cut(footer(alert), 300)},
             }
         ],
@@ -181,15 +163,14 @@ def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://developers.mattermost.com/integrate/webhooks/incoming: mentions are read from text, not from code."""
     line = unmarked(headline(alert))
-    text = "\n".join(cut(line, 500) for line in _short_lines(alert))
     return {
         "username": "resil",
         "text": line,
         "attachments": [
             {
                 "fallback": line,
-                "color": f"#{_COLOURS[state_of(alert)]:06x}",
-                "text": f"```\n{cut(text.replace('```', chr(39) * 3), 6000)}\n```",
+                "color": colour_of(alert),
+                "text": _fenced(alert, 6000),
                 "footer": unmarked(footer(alert)),
             }
         ],
@@ -212,12 +193,12 @@ PRESETS: Mapping[str, Callable[[Alert, Mapping[str, str]], dict[str, Any]]] = {
 
 
 def unmarked(text: str) -> str:
-    """A text in which Markdown marks nothing and nobody is mentioned."""
+    """A text without effective Markdown or mentions."""
     return re.sub(r"([\\`*_~|\[\]<>#])", r"\\\1", text).replace("@", "@\u200b")
 
 
-def _short_lines(alert: Alert) -> list[str]:
-    """The stories without their evidence when there are many."""
+def _fenced(alert: Alert, limit: int) -> str:
+    """The stories as a code block in Markdown, without their evidence when there are many."""
     stories = runbook(alert)
     lines: list[str] = []
     for story in stories:
@@ -225,7 +206,9 @@ def _short_lines(alert: Alert) -> list[str]:
         lines += [f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Do", "Since")]
         if len(stories) == 1:
             lines += list(story.evidence)
-    return lines + ([left_out(alert)] if left_out(alert) else [])
+    lines += filter(None, [left_out(alert)])
+    text = "\n".join(cut(line, 500) for line in lines).replace("```", "'''")
+    return f"```\n{cut(text, limit)}\n```"
 
 
 def _rich(text: str, **style: Any) -> dict[str, Any]:
@@ -239,3 +222,49 @@ def _utc(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
         return datetime.fromtimestamp(0, UTC).isoformat(timespec="milliseconds")
+
+
+LIMIT = 1_000_000
+"""Characters. No service takes more, and a loop in a template must not fill the memory."""
+
+
+def render_payload(template: str, alert: Alert) -> Any:
+    """Given a template, return the JSON value that it makes of an alert. Every `{{ value }}` comes out as JSON, quotes
+    included, so no text of an alert can break out of its place.
+
+    For instance, `{"text": {{ headline }}}`. Raise SettingsError, naming the line, for whatever is wrong with it.
+    """
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from markupsafe import Markup
+
+    def as_json(value: Any) -> Any:
+        # The result of `tojson` is JSON already; rendering reports undefined values by name.
+        if isinstance(value, Markup | jinja2.Undefined):
+            return value
+        return Markup(json.dumps(value))
+
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=as_json, autoescape=False)
+    # tojson escapes < > & ' for HTML, which JSON reads back as they were.
+    size = 0
+    pieces: list[str] = []
+    try:
+        for piece in environment.from_string(template).generate(plain_alert(alert) | {"secret": SECRET}):
+            size += len(piece)
+            if size > LIMIT:
+                raise SettingsError(f"payload makes more than {LIMIT} characters")
+            pieces.append(piece)
+    except jinja2.TemplateSyntaxError as error:
+        raise SettingsError(f"payload, line {error.lineno}: {error.message}") from None
+    except jinja2.UndefinedError as error:
+        hint = "it knows headline, text, state, verdict, reason, notices, host, project, id, thread, secret ..."
+        raise SettingsError(f"payload: {error.message}", hint=hint) from None
+    except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise SettingsError(f"payload: {type(error).__name__}: {error}") from None
+    try:
+        return json.loads("".join(pieces))
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(
+            f"payload does not make JSON: {error}",
+            hint='values bring their own quotes: write {"text": {{ headline }}}, without any around the braces',
+        ) from None

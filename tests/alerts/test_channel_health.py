@@ -6,22 +6,21 @@ import random
 
 import pytest
 
-from resilience.alerts.backoff import (
+from resilience.alerts.alert import Reason
+from resilience.alerts.channel_health import (
     ASKED_CAP_S,
     CAP_S,
     LEAST_S,
-    Health,
-    News,
-    Standing,
+    NodeState,
+    SharedState,
     after_failure,
     asked_wait_s,
-    decide_news,
+    decide_reason,
     delay_s,
-    from_record,
     is_hopeless,
     is_paused,
-    to_record,
 )
+from resilience.alerts.codec import from_record, to_record
 from tests.fakes import NOW
 
 DAY = 86400.0
@@ -56,7 +55,7 @@ def test_a_server_that_asks_for_no_number_is_asked_again_soon() -> None:
 
 
 def test_failures_in_a_row_count_from_the_first() -> None:
-    health = Health()
+    health = NodeState()
     for minute in range(4):
         health = after_failure(health, NOW + 60 * minute, 0.5, error="down")
     assert (health.failures, health.since, health.error) == (4, NOW, "down")
@@ -64,46 +63,46 @@ def test_failures_in_a_row_count_from_the_first() -> None:
 
 
 def test_a_paused_channel_is_left_alone_unless_somebody_is_impatient() -> None:
-    health = Health(failures=1, retry_at=NOW + 10)
-    assert is_paused(health, Standing(), NOW, patient=True)
-    assert not is_paused(health, Standing(), NOW, patient=False)
-    assert not is_paused(health, Standing(), NOW + 10, patient=True)
+    health = NodeState(failures=1, retry_at=NOW + 10)
+    assert is_paused(health, SharedState(), NOW, patient=True)
+    assert not is_paused(health, SharedState(), NOW, patient=False)
+    assert not is_paused(health, SharedState(), NOW + 10, patient=True)
 
 
 def test_nobody_is_impatient_enough_to_pass_over_what_a_server_asked_for() -> None:
-    assert is_paused(Health(), Standing(asked_until=NOW + 60), NOW, patient=False)
+    assert is_paused(NodeState(), SharedState(asked_until=NOW + 60), NOW, patient=False)
 
 
 def test_a_pause_that_a_wrong_clock_wrote_is_not_believed() -> None:
-    assert not is_paused(Health(failures=1, retry_at=NOW + 10 * DAY), Standing(), NOW, patient=True)
-    assert not is_paused(Health(), Standing(asked_until=NOW + 10 * DAY), NOW, patient=True)
+    assert not is_paused(NodeState(failures=1, retry_at=NOW + 10 * DAY), SharedState(), NOW, patient=True)
+    assert not is_paused(NodeState(), SharedState(asked_until=NOW + 10 * DAY), NOW, patient=True)
 
 
-LONG = Health(failures=5, since=NOW - 1000, error="down")
+LONG = NodeState(failures=5, since=NOW - 1000, error="down")
 
 
 @pytest.mark.parametrize(
-    ("health", "standing", "news"),
+    ("node", "shared", "reason"),
     [
-        (Health(), Standing(), News.NONE),
-        (Health(failures=1, since=NOW), Standing(), News.NONE),  # one failure is no news
-        (Health(failures=9, since=NOW - 60), Standing(), News.NONE),  # nor are many in a minute
-        (LONG, Standing(), News.BROKEN),
-        (LONG, Standing(last_ok=NOW - 500), News.NONE),  # another node delivers: this one has no way out
-        (LONG, Standing(last_ok=NOW - 2000), News.BROKEN),
-        (LONG, Standing(told_at=NOW - 3600), News.NONE),  # once a day
-        (LONG, Standing(told_at=NOW - DAY - 1), News.BROKEN),
-        (LONG, Standing(told_at=NOW - DAY - 1, episode="e"), News.NONE),  # still the same breakdown
-        (Health(failures=1, since=NOW, is_fault=True), Standing(), News.BROKEN),  # no waiting will help
-        (Health(failures=1, since=NOW, is_fault=True), Standing(last_ok=NOW), News.BROKEN),
-        (Health(), Standing(episode="e", told_at=NOW - 60, last_ok=NOW), News.MENDED),
-        (Health(), Standing(episode="e", told_at=NOW, last_ok=NOW - 60), News.NONE),  # nothing was delivered since
+        (NodeState(), SharedState(), Reason.QUIET),
+        (NodeState(failures=1, since=NOW), SharedState(), Reason.QUIET),  # one failure is no news
+        (NodeState(failures=9, since=NOW - 60), SharedState(), Reason.QUIET),  # nor are many in a minute
+        (LONG, SharedState(), Reason.FIRST),
+        (LONG, SharedState(last_ok=NOW - 500), Reason.QUIET),  # another node delivers: this one has no way out
+        (LONG, SharedState(last_ok=NOW - 2000), Reason.FIRST),
+        (LONG, SharedState(told_at=NOW - 3600), Reason.QUIET),  # once a day
+        (LONG, SharedState(told_at=NOW - DAY - 1), Reason.FIRST),
+        (LONG, SharedState(told_at=NOW - DAY - 1, episode="e"), Reason.QUIET),  # still the same breakdown
+        (NodeState(failures=1, since=NOW, is_fault=True), SharedState(), Reason.FIRST),  # no waiting will help
+        (NodeState(failures=1, since=NOW, is_fault=True), SharedState(last_ok=NOW), Reason.FIRST),
+        (NodeState(), SharedState(episode="e", told_at=NOW - 60, last_ok=NOW), Reason.RESOLVED),
+        (NodeState(), SharedState(episode="e", told_at=NOW, last_ok=NOW - 60), Reason.QUIET),  # nothing delivered since
     ],
 )
 def test_the_other_channels_hear_of_a_breakdown_once_and_of_its_end(
-    health: Health, standing: Standing, news: News
+    node: NodeState, shared: SharedState, reason: Reason
 ) -> None:
-    assert decide_news(health, standing, NOW) is news
+    assert decide_reason(node, shared, NOW) is reason
 
 
 @pytest.mark.parametrize(
@@ -119,16 +118,18 @@ def test_the_other_channels_hear_of_a_breakdown_once_and_of_its_end(
 def test_only_a_message_that_alone_is_not_taken_is_given_up(
     tries: int, queued: float, last_ok: float, hopeless: bool
 ) -> None:
-    assert is_hopeless(tries, queued, Standing(last_ok=last_ok), NOW) is hopeless
+    assert is_hopeless(tries, queued, SharedState(last_ok=last_ok), NOW) is hopeless
 
 
 def test_what_is_remembered_comes_back() -> None:
-    assert from_record(Health, to_record(LONG)) == LONG
-    standing = Standing(last_ok=NOW, told_to=("slack", "list"), episode="e")
-    assert from_record(Standing, {**to_record(standing), "told_to": ["slack", "list"]}) == standing
+    assert from_record(NodeState, to_record(LONG)) == LONG
+    standing = SharedState(last_ok=NOW, told_to=("slack", "list"), episode="e")
+    assert from_record(SharedState, to_record(standing)) == standing
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), True, [1]])
 def test_nonsense_in_what_is_remembered_is_the_default(value: object) -> None:
-    assert from_record(Health, {"failures": value, "since": value, "is_fault": 1, "x": 2}).failures in (0, True)
-    assert from_record(Standing, {"last_ok": value, "told_to": value}) == Standing()
+    assert from_record(
+        NodeState, {"failures": value, "since": value, "is_fault": 1, "x": 2}, lenient=True
+    ).failures in (0, True)
+    assert from_record(SharedState, {"last_ok": value, "told_to": value}, lenient=True) == SharedState()

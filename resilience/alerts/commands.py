@@ -1,0 +1,343 @@
+"""The commands of `resil alert`: list, show, acknowledge and silence incidents; deliver messages and test channels."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.delivery import FLUSH_S, Flushed, flush
+from resilience.alerts.incident import Incident, Silence, silencing
+from resilience.alerts.ledger import silence_id
+from resilience.alerts.outbox import Entry, in_order
+from resilience.alerts.routes import Route, channels, routes_of
+from resilience.alerts.sending import DeliveryRequest, Outcome, compose_in_child, send_in_child
+from resilience.alerts.state import AlertState, open_alert_state
+from resilience.errors import UsageError
+from resilience.finding import Verdict
+
+if TYPE_CHECKING:
+    from resilience.alerts.channel_health import NodeState
+    from resilience.alerts.notify import Notes
+    from resilience.runs.project import Project
+
+NO_CHANNEL = """\
+no channel is set, so nobody is notified of anything; for instance, write in resil.toml:
+  [alert]
+  channels = ["email"]
+  [channel.email]
+  to = ["you@example.org"]"""
+"""Advice where no channel is set yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One incident, and the reasons why people may not hear of it.
+
+    Attributes:
+        silence: the silence that covers the incident, or None.
+        waiting: channels for which a message about it is queued.
+        dead: channels that will never take a message about it.
+    """
+
+    incident: Incident
+    silence: Silence | None = None
+    waiting: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Result of `resil alert list`.
+
+    Attributes:
+        known: the incidents, the open ones first, the worst of them first.
+        waiting: how many messages are queued, by channel.
+        dead: the dead letters.
+        failing: state of the channels that do not deliver from this node.
+        channels: those that [alert] names; empty: nobody is notified.
+        errors: of the alert state, one sentence each.
+        is_partial: whether the alert state could not be read: there may be more.
+    """
+
+    known: tuple[Known, ...]
+    silences: tuple[Silence, ...]
+    waiting: dict[str, int]
+    dead: tuple[Entry, ...]
+    failing: dict[str, NodeState]
+    channels: tuple[str, ...]
+    errors: tuple[str, ...]
+    is_partial: bool
+
+
+def listing(project: Project, *, everything: bool = False) -> Listing:
+    """Every open incident, and with `everything` those that ended of late."""
+    state = open_alert_state(project)
+    now = project.world.clock.now()
+    silences = state.silences.active(now)
+    pending, dead = state.outbox.pending(), state.outbox.dead()
+    waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
+    known = [
+        Known(
+            incident,
+            silencing(silences, incident, now) if incident.is_open else None,
+            waiting_for.get(incident.episode, ()),
+            refused_by.get(incident.episode, ()),
+        )
+        for incident in state.ledger.incidents(now)
+        if everything or incident.is_open
+    ]
+    known.sort(key=lambda k: (k.incident.is_open, k.incident.verdict, k.incident.opened), reverse=True)
+    waiting = Counter(entry.channel for entry in pending)
+    states = {name: state.outbox.channels.node_state(name, project.world.host.name) for name in waiting}
+    return Listing(
+        known=tuple(known),
+        silences=silences,
+        waiting=dict(waiting),
+        dead=dead,
+        failing={name: found for name, found in states.items() if found.failures},
+        channels=project.loaded.settings.alert.channels,
+        errors=_errors(state),
+        is_partial=bool(state.error or state.ledger.folder.trouble),
+    )
+
+
+def _channels_by_incident(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        for line in entry.incidents():
+            found[line.episode] = tuple(dict.fromkeys((*found.get(line.episode, ()), entry.channel)))
+    return found
+
+
+def _errors(state: AlertState) -> tuple[str, ...]:
+    errors = (state.error, state.ledger.folder.trouble, *state.ledger.errors, *state.silences.errors)
+    whole = tuple(dict.fromkeys(filter(None, (*errors, state.outbox.error))))
+    return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Result of `resil alert show`.
+
+    Attributes:
+        sent: messages about the incident that were delivered in the last days, the oldest first.
+        waiting, dead: queued messages, and dead letters.
+    """
+
+    known: Known
+    sent: tuple[Entry, ...]
+    waiting: tuple[Entry, ...]
+    dead: tuple[Entry, ...]
+    errors: tuple[str, ...]
+
+
+def details(project: Project, incident_id: str) -> Details:
+    """The life of one incident, by its id or the beginning of it. Raise UsageError if there is none, or several."""
+    state = open_alert_state(project)
+    now = project.world.clock.now()
+    incident = state.ledger.find(incident_id, now)
+    silence = silencing(state.silences.active(now), incident, now) if incident.is_open else None
+    sent, waiting, dead = (
+        tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
+        for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
+    )
+    known = Known(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
+    return Details(known, sent, waiting, dead, _errors(state))
+
+
+def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool = False) -> tuple[Incident, ...]:
+    """Acknowledge incidents, or remove the acknowledgement; all of them or none.
+
+    Raise UsageError if one is missing or over, StateDirectoryError if the acknowledgement cannot be written where the
+    watchdogs read it.
+    """
+    state, now = open_alert_state(project), project.world.clock.now()
+    found = {incident.episode: incident for incident in (state.ledger.find(id, now) for id in ids)}
+    if undo:
+        return tuple(map(state.ledger.unacknowledge, found))
+    for incident in found.values():
+        if not incident.is_open:
+            raise UsageError(
+                f"{incident.episode} is over already: {incident.check} {incident.subject}",
+                hint="see what lasts: resil alert list",
+            )
+    return tuple(state.ledger.acknowledge(id, project.world.host.user, note, now) for id in found)
+
+
+def silence(
+    project: Project,
+    *,
+    incident_id: str = "",
+    check: str = "",
+    subject: str = "",
+    run: str = "",
+    fault: str = "",
+    until: float,
+    why: str,
+) -> tuple[Silence, tuple[Incident, ...]]:
+    """Hold notifications back until a time; return the silence and the open incidents that it covers.
+
+    Raise UsageError if nothing is named, or the end is in the past; StateDirectoryError if the silence cannot be
+    written where the watchdogs read it.
+    """
+    state = open_alert_state(project)
+    now, user = project.world.clock.now(), project.world.host.user
+    if until <= now:
+        raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
+    episode = state.ledger.find(incident_id, now).episode if incident_id else ""
+    patterns = {"episode": episode, "check": check, "subject": subject, "run": run, "fault": fault}
+    made = Silence(
+        id=silence_id("\0".join(patterns.values()), user, now), until=until, by=user, why=why, since=now, **patterns
+    )
+    incidents = state.ledger.incidents(now)
+    state.silences.add(made, is_known=bool(incidents))
+    return made, tuple(i for i in incidents if i.is_open and silencing((made,), i, now))
+
+
+def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
+    """End silences. Raise UsageError if one is missing."""
+    state = open_alert_state(project)
+    return tuple(state.silences.remove(id) for id in ids)
+
+
+def incident_ids(project: Project) -> tuple[str, ...]:
+    """The ids of the open incidents, for tab completion."""
+    found = open_alert_state(project, touch=False).ledger.incidents()
+    return tuple(incident.episode for incident in found if incident.is_open)
+
+
+def silence_ids(project: Project) -> tuple[str, ...]:
+    """The ids of the silences, for tab completion."""
+    state = open_alert_state(project, touch=False)
+    return tuple(found.id for found in state.silences.active(project.world.clock.now()))
+
+
+def deliver(
+    project: Project, *, notes: Notes | None = None, patient: bool = False, deadline_s: float = 300.0
+) -> Iterator[Flushed]:
+    """Deliver the queued messages, one for each channel at a time, and yield the result of each round.
+
+    A channel that failed is left alone; the last value says how many messages are still queued. `patient` respects a
+    channel's back-off. The caller may stop at any time: nothing is lost.
+    """
+    state, routes, world = open_alert_state(project), routes_of(project), project.world
+    state.bring_home()
+    if not state.error and notes is not None and notes.is_noted(project):
+        from resilience.alerts.notify import notify
+
+        notify(project, (), notes=notes, deliver_s=0.0)  # into the outbox, to the messages there
+    end = world.clock.monotonic() + deadline_s
+    failed: set[str] = set()
+    while True:
+        left_s = end - world.clock.monotonic()
+        done = flush(
+            state.outbox,
+            routes,
+            world=world,
+            project=str(project.loaded.project),
+            deadline_s=min(FLUSH_S, left_s),
+            patient=patient,
+            most=1,
+            skip=failed,
+        )
+        yield done
+        failed |= {delivery.channel for delivery in done.failed}
+        if not done.waiting or left_s <= 0 or not (done.sent or done.dead or done.failed):
+            return
+
+
+def requeue(project: Project) -> tuple[Entry, ...]:
+    """Queue every dead letter again, and return them."""
+    outbox = open_alert_state(project).outbox
+    dead = outbox.dead()
+    for entry in dead:
+        outbox.requeue(entry)
+    return dead
+
+
+def discard(project: Project) -> tuple[Entry, ...]:
+    """Remove every dead letter for good, and return them."""
+    outbox = open_alert_state(project).outbox
+    dead = outbox.dead()
+    for entry in dead:
+        outbox.discard(entry)
+    return dead
+
+
+def drafts(project: Project) -> tuple[tuple[Entry, str | None], ...]:
+    """The queued messages in the order of sending, each with its text; None where its thread has another before it."""
+    state, routes = open_alert_state(project), routes_of(project)
+    pending = state.outbox.pending()
+    found: list[tuple[Entry, str | None]] = []
+    for channel in dict.fromkeys(entry.channel for entry in pending):
+        mine = [entry for entry in pending if entry.channel == channel]
+        heads = in_order(mine)
+        route = routes.get(channel)
+        texts = dict.fromkeys((entry.name for entry in heads), f"there is no channel {channel!r} any more")
+        if route is not None:
+            texts |= compose_in_child(
+                {
+                    entry.name: DeliveryRequest(
+                        entry.alert, route, state.outbox.channels.thread(entry.alert.thread, channel)
+                    )
+                    for entry in heads
+                }
+            )
+        found += [(entry, texts[entry.name]) for entry in heads]
+        found += [(entry, None) for entry in mine if entry not in heads]
+    return tuple(found)
+
+
+def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
+    """The channels to test: the one named, or all that the settings name.
+
+    Raise UsageError if there is none of that name, or none at all.
+    """
+    routes = routes_of(project, name)
+    if name:
+        if name not in project.loaded.settings.channels and name not in channels().names():
+            from difflib import get_close_matches
+
+            known = sorted({*routes, *channels().names()} - {name})
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+            raise UsageError(f"there is no channel {name!r}", hint=hint)
+        return {name: routes[name]}
+    if not routes:
+        raise UsageError(NO_CHANNEL, hint="then once more: resil alert test")
+    return routes
+
+
+def trial(project: Project) -> Alert:
+    """A message that says that nothing is wrong. Each has an id of its own."""
+    host, now = project.world.host, project.world.clock.now()
+    id = f"test-{os.urandom(4).hex()}"
+    notice = Notice(
+        episode=id,
+        fingerprint=id,
+        reason=Reason.FIRST,
+        check="alert",
+        subject="test",
+        fault="",
+        verdict=Verdict.OK,
+        summary=f"nothing is wrong: {host.user} on {host.name} tests whether messages arrive",
+        since=now,
+        run=project.default_run(),
+    )
+    return Alert.of(notice, id=id, time=now, host=host.name, project=str(project.loaded.project), is_test=True)
+
+
+def send_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
+    """Send a real message through each channel at once; yield the outcomes as they come."""
+    alert = trial(project)
+    yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.world)
+
+
+def compose_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, str]]:
+    """The messages that `send_tests` would send."""
+    alert = trial(project)
+    yield from compose_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()})

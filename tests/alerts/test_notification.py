@@ -1,0 +1,260 @@
+"""One message for many findings, with ids and threads that stay the same, and sentences that stand alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.alerts.alert import Alert, Reason
+from resilience.alerts.codec import to_record
+from resilience.alerts.notification import (
+    MANY_NOTICES,
+    MOST_NOTICES,
+    Notification,
+    compose,
+    describe,
+    should_send,
+    thread_of,
+)
+from resilience.finding import Verdict
+from resilience.settings.alert_policy import AlertPolicy
+from tests.alerts.test_ledger import NOW, incident
+
+POLICY = AlertPolicy(channels=("email",), group_s=300.0)
+
+
+def note(subject: str = "/scratch", reason: Reason = Reason.FIRST, **fields: object) -> Notification:
+    return Notification(incident=replace(incident(subject), **fields), reason=reason, text=f"{subject} is full")  # type: ignore[arg-type]
+
+
+def alert_of(*given: Notification, now: float = NOW, host: str = "login1") -> Alert:
+    (group,) = compose(given, lambda _: ("email",), now=now, host=host, project="/p")
+    return group.alert
+
+
+def test_a_message_stands_alone_at_three_in_the_morning() -> None:
+    alert = alert_of(note(advice="resil watch fs --top", evidence=("/dev/sda1 91%",), run="gpt", count=1))
+    (notice,) = alert.notices
+    assert (alert.host, alert.project, alert.time, alert.total) == ("login1", "/p", NOW, 1)
+    assert (notice.summary, notice.advice, notice.evidence) == (
+        "/scratch is full", "resil watch fs --top", ("/dev/sda1 91%",),
+    )  # fmt: skip
+    assert (notice.check, notice.subject, notice.fault, notice.run) == ("fs", "/scratch", "space", "gpt")
+    assert (notice.since, notice.count, notice.verdict) == (NOW, 2, Verdict.WARNING)
+
+
+def test_the_end_of_a_fault_is_ok_and_needs_no_advice() -> None:
+    alert = alert_of(note(reason=Reason.RESOLVED, advice="clean up"))
+    assert (alert.verdict, alert.is_resolved) == (Verdict.OK, True)
+    assert (alert.notices[0].verdict, alert.notices[0].advice) == (Verdict.OK, "")
+
+
+def test_the_worst_comes_first_and_names_the_message() -> None:
+    alert = alert_of(
+        note("/a", Reason.RESOLVED),
+        note("/b", Reason.FIRST),
+        note("/c", Reason.REMINDER, verdict=Verdict.CRITICAL),
+        note("/d", Reason.WORSE, verdict=Verdict.UNKNOWN),
+    )
+    assert [notice.subject for notice in alert.notices] == ["/c", "/d", "/b", "/a"]
+    assert (alert.verdict, alert.reason, alert.total) == (Verdict.CRITICAL, Reason.FIRST, 4)
+    assert not alert.is_resolved
+
+
+def test_a_thousand_jobs_are_one_message_that_counts_them() -> None:
+    alert = alert_of(*(note(f"job {n}", evidence=("log line " * 300,) * 100) for n in range(1000)))
+    assert (len(alert.notices), alert.total) == (MOST_NOTICES, 1000)
+    assert len(json.dumps(to_record(alert))) < 100_000
+
+
+def test_each_check_has_a_message_of_its_own() -> None:
+    groups = compose(
+        [note("/a"), note("gpt", check="job"), note("/b")],
+        lambda _: ("email",),
+        now=NOW,
+        host="h",
+        project="/p",
+    )
+    assert sorted(group.alert.total for group in groups) == [1, 2]
+
+
+def test_long_evidence_is_cut_where_it_can_be_seen() -> None:
+    (notice,) = alert_of(note(evidence=("x" * 10**7, *map(str, range(100))))).notices
+    assert "(10000000 characters)" in notice.evidence[0]
+    assert notice.evidence[-1] == "... and 61 more lines"
+    assert len(notice.evidence) == 41
+
+
+def test_in_a_message_of_many_each_has_a_little_evidence() -> None:
+    alert = alert_of(*(note(f"/{n}", evidence=tuple("abcdefgh")) for n in range(MANY_NOTICES + 1)))
+    assert all(notice.evidence == (*"abcd", "... and 4 more lines") for notice in alert.notices)
+
+
+# ---- ids
+
+
+@given(st.permutations(range(5)), st.sampled_from(["login1", "login2"]), st.floats(0, 1e6))
+def test_the_same_news_has_the_same_id_whoever_tells_it_when_and_in_whatever_order(
+    order: list[int], host: str, later_s: float
+) -> None:
+    given = [note(f"/{n}") for n in range(5)]
+    assert alert_of(*(given[n] for n in order), now=NOW + later_s, host=host).id == alert_of(*given).id
+
+
+def test_other_news_has_another_id() -> None:
+    variants = [
+        note(),
+        note(count=1),
+        note(reason=Reason.REMINDER),
+        note(verdict=Verdict.CRITICAL),
+        note(episode="ffffffff"),
+        note(reason=Reason.RESOLVED),
+        note("/home"),
+    ]
+    ids = {alert_of(one).id for one in variants} | {alert_of(note(), note("/home")).id}
+    assert len(ids) == len(variants) + 1
+
+
+def test_two_incidents_that_happen_to_share_an_id_are_both_told() -> None:
+    alert = alert_of(note("/a", episode="3f9a1c04"), note("/b", episode="3f9a1c04"))
+    assert {notice.subject for notice in alert.notices} == {"/a", "/b"}
+
+
+# ---- threads
+
+
+def after(one: Notification, alert: Alert) -> Notification:
+    """What comes next of it."""
+    return replace(one, incident=one.sent(alert.thread, NOW), reason=Reason.WORSE)
+
+
+def test_the_story_of_one_incident_is_one_thread_named_by_its_episode() -> None:
+    first = note()
+    alert = alert_of(first)
+    assert alert.thread == first.incident.episode
+    assert alert_of(after(first, alert)).thread == alert.thread
+    assert alert_of(replace(after(first, alert), reason=Reason.RESOLVED)).thread == alert.thread
+
+
+def test_what_was_told_together_goes_on_together() -> None:
+    given = [note("/a"), note("/b"), note("/c")]
+    alert = alert_of(*given)
+    assert alert.thread not in {one.incident.episode for one in given}
+    later = [after(one, alert) for one in given]
+    assert {alert_of(one).thread for one in later} == {alert.thread}
+    assert alert_of(*later).thread == alert.thread
+
+
+def test_what_has_different_threads_and_is_told_together_lies_in_the_group_s() -> None:
+    a, b = note("/a"), note("/b")
+    both = [after(a, alert_of(a)), after(b, alert_of(b))]
+    assert thread_of(both, "/p") == thread_of(list(reversed(both)), "/p")
+    assert thread_of(both, "/p") not in {one.incident.thread for one in both}
+    assert thread_of(both, "/p") != thread_of(both, "/q")
+    assert after(a, alert_of(*both)).incident.thread == alert_of(*both).thread
+
+
+# ---- readers
+
+
+def test_readers_of_the_same_news_get_the_same_message() -> None:
+    groups = compose([note("/a"), note("/b")], lambda _: ("email", "slack"), now=NOW, host="h", project="/p")
+    assert [group.channels for group in groups] == [("email", "slack")]
+
+
+def test_readers_of_other_news_get_their_own() -> None:
+    groups = compose(
+        [note("/a"), note("/b")],
+        lambda one: ("email", "list") if one.incident.subject == "/a" else ("email",),
+        now=NOW, host="h", project="/p",
+    )  # fmt: skip
+    assert {(group.channels, group.alert.total) for group in groups} == {(("email",), 2), (("list",), 1)}
+
+
+def test_news_that_nobody_reads_is_no_message() -> None:
+    assert compose([note()], lambda _: (), now=NOW, host="h", project="/p") == ()
+
+
+# ---- how often
+
+
+@pytest.mark.parametrize(
+    ("one", "last_told", "send"),
+    [
+        (note(), None, True),
+        (note(), NOW - 300, True),
+        (note(), NOW - 299, False),
+        (note(verdict=Verdict.CRITICAL), NOW - 1, True),
+        (note(reason=Reason.WORSE, verdict=Verdict.CRITICAL), NOW - 1, True),
+        (note(reason=Reason.REMINDER, verdict=Verdict.CRITICAL), NOW - 1, False),
+        (note(reason=Reason.RESOLVED, verdict=Verdict.CRITICAL), NOW - 1, False),
+        (note(reason=Reason.BETTER), NOW - 1, False),
+        (note(), NOW + 1e9, True),  # the clock was set back: that must not silence it for ever
+    ],
+)
+def test_a_group_waits_between_two_messages_and_a_new_critical_does_not(
+    one: Notification, last_told: float | None, send: bool
+) -> None:
+    assert should_send([one], last_told, NOW, POLICY) is send
+
+
+def test_a_critical_takes_the_others_along() -> None:
+    assert should_send([note(), note("/b", verdict=Verdict.CRITICAL)], NOW - 1, NOW, POLICY)
+    assert not should_send([], None, NOW, POLICY)
+
+
+def test_a_thousand_are_composed_in_a_moment() -> None:
+    given = [note(f"job {n}") for n in range(1000)]
+    began = time.monotonic()
+    alert_of(*given)
+    assert time.monotonic() - began < 10  # 0.02 s on a quiet core
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields", "said"),
+    [
+        (Reason.FIRST, {}, "91% used"),
+        (Reason.WORSE, {"verdict": Verdict.CRITICAL, "told_verdict": Verdict.WARNING}, "91% used (was WARNING)"),
+        (Reason.BETTER, {"told_verdict": Verdict.CRITICAL}, "91% used (was CRITICAL)"),
+        (Reason.REMINDER, {"told": NOW}, "91% used (still there after 2 h)"),
+        (Reason.ESCALATED, {"told": NOW}, "91% used (for 2 h, and nobody has acknowledged it)"),
+        (Reason.REMINDER, {"silenced": NOW}, "91% used (a silence has ended, and it is still there after 2 h)"),
+        (Reason.REMINDER, {"flapping": NOW}, "91% used (stopped flapping, and is still there)"),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR}, "over after 1 h; it was WARNING: 91% used"),
+        (
+            Reason.RESOLVED,
+            {"held": NOW, "gone": NOW + HOUR, "worst": Verdict.UNKNOWN},
+            "came and went in the quiet hours, after 1 h; it was UNKNOWN: 91% used",
+        ),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR, "summary": ""}, "over after 1 h; it was WARNING"),
+    ],
+)
+def test_what_is_said(reason: Reason, fields: dict[str, Any], said: str) -> None:
+    assert describe(replace(incident(), **fields), reason, NOW + 2 * HOUR, POLICY) == said
+
+
+def test_what_flaps_is_said_to_flap_and_how() -> None:
+    flapping = incident(flaps=(NOW, NOW + 1, NOW + 2, NOW + 3))
+    said = describe(flapping, Reason.WORSE, NOW + 60, POLICY, is_flapping=True)
+    assert said == "91% used (flapping: came back 4 times in 1 h; next notification when it has settled)"
+    told = replace(flapping, flapping=NOW)
+    assert describe(told, Reason.REMINDER, NOW + 60, POLICY, is_flapping=True) == "91% used (still flapping)"
+
+
+def test_what_nobody_looked_at_may_still_be_there() -> None:
+    said = describe(incident(told=NOW), Reason.RESOLVED, NOW + 14 * 86400, POLICY, expired=True)
+    assert said == "closed after 14 d without a check: it may still be there; it was WARNING: 91% used"
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:
+    for reason in Reason:
+        assert "-" not in describe(incident(told=NOW), reason, NOW - 86400, POLICY)
