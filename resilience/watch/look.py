@@ -11,10 +11,11 @@ from typing import Any
 
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Figure, Finding, Verdict
+from resilience.records import from_record, to_record
 from resilience.runs.context import Scene
 from resilience.system.child import Answer
 from resilience.watch.reading import Target, Timed, remember
-from resilience.watch.readings import Series, from_record, to_record
+from resilience.watch.readings import Series
 from resilience.watch.watchdogs import Watchdog
 
 STUCK = "stuck"
@@ -88,7 +89,7 @@ def findings_of(dog: Watchdog, target: Target, answer: Answer) -> list[Finding]:
         if error.hint == "this is a bug of the look":
             error = type(error)(error.message, hint=_bug(dog))
         return [unknown(subject, error, fault=STUCK if answer.is_overdue else "") for subject in wanted]
-    findings = [unpack(packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
+    findings = [from_record(Finding, packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
     missing = [subject for subject in target.subjects if subject not in answer.value]
     return findings + [
         Finding(subject=subject, verdict=Verdict.UNKNOWN, fault="probe", summary="the look said nothing of it")
@@ -115,33 +116,12 @@ def _bug(dog: Watchdog) -> str:
     return f"this is a bug of the watchdog {dog.kind}; RESIL_TRACEBACK=1 shows where"
 
 
-def pack(finding: Finding) -> tuple[Any, ...]:
-    """A finding as plain data. Raise TypeError or ValueError if a part of it is not what it must be."""
-    figures = [
-        (str(f.label), float(f.value), str(f.unit), *(None if v is None else float(v) for v in (f.warn, f.crit,
-         f.minimum, f.maximum))) for f in finding.figures
-    ]  # fmt: skip
-    texts = (finding.subject, finding.summary, finding.fault, finding.advice, finding.run)
-    return (
-        Verdict(finding.verdict).value, tuple(map(str, texts)), figures,
-        tuple(map(str, finding.evidence)), tuple(map(str, finding.looked)),
-    )  # fmt: skip
-
-
-def unpack(packed: Sequence[Any]) -> Finding:
-    """The finding that `pack` took apart."""
-    verdict, (subject, summary, fault, advice, run), figures, evidence, looked = packed
-    return Finding(
-        subject=subject,
-        verdict=Verdict(verdict),
-        summary=summary,
-        fault=fault,
-        advice=advice,
-        run=run,
-        figures=tuple(
-            Figure(label=label, value=value, unit=unit, warn=warn, crit=crit, minimum=least, maximum=most)
-            for label, value, unit, warn, crit, least, most in figures
-        ),
-        evidence=tuple(evidence),
-        looked=tuple(looked),
+def pack(finding: Finding) -> dict[str, Any]:
+    """A finding as plain data. Raise TypeError or ValueError if a part of it has the wrong type."""
+    figures = (
+        Figure(str(f.label), float(f.value), str(f.unit), *(None if level is None else float(level) for level in f[3:]))
+        for f in finding.figures
     )
+    texts = {name: str(getattr(finding, name)) for name in ("subject", "summary", "fault", "advice", "run")}
+    lines = {name: tuple(map(str, getattr(finding, name))) for name in ("evidence", "looked")}
+    return to_record(Finding(verdict=Verdict(finding.verdict), figures=tuple(figures), **texts, **lines))  # type: ignore[arg-type]

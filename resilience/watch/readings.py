@@ -1,4 +1,4 @@
-"""Readings as plain data, to pass from a child and to remember from tick to tick: one JSON file for each watchdog.
+"""Readings remembered from tick to tick: one JSON file for each watchdog.
 
 Two hosts may look at the same time. So what is saved is merged with what lies there by then, the newest of each subject
 winning, and written whole; a reading that is lost between two of them costs nothing but that reading.
@@ -11,15 +11,13 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from resilience.errors import StateDirectoryError
 from resilience.system.files import explain_os_error, make_folder, write_atomic
 from resilience.watch.reading import Memory, Timed, remember
 
-ReadingT = TypeVar("ReadingT")
 Series = Mapping[str, Sequence[Timed[Any]]]
 """The readings of each subject, oldest first; each reading is a record."""
 
@@ -35,43 +33,6 @@ LIMIT_BYTES = 256 * 2**20
 _SCHEMA = "resil/1"
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 """json.dumps makes a new encoder each time it is asked for separators."""
-
-
-def to_record(reading: Any) -> dict[str, Any]:
-    """The fields of a reading that are not as by default. Its values are plain already: see ports.Check."""
-    return {
-        name: value for name, default in _names(type(reading)).items() if (value := getattr(reading, name)) != default
-    }
-
-
-def from_record(owner: type[ReadingT], record: Mapping[str, Any]) -> ReadingT:
-    """The reading that `to_record` took apart; JSON's lists become tuples again, and unknown keys are passed over.
-
-    Raise TypeError if a field without a default is missing: the record is of another version.
-    """
-    names = _names(owner)
-    return owner(
-        **{key: _tupled(value) if type(value) in _NESTED else value for key, value in record.items() if key in names}
-    )
-
-
-_NESTED = (list, tuple, dict)
-_names_of: dict[type, dict[str, Any]] = {}
-
-
-def _names(owner: type) -> Mapping[str, Any]:
-    """The fields of a class with their defaults; MISSING, which equals nothing, for those without."""
-    if owner not in _names_of:  # ten thousand readings are of one class
-        _names_of[owner] = {field.name: field.default for field in fields(owner)}
-    return _names_of[owner]
-
-
-def _tupled(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(_tupled(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _tupled(item) for key, item in value.items()}
-    return value
 
 
 class Remembered(NamedTuple):

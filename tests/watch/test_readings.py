@@ -6,8 +6,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,10 @@ import pytest
 from resilience.errors import StateDirectoryError
 from resilience.watch import readings
 from resilience.watch.reading import Memory, Timed
-from resilience.watch.readings import ReadingFile, compose_readings, from_record, merge, parse_readings, to_record
+from resilience.watch.readings import ReadingFile, compose_readings, merge, parse_readings
 
 NOW = 1_000_000.0
 MEMORY = Memory(count=3)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    used: int
-    words: tuple[str, ...] = ()
-    rates: Mapping[str, tuple[float, ...]] | None = None
 
 
 def file(tmp_path: Path) -> ReadingFile:
@@ -35,18 +26,6 @@ def file(tmp_path: Path) -> ReadingFile:
 
 def one(time: float, used: int = 1) -> Timed[Any]:
     return Timed(time, {"used": used})
-
-
-def test_a_reading_comes_back_from_json_as_it_was() -> None:
-    seen = Seen(3, ("a", "ü\udcff"), {"x": (1.5, math.inf)})
-    record = json.loads(json.dumps(to_record(seen)))
-    assert from_record(Seen, record) == seen
-
-
-def test_a_reading_of_a_later_version_is_read_as_far_as_it_is_known_and_one_of_an_earlier_refused() -> None:
-    assert from_record(Seen, {"used": 1, "news": 2}) == Seen(1)
-    with pytest.raises(TypeError):
-        from_record(Seen, {"words": []})
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

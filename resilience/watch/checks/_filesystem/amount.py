@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from resilience.errors import ProbeError, QuantityError
 from resilience.quantities import format_bytes, parse_bytes
@@ -53,18 +53,6 @@ class Amount(NamedTuple):
     def key(self) -> str:
         """By which it is known again at the next look."""
         return f"{self.source}/{self.scope}/{self.kind}"
-
-    def to_row(self) -> dict[str, Any]:
-        """As plain values, what is not said left out."""
-        defaults = self._field_defaults
-        return {
-            name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]
-        }
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Amount:
-        """What `to_row` took apart; unknown keys are passed over. Raise TypeError if it is none."""
-        return cls(**{name: value for name, value in row.items() if name in cls._fields})
 
 
 def amount_text(value: float, kind: str) -> str:

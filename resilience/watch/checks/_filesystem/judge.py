@@ -27,7 +27,7 @@ def judge_reading(
     asked_at = readings[-1].time
     if reading.trouble:
         return (_trouble(subject, reading),)
-    amounts = [Amount.from_row(row) for row in reading.amounts]
+    amounts = reading.amounts
     findings: list[Finding] = []
     if look.kind == BYTES:
         findings += _read_only(subject, reading, look)
@@ -293,6 +293,6 @@ def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: 
         "what a shared file system says of itself knows no quota, snapshot, compression or tape behind it: where your "
         "site's own command says otherwise, set command",
     )
-    has_tool = any(row.get("age_s", 0.0) is None for row in reading.amounts)
+    has_tool = any(item.age_s is None for item in reading.amounts)
     looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()), *(() if reading.is_local else shared))
     return [replace(finding, looked=(*looked, *finding.looked)) for finding in findings]

@@ -224,7 +224,7 @@ def _read(
         **base,
         read_only=read_only,
         seen_writable=not read_only or (old is not None and old.seen_writable),
-        amounts=tuple(item.to_row() for item in amounts),
+        amounts=tuple(amounts),
         history=history_after(old, amounts, now),
         checkpoint=_checkpoint(look, scene, mount),
         purge=_purge(group, look, scene, mount),

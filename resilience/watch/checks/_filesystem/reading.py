@@ -34,7 +34,7 @@ class FileSystemReading:
         advice: what to do about it.
         read_only: whether the mount refuses to write.
         seen_writable: whether it ever was seen otherwise.
-        amounts: rows of Amount.
+        amounts: how much is used, and of which limits.
         history: by the key of an amount: what was used when, oldest first.
         mounts: by path: mount point, type and device it was last seen on in good order, and when.
         checkpoint: what one checkpoint takes, and how often one is written; see checkpoints.Learned.
@@ -57,7 +57,7 @@ class FileSystemReading:
     advice: str = ""
     read_only: bool = False
     seen_writable: bool = False
-    amounts: tuple[dict[str, Any], ...] = ()
+    amounts: tuple[Amount, ...] = ()
     history: dict[str, tuple[Point, ...]] = field(default_factory=dict)
     mounts: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)

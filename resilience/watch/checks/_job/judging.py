@@ -77,7 +77,7 @@ class _Case:
 
     def __init__(self, subject: str, reading: JobReading, settings: JobSettings, now: float) -> None:
         self.subject, self.reading, self.settings, self.now = subject, reading, settings, now
-        self.seen = reading.seen()
+        self.seen = reading.jobs
         self.standing: Standing = sort(self.seen)
 
     def findings(self) -> list[Finding]:

@@ -14,7 +14,7 @@ from resilience.watch.checks._job.describe import many
 from resilience.watch.checks._job.past import ago, ended_words, is_chain, newest_ids, requeued
 from resilience.watch.checks._job.pulse_file import add_pulses
 from resilience.watch.checks._job.queue import Answer, ask, own_job
-from resilience.watch.checks._job.reading import JobReading, fold, lasting, plain, recent
+from resilience.watch.checks._job.reading import JobReading, fold, lasting, recent
 from resilience.watch.checks._job.runs import journal_damage, look_at_runs, tell_attempts
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks._job.subjects import Subject, Watched, WatchedNames, WatchedRuns
@@ -209,7 +209,7 @@ class _Tick:
             asked=now,
             rows=len(jobs),
             took_s=answer.took_s,
-            jobs=plain(seen),
+            jobs=seen,
             ended=ended_words(last),
             last_end=last_end,
             ids=newest_ids(subject, jobs, past),

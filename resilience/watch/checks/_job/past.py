@@ -35,7 +35,7 @@ def requeued(past: JobReading | None, restarts: Mapping[str, int], now: float) -
     """A moment for each requeue since the look before; apart by a millisecond, so that each counts."""
     if past is None:
         return []
-    known = {str(job["raw"]) for job in past.jobs}
+    known = {str(job.raw) for job in past.jobs}
     grown = sum(max(0, count - past.restarts.get(raw, 0)) for raw, count in restarts.items() if raw in known)
     return [now - number / 1000 for number in range(min(grown, 50))]
 

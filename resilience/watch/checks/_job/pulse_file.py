@@ -73,7 +73,7 @@ def _words(reading: JobReading | None, answer: Answer, now: float) -> str:
         return f"is unknown: the scheduler did not answer ({answer.trouble})"
     if reading.trouble:
         return f"is unknown: {reading.trouble}"
-    seen = reading.seen()
+    seen = reading.jobs
     if seen:
         return pulse_words(seen, now)
     if reading.over:
@@ -95,7 +95,7 @@ def _refuse(path: Path, scene: Scene, client: Scheduler | None, due: Sequence[Wi
         own = None
     asked = 0
     for _, reading in due:
-        running = [job for job in reading.seen() if not job.waits] if reading is not None else []
+        running = [job for job in reading.jobs if not job.waits] if reading is not None else []
         if not running or client is None or asked == ASKED_FOR_OUTPUT:
             continue
         asked += 1

@@ -30,7 +30,7 @@ def amount(used: float, limit: float | None, scope: str = "file system", **more:
 def a_reading(*amounts: Amount, **more: Any) -> FileSystemReading:
     return FileSystemReading(**{
         "path": "/scratch", "mount": "/scratch", "type": "lustre", "device": "x@o2ib:/scratch",
-        "amounts": tuple(item.to_row() for item in amounts), **more,
+        "amounts": tuple(amounts), **more,
     })  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_written_is_as_bad_as_it_is_needed(more: dict[str, bool],
 
 def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> FileSystemReading:
     """The reading after a growth of so much each second."""
-    row = Amount.from_row(reading.amounts[0])
+    row = reading.amounts[0]
     points = [(NOW - 600 * n, row.used - per_s * 600 * n) for n in reversed(range(int(hours * 6)))]
     return replace(reading, history={row.key: tuple(points)})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resilience.records import from_record
 from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.runs.last_save import LastSave, last_save
 from resilience.system.files import parse_lines
@@ -18,7 +19,6 @@ from resilience.watch.checks._log import look_runs
 from resilience.watch.checks._log.saves import failed_save, still_failed
 from resilience.watch.checks._log.words import LogReading
 from resilience.watch.checks.log import CHECK
-from resilience.watch.readings import from_record
 from tests.fakes import NOW, FakeClock
 from tests.guard.guards import wait_until
 from tests.watch.checks.log.test_losses import guarded, line, nan, start, write
