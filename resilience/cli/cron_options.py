@@ -29,7 +29,7 @@ def open_cron_project(
 
     world = World()
     if apart:
-        from resilience.watch.settings import open_apart
+        from resilience.watch.watchdogs import open_apart
 
         return open_cron(open_apart(world, wanted=config, overrides=overrides))
     return open_cron(Project(world, load(world, wanted=config, overrides=overrides)))

@@ -18,9 +18,8 @@ from resilience.errors import ProbeError, ResilError
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
-from resilience.watch.settings import open_apart, read_source
 from resilience.watch.watch import Saw, tell, watch, watchdogs_of
-from resilience.watch.watchdogs import Watchdog, watchdog, watchdog_names
+from resilience.watch.watchdogs import Watchdog, open_apart, read_source, watchdog, watchdog_names
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -98,8 +97,7 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
 
 
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
-    from resilience.watch.daemon import Awaited
-    from resilience.watch.follow_logs import LogFollower, followed_ticks
+    from resilience.watch.daemon import Awaited, LogFollower, followed_ticks
 
     world = World()
     try:

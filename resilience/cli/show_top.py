@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from resilience.cli.output import clean, paint, print_json, table
 from resilience.cli.top_document import to_json
 from resilience.quantities import format_bytes, format_duration
-from resilience.watch.top_folders import (
+from resilience.watch.scan.top import (
     DAY_S,
     TopFolder,
     TopReport,

@@ -17,8 +17,7 @@ from resilience.errors import QuantityError, ResilError, SettingsError, UsageErr
 from resilience.quantities import parse_duration_s
 from resilience.system.world import World
 from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
-from resilience.watch.settings import open_apart
-from resilience.watch.watchdogs import checks, every_name, kind_of, listed
+from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_apart
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20

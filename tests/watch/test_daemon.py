@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from resilience.watch.daemon import NAP_S, Awaited, next_tick, ticks, wait_until
-from resilience.watch.follow_logs import FollowedLog
+from resilience.watch.daemon import NAP_S, Awaited, FollowedLog, next_tick, ticks, wait_until
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 from tests.fakes import FakeClock

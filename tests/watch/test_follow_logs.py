@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilience.system.clock import SystemClock
-from resilience.watch.follow_logs import FollowedLog, LogDeadlines, LogFollower, followed_ticks
+from resilience.watch.daemon import FollowedLog, LogDeadlines, LogFollower, followed_ticks
 from tests.guard.guards import wait_until
 from tests.system.hung import hung_folder
 from tests.watch.checks.log.watcher import write
@@ -82,7 +82,7 @@ def test_a_follower_of_nothing_waits(follower: LogFollower) -> None:
 def test_its_child_ends_with_it_and_leaves_no_process(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from resilience.watch.follow_logs import FollowedLog, LogFollower\n"
+        "from resilience.watch.daemon import FollowedLog, LogFollower\n"
         "one = LogFollower()\n"
         "one.follow([FollowedLog('a', (sys.argv[1],), time.time(), 1000.0)])\n"
         "print(next(iter(one._children.values())).pid, flush=True)\n"

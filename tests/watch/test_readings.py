@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from resilience.errors import StateDirectoryError
-from resilience.watch import readings
+from resilience.watch import reading_store as readings
 from resilience.watch.reading import Memory, Timed
-from resilience.watch.readings import ReadingFile, compose_readings, merge, parse_readings
+from resilience.watch.reading_store import ReadingFile, compose_readings, merge, parse_readings
 
 NOW = 1_000_000.0
 MEMORY = Memory(count=3)

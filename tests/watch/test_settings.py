@@ -15,10 +15,10 @@ from resilience.settings.load import load
 from resilience.system.clock import SystemClock
 from resilience.system.stuck import StuckMemory
 from resilience.system.world import World
-from resilience.watch import settings as watch_settings
 from resilience.watch import watchdogs
-from resilience.watch.settings import open_apart
+from resilience.watch import watchdogs as watch_settings
 from resilience.watch.watch import watch
+from resilience.watch.watchdogs import open_apart
 from tests.fakes import make_world
 from tests.system.hung import hung_folder
 

@@ -17,7 +17,7 @@ from resilience.runs.project import Project
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watch as watching
 from resilience.watch.reading import NO_MEMORY, Memory, Target
-from resilience.watch.readings import ReadingFile
+from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_itself
 from tests.fakes import FakeClock, make_project
 from tests.guard.disks import fill, small_disk

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from resilience.finding import Finding
 from resilience.runs.context import Scene
-from resilience.watch.checks._job.judging import judge
-from resilience.watch.checks._job.look import deadline_of, look, place_of, queue_subject
+from resilience.watch.checks._job.judge import judge
+from resilience.watch.checks._job.probe import deadline_of, probe_queues, queue_name, queue_subject
 from resilience.watch.checks._job.reading import JobReading
 from resilience.watch.checks._job.settings import JobSettings, check_settings
-from resilience.watch.checks._job.wanted import parse_wanted
+from resilience.watch.checks._job.subjects import parse_requested
 from resilience.watch.reading import Memory, Target, Timed
 
 
@@ -32,7 +32,7 @@ class JobCheck:
         """A queue, which is asked once for everybody. The run directories are only touched by the look itself."""
         check_settings(settings)
         for name in settings.names:
-            parse_wanted(name)
+            parse_requested(name)
         deadline_s = deadline_of(settings, scene)
         return tuple(Target(_target(scene, cluster), deadline_s=deadline_s) for cluster in settings.clusters or ("",))
 
@@ -41,7 +41,7 @@ class JobCheck:
     ) -> Mapping[str, JobReading]:
         """Look at the runs' files and the queue, and make sure of what is not there."""
         asked = (one for one in settings.clusters if _target(scene, one) == target.name)
-        return look(settings, scene, before, next(asked, ""))
+        return probe_queues(settings, scene, before, next(asked, ""))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
@@ -51,7 +51,7 @@ class JobCheck:
 
 
 def _target(scene: Scene, cluster: str) -> str:
-    return queue_subject(place_of(scene.scheduler().name, cluster))
+    return queue_subject(queue_name(scene.scheduler().name, cluster))
 
 
 CHECK = JobCheck()

@@ -16,7 +16,7 @@ from resilience.watch.checks._filesystem.look import Look
 from resilience.watch.checks._filesystem.place_state import PlaceState, look_at
 from resilience.watch.checks._filesystem.reading import FileSystemReading, history_after, is_whole, unanswered
 from resilience.watch.checks._filesystem.sources import Asked, ask_du, ask_quota, of_statvfs
-from resilience.watch.checks._filesystem.subjects import (
+from resilience.watch.places import (
     CHECKPOINT_FOLDERS,
     Place,
     by_mount,

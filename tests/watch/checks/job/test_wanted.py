@@ -8,7 +8,7 @@ import time
 import pytest
 
 from resilience.errors import SettingsError
-from resilience.watch.checks._job.wanted import Matcher, parse_wanted, subject_of
+from resilience.watch.checks._job.subjects import Matcher, parse_requested, subject_of
 
 LONG = "tr11-176B-ml-" + "x" * 80
 
@@ -40,19 +40,19 @@ MATCHES = [
 
 @pytest.mark.parametrize(("written", "name", "meant"), MATCHES)
 def test_a_name_is_exact_a_pattern_or_a_regular_expression(written: str, name: str, meant: bool) -> None:
-    wanted = parse_wanted(written)
+    wanted = parse_requested(written)
     assert bool(Matcher([wanted]).find(name)) is meant
 
 
 @pytest.mark.parametrize("written", ["/(/", "/*a/", "/a{99999999999}/", "", "  "])
 def test_what_does_not_compile_is_refused_in_words(written: str) -> None:
     with pytest.raises(SettingsError) as told:
-        parse_wanted(written)
+        parse_requested(written)
     assert told.value.hint
 
 
 def test_an_expression_that_backtracks_for_ever_is_given_up_and_said() -> None:
-    slow, good = parse_wanted("/^(a+)+$/"), parse_wanted("b*")
+    slow, good = parse_requested("/^(a+)+$/"), parse_requested("b*")
     matcher = Matcher([slow, good], cpu_limit_s=0.1)
     began = time.process_time()
 
@@ -61,22 +61,22 @@ def test_an_expression_that_backtracks_for_ever_is_given_up_and_said() -> None:
     assert matcher.find("a" * 61 + "!") == (), "and it is not tried again"
 
     assert time.process_time() - began < 2
-    assert "takes for ever" in matcher.trouble["/^(a+)+$/"]
+    assert "takes for ever" in matcher.errors["/^(a+)+$/"]
 
 
 def test_the_limit_is_one_for_all_names() -> None:
     """A hundred names that take a little less than the limit each must not take a hundred times the limit."""
-    matcher = Matcher([parse_wanted("/^(a+)+$/")], cpu_limit_s=0.2)
+    matcher = Matcher([parse_requested("/^(a+)+$/")], cpu_limit_s=0.2)
     began = time.process_time()
     for number in range(1000):
         matcher.find("a" * 18 + f"!{number}")
     assert time.process_time() - began < 2
-    assert matcher.trouble
+    assert matcher.errors
 
 
 def test_in_another_thread_there_is_no_limit_and_no_crash() -> None:
     found = []
-    thread = threading.Thread(target=lambda: found.append(Matcher([parse_wanted("/gp/")]).find("gpt")))
+    thread = threading.Thread(target=lambda: found.append(Matcher([parse_requested("/gp/")]).find("gpt")))
     thread.start()
     thread.join()
     assert len(found[0]) == 1

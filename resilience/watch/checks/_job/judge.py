@@ -1,16 +1,16 @@
-"""What the reading of a run or a name amounts to: findings. Pure."""
+"""Findings about a run or a name: what its live jobs do, and which rule that breaks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from resilience.finding import Figure, Finding, Verdict
 from resilience.job import JobState
 from resilience.quantities import format_duration
-from resilience.watch.checks._job import describe
+from resilience.switch import printable
 from resilience.watch.checks._job.reading import JobReading, SeenJob, recent
 from resilience.watch.checks._job.settings import JobSettings
-from resilience.watch.checks._job.waiting import Standing, sort
 
 NOT_QUEUED = "not-queued"
 WILL_NEVER_START = "will-never-start"
@@ -53,9 +53,9 @@ def judge(subject: str, reading: JobReading, settings: JobSettings, now: float) 
 
 
 def _judge_queue(subject: str, reading: JobReading, settings: JobSettings, now: float) -> Finding:
-    looked = describe.known_how(reading, now)
+    looked = _explanation(reading, now)
     if not reading.trouble:
-        summary = f"answered in {reading.took_s:.2f} s; {describe.many(reading.rows, 'row')} of it watched"
+        summary = f"answered in {reading.took_s:.2f} s; {many(reading.rows, 'row')} of it watched"
         return Finding(subject=subject, verdict=Verdict.OK, summary=summary, looked=looked)
     # From question to question: how long the last one waited in vain is no second silence.
     silent_s = max(0.0, reading.asked - reading.since.get("unreachable", reading.asked))
@@ -77,27 +77,26 @@ class _Case:
 
     def __init__(self, subject: str, reading: JobReading, settings: JobSettings, now: float) -> None:
         self.subject, self.reading, self.settings, self.now = subject, reading, settings, now
-        self.seen = reading.jobs
-        self.standing: Standing = sort(self.seen)
+        self.standing: Standing = sort(reading.jobs)
 
     def findings(self) -> list[Finding]:
-        found = list(self._besides())
+        found = list(self._own_faults())
         if self.reading.trouble:
             advice = "" if self.reading.kind == "name" else "can you read its folder from here?"
             found.append(self._finding(Verdict.UNKNOWN, UNREADABLE, self.reading.trouble, advice))
-        elif not self.seen:
+        elif not self.reading.jobs:
             found.append(self._missing())
         elif self.reading.over:
-            rest = f"; {describe.many(len(self.seen), 'job')} of it still there, to exit by themselves"
+            rest = f"; {many(len(self.reading.jobs), 'job')} of it still there, to exit by themselves"
             found.append(self._finding(Verdict.OK, "", self.reading.over + rest))
             found += list(self._ending_long())
         else:
             faults = [*self._waiting(), *self._running(), *self._chain(), *self._churn()]
-            found += faults or [self._finding(Verdict.OK, "", describe.doing(self.standing, self.now))]
+            found += faults or [self._finding(Verdict.OK, "", doing(self.standing, self.now))]
         return sorted(found, key=lambda finding: finding.verdict, reverse=True)
 
     def _finding(self, verdict: Verdict, fault: str, summary: str, advice: str = "", why: str = "") -> Finding:
-        looked = describe.known_how(self.reading, self.now)
+        looked = _explanation(self.reading, self.now)
         return Finding(
             subject=self.subject,
             verdict=verdict,
@@ -106,7 +105,7 @@ class _Case:
             advice=advice,
             run=self.subject if self.reading.kind == "run" else "",
             figures=self._figures() if not fault or verdict is not Verdict.UNKNOWN else (),
-            evidence=(*(describe.row(job, self.now) for job in self.seen[:10]), *self.reading.attempts),
+            evidence=(*(job_line(job, self.now) for job in self.reading.jobs[:10]), *self.reading.attempts),
             looked=(*looked, why) if why else looked,
         )
 
@@ -115,7 +114,7 @@ class _Case:
             Figure(label="running", value=len(self.standing.running), minimum=0),
             Figure(label="queued", value=self.standing.queued, minimum=0),
         ]
-        left = describe.time_left_s(self.standing, self.now)
+        left = time_left_s(self.standing, self.now)
         if left is not None:
             figures.append(Figure(label="left", value=round(left), unit="s", minimum=0))
         return tuple(figures)
@@ -233,7 +232,7 @@ class _Case:
         advice = f"queue more behind it: resil submit --run {self.subject} --after auto"
         if self.reading.kind != "run":
             advice = "queue more behind it: sbatch --dependency=afterany:ID"
-        left_s = describe.time_left_s(standing, self.now)
+        left_s = time_left_s(standing, self.now)
         lead = (*standing.running, *standing.waiting)[0]
         limit_s = lead.end - lead.start if lead.start is not None and lead.end is not None else None
         notice_s = settings.notice_s(limit_s)
@@ -246,7 +245,7 @@ class _Case:
             return
         behind = standing.queued if standing.running else max(0, standing.queued - 1)
         if not standing.is_stuck and behind < wanted:
-            summary = f"{describe.many(behind, 'job')} left behind {lead.label}: the chain is running dry"
+            summary = f"{many(behind, 'job')} left behind {lead.label}: the chain is running dry"
             yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"fewer than {wanted} are left")
 
     def _churn(self) -> Iterator[Finding]:
@@ -265,9 +264,9 @@ class _Case:
         rule = f"WARNING from {settings.churn_count} on, CRITICAL from {2 * settings.churn_count} on"
         yield self._finding(verdict, REQUEUE_CHURN, summary, advice, rule)
 
-    # ---- besides ----------------------------------------------------------------------------------------------
+    # ---- the watchdog itself ---------------------------------------------------------------------------------
 
-    def _besides(self) -> Iterator[Finding]:
+    def _own_faults(self) -> Iterator[Finding]:
         if self.reading.own:
             summary = (
                 f"this watchdog's own job is called {self.reading.own!a} too; "
@@ -277,3 +276,148 @@ class _Case:
         if self.reading.pulse:
             advice = "give it a file of its own: pulse_file"
             yield self._finding(Verdict.WARNING, PULSE, f"no PULSE line was written: {self.reading.pulse}", advice)
+
+
+_BEHIND = frozenset({"Dependency", "JobArrayTaskLimit"})
+"""Reasons of what waits for another job, which may be one of the same run that never starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The living jobs of one subject, by what they do.
+
+    Attributes:
+        running: what has processes, or will in a moment: configuring, suspended and completing jobs too.
+        never: what waits and will not start unless somebody does something to it.
+        blocked: what waits until others act: a partition that is down, a limit, a node.
+        startable: what starts by itself.
+        behind: what waits for another job.
+    """
+
+    running: tuple[SeenJob, ...]
+    never: tuple[SeenJob, ...]
+    blocked: tuple[SeenJob, ...]
+    startable: tuple[SeenJob, ...]
+    behind: tuple[SeenJob, ...]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing runs and nothing can start, and why is known."""
+        return not self.running and not self.startable and bool(self.never or self.blocked)
+
+    @property
+    def queued(self) -> int:
+        """How many jobs and tasks wait that may start one day."""
+        return sum(job.count for job in (*self.blocked, *self.startable, *self.behind))
+
+    @property
+    def waiting(self) -> tuple[SeenJob, ...]:
+        """Everything that waits."""
+        return (*self.never, *self.blocked, *self.startable, *self.behind)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all that runs is about to be gone."""
+        return bool(self.running) and all(job.job_state is JobState.COMPLETING for job in self.running)
+
+
+def sort(seen: Sequence[SeenJob]) -> Standing:
+    """Given the living jobs of a subject, return them by what they do."""
+    waiting = [job for job in seen if job.waits]
+    never = [job for job in waiting if job.why.blocks_for_ever]
+    blocked = [job for job in waiting if job.why.needs_others and job not in never]
+    rest = [job for job in waiting if job not in never and job not in blocked]
+    behind = [job for job in rest if job.reason in _BEHIND]
+    startable = [job for job in rest if job not in behind]
+    running = [job for job in seen if not job.waits]
+    if not running and not never and not blocked and not startable:
+        startable, behind = behind, []  # what it waits for is none of these: it may start
+    return Standing(tuple(running), tuple(never), tuple(blocked), tuple(startable), tuple(behind))
+
+
+def is_blocked(seen: Sequence[SeenJob]) -> bool:
+    """Whether nothing runs and all waits for others."""
+    standing = sort(seen)
+    return standing.is_stuck and not standing.never
+
+
+_DOING = {
+    JobState.RUNNING: "running",
+    JobState.CONFIGURING: "its nodes are getting ready",
+    JobState.POWER_UP_NODE: "its nodes are being powered up",
+    JobState.COMPLETING: "ending",
+    JobState.SUSPENDED: "suspended",
+    JobState.STOPPED: "stopped by a signal",
+}
+
+
+def job_line(job: SeenJob, now: float) -> str:
+    """One job as a line of evidence."""
+    words = [job.label, job.state, printable(job.name)[:80]]
+    if job.user:
+        words.append(f"of {job.user}")
+    if job.partition:
+        words.append(f"on {job.partition}")
+    if job.nodes:
+        words.append(f"({job.nodes})")
+    if job.waits and job.why.words:
+        words.append(
+            f"- {job.why.words}" + (f" ({job.reason})" if job.reason and job.reason not in job.why.words else "")
+        )
+    elif job.end is not None:
+        words.append(f"- {format_duration(max(0.0, job.end - now))} left")
+    if job.count > 1:
+        words.append(f"- {job.count} jobs")
+    if job.restarts:
+        words.append(f"- requeued {job.restarts} times")
+    return " ".join(words)
+
+
+def doing(standing: Standing, now: float) -> str:
+    """What a run is doing, in a sentence."""
+    if standing.running:
+        return _running(standing, now)
+    first = (*standing.startable, *standing.blocked, *standing.behind, *standing.never)[0]
+    queued = standing.queued
+    sentence = f"queued as {first.label}: {first.why.words or 'waits'}"
+    expected = expected_start(first, now)
+    return sentence + (f", {expected}" if expected else "") + (f"; {queued} jobs wait" if queued > 1 else "")
+
+
+def _running(standing: Standing, now: float) -> str:
+    lead = standing.running[0]
+    word = _DOING.get(lead.job_state, f"in state {lead.state}")
+    since = f" for {format_duration(max(0.0, now - lead.start))}" if lead.start is not None else ""
+    where = f" on {lead.nodes}" if lead.nodes else ""
+    others = f" (and {len(standing.running) - 1} more)" if len(standing.running) > 1 else ""
+    left = time_left_s(standing, now)
+    ends = "" if left is None else f", {format_duration(left)} left"
+    queued = f"; {standing.queued} more queued" if standing.queued else "; nothing queued behind it"
+    return f"{word}{since} as job {lead.label}{where}{others}{ends}{queued}"
+
+
+def time_left_s(standing: Standing, now: float) -> float | None:
+    """How long something of it will run at the most; None when there is no limit, or nothing runs."""
+    if not standing.running:
+        return None
+    ends = [now if job.job_state is JobState.COMPLETING else job.end for job in standing.running]
+    known = [end for end in ends if end is not None]
+    return max(0.0, max(known) - now) if len(known) == len(ends) else None
+
+
+def expected_start(job: SeenJob, now: float) -> str:
+    """When a waiting job is expected to start; a moment in the past is `due now`, never minus something."""
+    if job.start is None or job.why.blocks_for_ever:
+        return ""
+    return f"expected to start in {format_duration(job.start - now)}" if job.start > now else "due to start now"
+
+
+def many(count: int, word: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _explanation(reading: JobReading, now: float) -> tuple[str, ...]:
+    """The sources of a reading, with the age of the answer."""
+    age = format_duration(max(0.0, now - reading.asked))
+    return (*reading.looked, f"the answer is {age} old")

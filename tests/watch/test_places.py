@@ -9,7 +9,7 @@ import pytest
 
 from resilience.errors import UsageError
 from resilience.system.mounts import Mount
-from resilience.watch.checks._filesystem.subjects import Place, by_mount, found_places, named_places, settled
+from resilience.watch.places import Place, by_mount, found_places, named_places, settled
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 SHM = Mount("/dev/shm", "tmpfs", "tmpfs")

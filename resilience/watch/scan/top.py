@@ -277,7 +277,7 @@ def folders_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
 
     Raise UsageError for a path that cannot be meant. Nothing is touched.
     """
-    from resilience.watch.checks._filesystem.subjects import named_places
+    from resilience.watch.places import named_places
 
     world, base = project.world, project.loaded.project
     places = named_places(paths, base=base, home=world.host.home, environ=world.environ)
