@@ -97,7 +97,7 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
 
 
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
-    from resilience.watch.daemon import Awaited, LogFollower, followed_ticks
+    from resilience.watch.daemon import DueLogs, LogFollower, ticks
 
     world = World()
     try:
@@ -105,9 +105,9 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
         project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
     except ProbeError:  # the home folder hangs; as soon as it answers, what it says counts
         source, project = Source(), open_apart(world, wanted=request.config, overrides=request.settings)
-    code, awaited, follower = 0, Awaited(world.clock), LogFollower()
+    code, due, follower = 0, DueLogs(world.clock), LogFollower()
     try:
-        for overdue in followed_ticks(world.clock, every_s, request.times, awaited.logs, follower):
+        for overdue in ticks(world.clock, every_s, request.times, due.logs, follower):
             try:
                 now_there = read_source(world, request.config)
                 if now_there.path is None and source.path is not None:
@@ -118,8 +118,8 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
             except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
                 _say(f"{error.message}; the settings read before go on")
             try:
-                only = awaited.owners(overdue) if overdue else None
-                code = _once(request, project, only, awaited.saw)
+                only = due.owners(overdue) if overdue else None
+                code = _once(request, project, only, due.note)
             except ResilError as error:
                 _say(error.message)
                 code = EXIT_UNKNOWN
