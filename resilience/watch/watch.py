@@ -1,7 +1,10 @@
-"""`resil watch`: look once with every watchdog, all targets side by side, and say what was found.
+"""`resil watch`: probe once with every watchdog, all targets side by side, and report the findings.
 
-A tick takes as long as its longest deadline, not their sum. Whatever one target, one watchdog or its memory does,
-fail, hang or lie, is told as a finding of that one, and keeps nobody else from looking.
+A tick takes as long as its longest deadline, not their sum. A target, watchdog or memory that fails, hangs or lies
+becomes a finding of that one watchdog, and keeps no other from probing.
+
+Probe and judge run in a child process. Judging is pure, and still belongs there: a pattern that backtracks for ever, or
+a bug, must not reach the other watchdogs.
 """
 
 from __future__ import annotations

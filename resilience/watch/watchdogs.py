@@ -1,4 +1,7 @@
-"""Which watchdogs there are: the plugins, and those that tables of resil.toml make of them."""
+"""The project of `resil watch` and its watchdogs: the plugins, and those that tables of resil.toml make of them.
+
+Settings are read by a child with a deadline: they may lie on the very file system that hangs.
+"""
 
 from __future__ import annotations
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from resilience.finding import Finding, Verdict
-from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
+from resilience.watch.checks._filesystem.check import task_of
 from resilience.watch.checks._filesystem.judge import judge_reading
-from resilience.watch.checks._filesystem.reading import FileSystemReading
-from resilience.watch.checks.fs import FsSettings, look_of
+from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount, FileSystemReading
+from resilience.watch.checks.fs import FsSettings
 from resilience.watch.checks.inodes import InodesSettings
-from resilience.watch.checks.inodes import look_of as inodes_look_of
 from resilience.watch.reading import Timed
 
 NOW = 1_800_000_000.0
@@ -35,8 +34,8 @@ def a_reading(*amounts: Amount, **more: Any) -> FileSystemReading:
 
 
 def judged(reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0.0) -> list[Finding]:
-    look = look_of(settings or FsSettings())
-    return list(judge_reading("/scratch", [Timed(NOW, reading)], look, NOW + later_s))
+    task = task_of(settings or FsSettings(), BYTES)
+    return list(judge_reading("/scratch", [Timed(NOW, reading)], task, NOW + later_s))
 
 
 def test_the_worst_limit_speaks_and_names_its_source() -> None:
@@ -236,7 +235,7 @@ def test_inodes_are_judged_as_inodes() -> None:
     reading = a_reading(
         Amount(kind=INODES, source="lfs quota", scope="user alice", used=450_001, limit=500_000, age_s=None)
     )
-    (found,) = judge_reading("/scratch", [Timed(NOW, reading)], inodes_look_of(InodesSettings()), NOW)
+    (found,) = judge_reading("/scratch", [Timed(NOW, reading)], task_of(InodesSettings(), INODES), NOW)
     assert found.verdict is WARNING and found.fault == "inodes"
     assert (
         found.summary

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import ProbeError, SettingsError
-from resilience.watch.checks._filesystem.amount import BYTES, INODES
-from resilience.watch.checks._filesystem.du import du_command, parse_du
-from resilience.watch.checks._filesystem.site import SiteCommand, check_site, parse_site, site_command
+from resilience.watch.checks._filesystem.check import SiteCommand, check_site
+from resilience.watch.checks._filesystem.quota import du_command, parse_du
+from resilience.watch.checks._filesystem.reading import BYTES, INODES
+from resilience.watch.checks._filesystem.sources import parse_site, site_command
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
-KEYS = {"argv": "command", "used": "used_regex", "limit": "limit_regex", "percent": "percent_regex",
-        "unit": "command_unit"}  # fmt: skip
 IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()
 
 
@@ -115,7 +114,7 @@ def test_a_command_that_cannot_be_meant_is_refused_by_the_name_of_its_key(
     changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        check_site(a_site(**changes), KEYS)
+        check_site(a_site(**changes))
     assert message in caught.value.message
 
 

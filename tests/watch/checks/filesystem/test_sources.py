@@ -12,15 +12,14 @@ import pytest
 from resilience.system.clock import SystemClock
 from resilience.system.mounts import Mount
 from resilience.watch.checks._filesystem import sources
-from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
-from resilience.watch.checks._filesystem.look import Look, Thresholds
-from resilience.watch.checks._filesystem.site import SiteCommand
-from resilience.watch.checks._filesystem.sources import Asked, ask_quota, of_statvfs
+from resilience.watch.checks._filesystem.check import SiteCommand, Task, Thresholds
+from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
+from resilience.watch.checks._filesystem.sources import Sources, ask_quota, of_statvfs
 from tests.fakes import ME, make_world
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")
-LOOK = Look(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
+TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
 
 
 @pytest.fixture
@@ -36,10 +35,10 @@ def a_tool(tools: Path, name: str, body: str) -> None:
     (tools / name).chmod(0o755)
 
 
-def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Asked:
+def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Sources:
     world = make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
-    asked = Asked(world, time.monotonic() + seconds)
-    ask_quota(asked, LOOK, [str(path) for path in paths] or [str(tools)], mount)
+    asked = Sources(world, time.monotonic() + seconds)
+    ask_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
 
 
@@ -47,7 +46,7 @@ def calls(tools: Path) -> list[str]:
     return (tools / "calls").read_text().splitlines()
 
 
-def scopes(asked: Asked) -> list[str]:
+def scopes(asked: Sources) -> list[str]:
     return [amount.scope for amount in asked.amounts if amount.kind == BYTES]
 
 
@@ -89,7 +88,7 @@ def test_quota_tells_by_its_exit_code_that_something_is_exceeded_and_that_is_an_
 def test_a_mount_without_quotas_is_no_failure(tools: Path) -> None:
     a_tool(tools, "quota", f"cat {RECORDED}/quota_none.stderr.txt >&2; exit 1")
     asked = asking(tools, Mount("/", "ext4", "/dev/sda1"))
-    assert (asked.amounts, asked.looked) == ([], ["quota: no quota here"])
+    assert (asked.amounts, asked.explanation) == ([], ["quota: no quota here"])
 
 
 def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
         "echo 'quota: error while getting quota from filer:/export/home: Connection refused' >&2; exit 1",
     )
     asked = asking(tools, Mount("/home", "nfs", "filer:/export/home"))
-    assert asked.amounts == [] and "Connection refused" in asked.looked[0]
+    assert asked.amounts == [] and "Connection refused" in asked.explanation[0]
 
 
 def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
@@ -107,7 +106,7 @@ def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
     a_tool(tools, "quota", "sed 's/filer:.export.home /\\/dev\\/sdb1 /' " + f"{RECORDED}/quota_nfs.txt")
     asked = asking(tools, Mount("/data", "xfs", "/dev/sdb1"))
     assert scopes(asked) == ["user alice", "group lab"]
-    assert asked.looked[0] == "xfs_quota: no quota here"
+    assert asked.explanation[0] == "xfs_quota: no quota here"
     a_tool(tools, "xfs_quota", f"cat {RECORDED}/xfs_quota_user.txt")
     assert {amount.source for amount in asking(tools, Mount("/data", "xfs", "/dev/sdb1")).amounts} == {"xfs_quota"}
 
@@ -122,7 +121,7 @@ def test_a_tool_that_fails_or_writes_nonsense_is_told_and_ends_nothing(
 ) -> None:
     a_tool(tools, tool, body)
     asked = asking(tools, Mount("/data", kind, "filer:/x"))
-    assert asked.amounts == [] and asked.looked
+    assert asked.amounts == [] and asked.explanation
 
 
 def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> None:
@@ -130,14 +129,14 @@ def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> N
     began = time.monotonic()
     asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), seconds=0.5)
     assert time.monotonic() - began < 20
-    assert "did not end within" in asked.looked[0]
+    assert "did not end within" in asked.explanation[0]
 
 
 def test_the_group_that_cannot_be_asked_hides_no_user(tools: Path) -> None:
     a_tool(tools, "lfs", f'if [ "$2" = -u ]; then cat {RECORDED}/lfs_quota_user.txt; else echo denied >&2; exit 1; fi')
     asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
     assert scopes(asked) == ["user alice"]
-    assert any("the quota of group" in line and "denied" in line for line in asked.looked)
+    assert any("the quota of group" in line and "denied" in line for line in asked.explanation)
 
 
 def test_the_user_that_cannot_be_asked_hides_no_group(tools: Path) -> None:
@@ -157,14 +156,14 @@ def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(too
 
 
 def test_a_tool_that_is_not_installed_is_told(tools: Path) -> None:
-    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).looked == ["lfs quota: lfs is not on PATH"]
+    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).explanation == ["lfs quota: lfs is not on PATH"]
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "squashfs", "devtmpfs"])
 def test_where_there_are_no_quotas_nobody_is_asked(tools: Path, kind: str) -> None:
     for name in ("lfs", "quota", "xfs_quota", "mmlsquota"):
         a_tool(tools, name, "exit 0")
-    assert asking(tools, Mount("/x", kind, kind)).looked == []
+    assert asking(tools, Mount("/x", kind, kind)).explanation == []
     assert not (tools / "calls").exists()
 
 
@@ -197,6 +196,6 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
     monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
     a_tool(tools, "q", f"echo {'a' * 60}!")
     site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
-    asked = Asked(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
-    ask_quota(asked, LOOK._replace(site=site), [str(tools)], None)
+    asked = Sources(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
+    ask_quota(asked, TASK._replace(site=site), [str(tools)], None)
     assert "it backtracks" in asked.failed[f"`{tools}/q`"]

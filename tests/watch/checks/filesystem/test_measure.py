@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.checks._filesystem import checkpoints, purge
-from resilience.watch.checks._filesystem.amount import BYTES, INODES
-from resilience.watch.checks._filesystem.checkpoints import interval_s, learn, saves_of
-from resilience.watch.checks._filesystem.purge import doomed
+from resilience.watch.checks._filesystem import measure
+from resilience.watch.checks._filesystem.measure import doomed, interval_s, learn, saves_of
+from resilience.watch.checks._filesystem.reading import BYTES, INODES
 
 NOW = 1_800_000_000.0
 MIB = 2**20
@@ -90,7 +89,7 @@ def test_a_pause_between_jobs_is_no_interval() -> None:
 
 
 def test_the_look_at_a_checkpoint_of_many_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_FILES", 10)
+    monkeypatch.setattr(measure, "MOST_FILES", 10)
     a_checkpoint(tmp_path, "step1", 3600, files=30)
     assert learn(str(tmp_path), "", INODES, NOW).size == 10
 
@@ -116,7 +115,7 @@ def test_reading_a_file_spares_it(tmp_path: Path) -> None:
 
 
 def test_the_search_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purge, "MOST_FILES", 5)
+    monkeypatch.setattr(measure, "MOST_FILES", 5)
     old_files(tmp_path, [random.Random(n).uniform(30, 40) for n in range(9)])
     found = doomed(str(tmp_path), 23 * 86400, NOW)
     assert (found.files, found.is_whole) == (5, False)
