@@ -71,11 +71,11 @@ def defaults_of(owner: type) -> Mapping[str, Any]:
 
 
 def _converters_of(owner: type) -> Mapping[str, Converter]:
-    """What reads the fields whose values are not plain. Names that only a type checker imports leave theirs plain."""
+    """Converters of the fields that are not plain. Annotations that only a type checker resolves leave all plain."""
     if owner not in _converters:
         try:
             hints = typing.get_type_hints(owner)
-        except NameError:
+        except (NameError, AttributeError, TypeError, SyntaxError):
             hints = {}
         found = {name: _converter(hint) for name, hint in hints.items() if name in defaults_of(owner)}
         _converters[owner] = {name: converter for name, converter in found.items() if converter is not None}

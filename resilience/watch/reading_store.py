@@ -49,11 +49,11 @@ class Remembered(NamedTuple):
 
     Attributes:
         series: readings as records.
-        trouble: one sentence on what was wrong with it, or empty.
+        error: one sentence on what was wrong with it, or empty.
     """
 
     series: Series
-    trouble: str = ""
+    error: str = ""
 
 
 class ReadingFile(NamedTuple):
@@ -100,7 +100,7 @@ class ReadingFile(NamedTuple):
                     os.chown(made, -1, self.gid)
                     made.chmod(self.folder_mode)  # chown clears the set-group-id bit
         write_atomic(self.path, compose_readings(merged), mode=self.file_mode, durable=False)
-        return before.trouble
+        return before.error
 
 
 def merge(before: Series, new: Series, memory: Memory, now: float) -> Series:
@@ -167,7 +167,7 @@ def _read(path: Path) -> bytes | None:
 FOLDER = ".watch"
 
 
-class ReadingMemory(NamedTuple):
+class ReadingStore(NamedTuple):
     """The memory of one project's watchdogs.
 
     Attributes:
@@ -180,23 +180,23 @@ class ReadingMemory(NamedTuple):
     stuck: StuckMemory
     deadline_s: float
 
-    def load(self, wanted: Mapping[str, Memory]) -> dict[str, Remembered]:
+    def load(self, requested: Mapping[str, Memory]) -> dict[str, Remembered]:
         """What is remembered, by the name of the watchdog. What could not be looked at is empty and says why."""
-        if not wanted:
+        if not requested:
             return {}
 
         def everywhere() -> dict[str, Any]:
-            return self._load((self._home(), self._spare()) if self._may_be_spare() else (self._home(),), wanted)
+            return self._load((self._home(), self._spare()) if self._may_be_spare() else (self._home(),), requested)
 
         def here() -> dict[str, Any]:
-            return self._load((self._spare(),), wanted)
+            return self._load((self._spare(),), requested)
 
-        found, trouble = self._first_answer("remembered readings", everywhere, here)
+        found, error = self._first_answer("remembered readings", everywhere, here)
         return {
-            name: Remembered(_timed(found[name][0]), "; ".join(filter(None, (trouble, found[name][1]))))
+            name: Remembered(_timed(found[name][0]), "; ".join(filter(None, (error, found[name][1]))))
             if found is not None
-            else Remembered({}, trouble)
-            for name in wanted
+            else Remembered({}, error)
+            for name in requested
         }
 
     def save(self, new: Mapping[str, tuple[Series, Memory]]) -> str:
@@ -211,20 +211,20 @@ class ReadingMemory(NamedTuple):
         def here() -> list[str]:
             return self._save(self._spare(), new)
 
-        notes, trouble = self._first_answer("readings", at_home, here)
-        return "; ".join(dict.fromkeys(filter(None, (trouble, *(notes or ())))))
+        notes, error = self._first_answer("readings", at_home, here)
+        return "; ".join(dict.fromkeys(filter(None, (error, *(notes or ())))))
 
     def _first_answer(self, what: str, *works: Callable[[], Any]) -> tuple[Any, str]:
         """What the first of these works returns that does not fail, and what was wrong with those before it."""
-        troubles: list[str] = []
+        errors: list[str] = []
         for number, work in enumerate(works):
             place = f"{what} of {self.scene.state_dir}{' (spare)' if number else ''}"
             look = Look(place, work, self.deadline_s)
             for _, answer in look_apart({0: look}, self.stuck, self.scene.world.clock):
                 if answer.error is None:
-                    return answer.value, "; ".join(troubles)
-                troubles.append(f"{place}: {answer.error.message}")
-        return None, "; ".join(troubles)
+                    return answer.value, "; ".join(errors)
+                errors.append(f"{place}: {answer.error.message}")
+        return None, "; ".join(errors)
 
     def _home(self) -> Path:
         """Where they belong; looks at the disk, so for a child only."""
@@ -247,21 +247,21 @@ class ReadingMemory(NamedTuple):
             places.append(f"{base}/resil")
         return any(name.startswith(FOLDER.strip(".")) for place in places for name in _names(place))
 
-    def _load(self, folders: Iterable[Path], wanted: Mapping[str, Memory]) -> dict[str, Any]:
+    def _load(self, folders: Iterable[Path], requested: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         now = self.scene.world.clock.now()
-        for name, memory in wanted.items():
+        for name, memory in requested.items():
             merged: Series = {}
-            troubles = []
+            errors = []
             for folder in folders:
                 try:
                     remembered = self._file(folder, name).load(now)
                 except StateDirectoryError as error:
                     remembered = Remembered({}, error.message)
-                troubles.append(remembered.trouble)
+                errors.append(remembered.error)
                 if remembered.series:
                     merged = merge(merged, remembered.series, memory, now) if merged else remembered.series
-            found[name] = (_plain(merged), "; ".join(filter(None, troubles)))
+            found[name] = (_plain(merged), "; ".join(filter(None, errors)))
         return found
 
     def _save(self, folder: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:

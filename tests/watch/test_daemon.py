@@ -19,7 +19,7 @@ from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 from tests.fakes import FakeClock
 from tests.guard.guards import wait_until
-from tests.runs.a_check import ACheck, AReading, ASettings, a_dog
+from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
 from tests.system.hung import hung_folder
 from tests.watch.checks.log.watcher import write
 
@@ -100,7 +100,7 @@ def test_logs_with_a_deadline_are_followed_and_known_by_their_watchdog() -> None
     mine, other = (Watchdog(name, "log", DueCheck(), ASettings()) for name in ("log", "mine"))
     due.note(mine, {"/a": Timed(99.0, AReading(60, ("/a.1", "/a.2"))), "/b": Timed(99.0, AReading(60))})
     due.note(other, {"/a": Timed(99.0, AReading(7, ("/a.1",))), "/bug": Timed(99.0, AReading(13, ("/x",)))})
-    due.note(a_dog(), {"/a": Timed(99.0, AReading(1, ("/a.1",)))})  # one that awaits nothing
+    due.note(a_watchdog(), {"/a": Timed(99.0, AReading(1, ("/a.1",)))})  # one that awaits nothing
     assert due.logs() == [
         FollowedLog("log /a", ("/a.1", "/a.2"), 95.0, 60.0), FollowedLog("mine /a", ("/a.1",), 95.0, 7.0),
     ]  # fmt: skip

@@ -16,9 +16,8 @@ from resilience.system.clock import SystemClock
 from resilience.system.stuck import StuckMemory
 from resilience.system.world import World
 from resilience.watch import watchdogs
-from resilience.watch import watchdogs as watch_settings
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import open_apart
+from resilience.watch.watchdogs import open_in_child
 from tests.fakes import make_world
 from tests.system.hung import hung_folder
 
@@ -26,7 +25,7 @@ from tests.system.hung import hung_folder
 @pytest.fixture
 def hung_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, world: cls([tmp_path / "node" / "stuck"])))
-    monkeypatch.setattr(watch_settings, "START_S", 0.3)
+    monkeypatch.setattr(watchdogs, "START_S", 0.3)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("needs /dev/fuse")
     try:
@@ -44,7 +43,7 @@ def a_world(folder: Path, home: Path, **environ: str) -> World:
 def test_a_home_that_hangs_keeps_nobody_from_looking_at_the_rest_and_is_told(tmp_path: Path, hung_home: Path) -> None:
     world = a_world(tmp_path / "project", hung_home)
     for words in ("no answer within 0.3 s", "STUCK since"):
-        project = open_apart(world)
+        project = open_in_child(world)
         (report,) = watch(project, [])
         (found,) = report.findings
         assert (report.check, found.verdict) == ("settings", Verdict.UNKNOWN)
@@ -55,7 +54,7 @@ def test_a_home_that_hangs_keeps_nobody_from_looking_at_the_rest_and_is_told(tmp
 def test_a_file_that_was_named_is_not_done_without(tmp_path: Path, hung_home: Path) -> None:
     world = a_world(tmp_path / "project", hung_home)
     with pytest.raises(ProbeError, match="no answer within"):
-        open_apart(world, wanted=hung_home / "resil.toml")
+        open_in_child(world, path=hung_home / "resil.toml")
 
 
 def test_a_folder_of_path_that_hangs_hangs_no_watchdog(
@@ -64,7 +63,7 @@ def test_a_folder_of_path_that_hangs_hangs_no_watchdog(
     monkeypatch.setattr(watchdogs, "SEARCH_S", 0.3)
     world = a_world(tmp_path / "project", tmp_path, PATH=f"{hung_home}/bin:/usr/bin")
     project = Project(world, load(world))
-    (report,) = watch(project, [watchdogs.watchdog(project, "job")])
+    (report,) = watch(project, [watchdogs.load_watchdog(project, "job")])
     (found,) = report.findings
     assert found.verdict is Verdict.UNKNOWN
     assert found.summary == "cannot tell whether sbatch is installed: no answer within 0.3 s"

@@ -12,7 +12,6 @@ from math import floor
 
 from resilience.finding import Figure, Finding, Verdict
 from resilience.quantities import format_bytes, format_duration
-from resilience.watch.checks._filesystem.check import CRIT_PERCENT, WARN_PERCENT, Task, Thresholds
 from resilience.watch.checks._filesystem.reading import (
     BYTES,
     FILE_SYSTEM,
@@ -26,6 +25,7 @@ from resilience.watch.checks._filesystem.reading import (
     growth,
     points_of,
 )
+from resilience.watch.checks._filesystem.task import CRIT_PERCENT, WARN_PERCENT, Task, Thresholds
 from resilience.watch.reading import Timed
 
 
@@ -89,8 +89,8 @@ def judge_reading(
 def _trouble(subject: str, reading: FileSystemReading) -> Finding:
     verdict = {"unreadable": Verdict.UNKNOWN}.get(reading.trouble, Verdict.CRITICAL)
     was_there = reading.path in reading.mounts
-    is_wanted = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
-    if verdict is Verdict.CRITICAL and not is_wanted:
+    is_requested = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
+    if verdict is Verdict.CRITICAL and not is_requested:
         verdict = Verdict.WARNING  # a variable that names a folder which this node never had
     roles = f" ({', '.join(reading.roles)})" if reading.roles else ""
     return Finding(subject=subject, verdict=verdict, fault=reading.trouble, summary=f"{reading.detail}{roles}",

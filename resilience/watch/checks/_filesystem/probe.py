@@ -17,7 +17,6 @@ from resilience import layout
 from resilience.errors import ProbeError
 from resilience.runs.context import Scene
 from resilience.system.mounts import Mount, current_mounts, mount_of
-from resilience.watch.checks._filesystem.check import Task
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import (
     PERCENT,
@@ -28,6 +27,7 @@ from resilience.watch.checks._filesystem.reading import (
     unanswered,
 )
 from resilience.watch.checks._filesystem.sources import Sources, ask_du, ask_quota, of_statvfs
+from resilience.watch.checks._filesystem.task import Task
 from resilience.watch.places import (
     CHECKPOINT_FOLDERS,
     Place,

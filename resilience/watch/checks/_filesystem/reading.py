@@ -146,7 +146,7 @@ def growth(points: Sequence[Point], healthy: float) -> tuple[Growth | None, str]
     """Given readings, oldest first, return how fast they grow, or None; and a sentence that says why.
 
     A growth is reported only if
-    - it is steady: each third of the time has its share of the rise. A data set that was copied in an hour is no growth;
+    - it is steady: each third of the time has its share of the rise. A data set copied in an hour is no growth;
     - it leads somewhere: the last third reaches higher than ever before. The slow side of a sawtooth (checkpoints that
       are pruned) does not; neither does a disk that fills again after a pruning, up to the height it had in good
       health. `healthy` is that height: one that was reached below it and left again proves that something makes room

@@ -19,7 +19,6 @@ from resilience.errors import ProbeError, QuantityError
 from resilience.quantities import format_duration, parse_bytes
 from resilience.system.mounts import Mount
 from resilience.system.world import World
-from resilience.watch.checks._filesystem.check import SiteCommand, Task
 from resilience.watch.checks._filesystem.quota import (
     DU,
     NO_QUOTA,
@@ -43,6 +42,7 @@ from resilience.watch.checks._filesystem.quota import (
     xfs_command,
 )
 from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
+from resilience.watch.checks._filesystem.task import SiteCommand, Task
 
 TOOL_S = 3.0
 """No quota tool gets more; lfs, quota and mmlsquota answer in tens of milliseconds where they answer."""

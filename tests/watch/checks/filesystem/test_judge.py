@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from resilience.finding import Finding, Verdict
-from resilience.watch.checks._filesystem.check import task_of
 from resilience.watch.checks._filesystem.judge import judge_reading
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount, FileSystemReading
+from resilience.watch.checks._filesystem.task import task_of
 from resilience.watch.checks.fs import FsSettings
 from resilience.watch.checks.inodes import InodesSettings
 from resilience.watch.reading import Timed

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.errors import ProbeError
-from resilience.watch.checks._filesystem.check import SiteCommand
 from resilience.watch.checks._filesystem.quota import (
     parse_beegfs,
     parse_count,
@@ -26,6 +25,7 @@ from resilience.watch.checks._filesystem.quota import (
 )
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import parse_site
+from resilience.watch.checks._filesystem.task import SiteCommand
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NOW = 1_800_000_000.0

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import ProbeError, SettingsError
-from resilience.watch.checks._filesystem.check import SiteCommand, check_site
 from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES
 from resilience.watch.checks._filesystem.sources import parse_site, site_command
+from resilience.watch.checks._filesystem.task import SiteCommand, check_site
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()

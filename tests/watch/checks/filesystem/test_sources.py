@@ -12,9 +12,9 @@ import pytest
 from resilience.system.clock import SystemClock
 from resilience.system.mounts import Mount
 from resilience.watch.checks._filesystem import sources
-from resilience.watch.checks._filesystem.check import SiteCommand, Task, Thresholds
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import Sources, ask_quota, of_statvfs
+from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds
 from tests.fakes import ME, make_world
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
