@@ -26,7 +26,7 @@ from resilience.watch.scan.top import (
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.watch.scan.effort import Progress
+    from resilience.watch.scan.scan import Progress
 
 NAMED = 5
 SURE_AFTER_S = 3600.0

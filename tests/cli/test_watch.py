@@ -113,7 +113,7 @@ def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
 
     marker = watching.folder / "told"
 
-    def notify(project: Any, reports: Any) -> tuple[str, ...]:
+    def notify(project: Any, reports: Any, notes: Any) -> tuple[str, ...]:
         marker.write_text(" ".join(f"{report.check}:{report.verdict.value}" for report in reports))
         return ("told somebody",)
 

@@ -25,12 +25,11 @@ from resilience.finding import Finding
 from resilience.runs.context import Scene
 from resilience.runs.run_directory import RunDirectory
 from resilience.system.mounts import current_mounts, mount_of
-from resilience.watch.checks._log.clocks import jump_s, shifted
-from resilience.watch.checks._log.look_paths import look_at
-from resilience.watch.checks._log.look_runs import look_at_runs
-from resilience.watch.checks._log.sentences import deadline_of, findings
-from resilience.watch.checks._log.tail import Looker
-from resilience.watch.checks._log.words import ANY, EACH, NEWEST, LogReading, LogSettings, Moment
+from resilience.watch.checks._log.judge import deadline_of, findings
+from resilience.watch.checks._log.paths import probe_paths
+from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
+from resilience.watch.checks._log.runs import probe_runs
+from resilience.watch.checks._log.tail import LogReader
 from resilience.watch.reading import Memory, Target, Timed
 
 REGEX_CPU_S = 1.0
@@ -64,7 +63,7 @@ class LogCheck:
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
         with _uncollected(), _bounded(own) as arm:
-            return _look(target, settings, scene, known, Looker(settings, moment, own, arm))
+            return _look(target, settings, scene, known, LogReader(settings, moment, own, arm))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -154,10 +153,10 @@ def _places(text: str, scene: Scene) -> tuple[str, ...]:
 
 
 def _look(
-    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], looker: Looker
+    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     if not settings.paths:
-        return _look_at_all_runs(scene, known, looker)
+        return _look_at_all_runs(scene, known, reader)
     readings: dict[str, LogReading] = {}
     for text in settings.paths:
         subject = _subject(text, scene)
@@ -167,25 +166,25 @@ def _look(
         if _may_be_run(text) and not any(map(os.path.lexists, places)):
             directory = RunDirectory(scene.state_dir / text, scene.group)
             if os.path.exists(directory.path / layout.RUN_FILE):
-                readings |= look_at_runs([directory], known, looker, named=True)
+                readings |= probe_runs([directory], known, reader, named=True)
                 continue
-        readings |= look_at(subject, places, known, looker)
+        readings |= probe_paths(subject, places, known, reader)
     return readings
 
 
-def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
+def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
     directories = scene.runs()
-    readings = look_at_runs(directories, known, looker)
+    readings = probe_runs(directories, known, reader)
     there = {directory.run for directory in directories}
     for run, before in known.items():
         # One that its loss has stopped, or whose save failed, long ago is not well: what people were told of it stays.
         was_told = before.over and not ((before.losses or before.save) and run not in there)
         if before.run and run not in readings and not was_told:
             over = "it is no longer there, or was over long ago"
-            readings[run] = LogReading(run=run, over=over, clock=looker.moment)
+            readings[run] = LogReading(run=run, over=over, clock=reader.moment)
     awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
     said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {scene.state_dir}"
-    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=looker.moment)}
+    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=reader.moment)}
 
 
 @contextmanager

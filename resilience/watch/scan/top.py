@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.system.spare_folder import spare_place
-from resilience.watch.scan.effort import Progress
-from resilience.watch.scan.record import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE
-from resilience.watch.scan.scan import Scan, scan
-from resilience.watch.scan.snapshots import Snapshot
-from resilience.watch.scan.tree import Tree
+from resilience.watch.scan.memory import Snapshot
+from resilience.watch.scan.scan import Progress, Scan, scan
+from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from resilience.watch.scan.board import LONGEST, Board
+from resilience.watch.scan.worker import LONGEST, Board
 
 
 def test_a_child_is_heard_though_it_says_nothing() -> None:
@@ -13,12 +13,12 @@ def test_a_child_is_heard_though_it_says_nothing() -> None:
     pid = os.fork()
     if pid == 0:
         board.enter(1, b"runs/gpt", 7)
-        board.hungry = True
+        board.wants_work = True
         os._exit(0)
     os.waitpid(pid, 0)
     assert board.where(1) == (7, b"runs/gpt")
     assert board.where(0) == (0, None)
-    assert board.hungry
+    assert board.wants_work
     assert not board.stopped
 
 
@@ -31,7 +31,7 @@ def test_each_note_replaces_the_one_before() -> None:
     assert board.where(0) == (3, b"short")
     board.verify(0, 41)
     assert board.where(0) == (41, 41)
-    board.rest(0, 4)
+    board.set_idle(0, 4)
     assert board.where(0) == (4, None)
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import cache
-from resilience.watch.scan.cache import Remembered, cache_file, recall, remember, tidy
-from resilience.watch.scan.record import READ, UNREAD, Hot, Record
-from resilience.watch.scan.snapshots import Snapshot
-from resilience.watch.scan.tree import Tree, grow, unknown
+from resilience.watch.scan import memory as cache
+from resilience.watch.scan.memory import Remembered, Snapshot, cache_file, recall, remember, tidy
+from resilience.watch.scan.tree import READ, UNREAD, Hot, Record, Tree, grow, unknown
 from tests.guard.disks import fill, small_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, look
 

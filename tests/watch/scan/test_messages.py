@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from resilience.watch.scan.messages import receive, send
+from resilience.watch.scan.worker import receive, send
 
 
 def test_messages_longer_than_a_pipe_arrive_whole() -> None:

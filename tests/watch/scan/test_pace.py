@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.watch.scan.pace import Pace, decide
+from resilience.watch.scan.worker import Pace, decide
 
 
 @pytest.mark.parametrize(

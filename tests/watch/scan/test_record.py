@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 
-from resilience.watch.scan.record import READ, Hot, Record, joined
+from resilience.watch.scan.tree import READ, Hot, Record, joined
 
 
 def test_a_record_comes_out_of_a_pipe_as_it_went_in() -> None:

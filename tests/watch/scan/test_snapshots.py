@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.watch.scan.record import STUCK, Record
-from resilience.watch.scan.snapshots import AGES_S, baseline, snapshot, thin
-from resilience.watch.scan.tree import grow
+from resilience.watch.scan.memory import AGES_S, baseline, snapshot, thin
+from resilience.watch.scan.tree import STUCK, Record, grow
 
 HOUR, DAY = 3600, 86400
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import folder, pace
-from resilience.watch.scan.pace import Pace
+from resilience.watch.scan import folder
+from resilience.watch.scan import worker as pace
+from resilience.watch.scan.worker import Pace
 from tests.watch.scan.trees import a_tree, du, kib, look, settle, write
 
 
@@ -51,7 +52,7 @@ def test_the_looks_at_one_large_folder_are_shared_out(
 ) -> None:
     import time
 
-    from resilience.watch.scan import threads
+    from resilience.watch.scan import worker as threads
 
     look_once = folder.look
 
@@ -68,7 +69,7 @@ def test_the_looks_at_one_large_folder_are_shared_out(
 def test_trouble_in_one_thread_is_trouble_of_its_folder(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from resilience.watch.scan import threads
+    from resilience.watch.scan import worker as threads
 
     look_once = folder.look
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import UsageError
-from resilience.watch.scan.record import READ, UNREAD, Record
-from resilience.watch.scan.snapshots import snapshot
+from resilience.watch.scan.memory import snapshot
 from resilience.watch.scan.top import checkpoints, choose, compose, folders_meant, growth
-from resilience.watch.scan.tree import Tree, grow
+from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
 from tests.fakes import make_project
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import NOW, a_tree, look, settle, write

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import errno
 
-from resilience.watch.scan.record import ELSEWHERE, PARTIAL, READ, UNREAD, UNREADABLE, UNTRUSTED, Record
-from resilience.watch.scan.tree import Tree, due, grow, unknown
+from resilience.watch.scan.tree import (
+    ELSEWHERE,
+    PARTIAL,
+    READ,
+    UNREAD,
+    UNREADABLE,
+    UNTRUSTED,
+    Record,
+    Tree,
+    due,
+    grow,
+    unknown,
+)
 
 
 def tree_of(*records: Record) -> Tree:

@@ -15,7 +15,7 @@ from resilience.guard import TrainingGuard
 from resilience.guard.mirror.journal import as_line
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
-from resilience.watch.checks._log.words import LogReading
+from resilience.watch.checks._log.reading import LogReading
 from tests.fakes import NOW, FakeClock
 from tests.guard.guarded import a_launch
 from tests.guard.guards import QUIET, job_environ, wait_until

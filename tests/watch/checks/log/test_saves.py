@@ -15,9 +15,9 @@ from resilience.records import from_record
 from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.runs.last_save import LastSave, last_save
 from resilience.system.files import parse_lines
-from resilience.watch.checks._log import look_runs
-from resilience.watch.checks._log.saves import failed_save, still_failed
-from resilience.watch.checks._log.words import LogReading
+from resilience.watch.checks._log import runs as look_runs
+from resilience.watch.checks._log.reading import LogReading
+from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
 from tests.fakes import NOW, FakeClock
 from tests.guard.guards import wait_until

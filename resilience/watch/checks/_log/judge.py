@@ -1,19 +1,99 @@
-"""What a reading of a log or a run amounts to: findings with figures, evidence and what to do. Pure."""
+"""The findings of a log or a run, with figures, evidence and advice: which log counts, whether the heartbeat does, and
+since when there was no progress. Pure.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from shlex import quote
+from typing import NamedTuple
 
 from resilience.finding import Figure, Finding, Verdict
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import odd_losses
 from resilience.watch.checks._log.patterns import EPOCH
-from resilience.watch.checks._log.saves import failed_save
-from resilience.watch.checks._log.threshold import phase_of
-from resilience.watch.checks._log.view import View, is_rotating, view_of
-from resilience.watch.checks._log.words import LogReading, LogSettings, LogState, in_blocks
+from resilience.watch.checks._log.reading import (
+    Allowance,
+    Beat,
+    LogReading,
+    LogSettings,
+    LogState,
+    allowance,
+    in_blocks,
+    phase_of,
+    unpacked,
+)
+from resilience.watch.checks._log.runs import beat_of, failed_save
+
+
+class View(NamedTuple):
+    """All that a sentence may need.
+
+    Attributes:
+        path: of the log that counts, `log` what is known of it; None when there is none.
+        beats: whether the heartbeat counts more than the log.
+        since: when it last went on; `quiet_s` is how long ago that is.
+        allowed: how long it may show nothing.
+    """
+
+    subject: str
+    reading: LogReading
+    settings: LogSettings
+    now: float
+    path: str
+    log: LogState | None
+    beat: Beat | None
+    beats: bool
+    since: float
+    allowed: Allowance
+    quiet_s: float
+
+
+def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float) -> View:
+    """Given a reading, say what counts in it."""
+    path, log = _main_log(reading, settings, now)
+    beat = beat_of(reading)
+    if beat is not None and beat.ranks > beat.left:
+        phase = phase_of(beat.phase)
+    else:
+        # What a job before has left in the log says nothing of the one that has begun since.
+        phase = log.phase if log is not None and log.last_progress_at >= reading.began else "start"
+    intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
+    allowed = allowance(intervals, phase, settings)
+    since = max(log.last_progress_at if log is not None else 0.0, reading.began)
+    beats = beat is not None and _beat_counts(beat, log, allowed, settings, now)
+    if beats and beat is not None:
+        since = max(beat.advanced, reading.began)
+    return View(subject, reading, settings, now, path, log, beat, beats, since, allowed, max(0.0, now - since))
+
+
+def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
+    """The log that has gone on last, of those that can be read if there are any."""
+    if len(reading.logs) == 1:
+        path, text = reading.logs[0]
+        return path, unpacked(text)
+    logs = [(path, unpacked(text)) for path, text in reading.logs]
+    read = [one for one in logs if not one[1].trouble or is_rotating(one[1], settings, now)]
+    return max(read or logs, key=lambda one: one[1].last_progress_at, default=("", None))
+
+
+def is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
+    """Whether a log that was there a moment ago may come back: renamed, and not made again yet."""
+    return (
+        log.trouble_kind == "missing"
+        and log.looked > 0
+        and now - log.troubled <= min(settings.floor_s, settings.timeout_s or 1e9)
+    )
+
+
+def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
+    """Whether the heartbeat beats the log: unless its mirror is dead, and the log has gone on without it."""
+    if beat.ranks == beat.left or len(beat.gone) == beat.ranks:
+        return False
+    is_alive = now - beat.written <= min(settings.floor_s, allowed.seconds)
+    return is_alive or log is None or log.step is None or log.last_progress_at <= beat.written
+
 
 MANY_RESTARTS = 3
 SKEW_TOLD_S = 120.0
@@ -115,8 +195,8 @@ def _hung(view: View) -> Finding:
         parts.append(f"phase {phase}")
     talks = False
     if log is not None:
-        talks = view.now - log.talked <= view.allowed.seconds and log.talked > log.advanced
-        talks = talks or (log.repeats > 0 and log.talked > log.advanced)
+        talks = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
+        talks = talks or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
     if view.beats and beat is not None:
         parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:
@@ -128,7 +208,11 @@ def _hung(view: View) -> Finding:
         parts.append("or its output is buffered, it comes in blocks: set PYTHONUNBUFFERED=1")
     if view.reading.lines:
         parts.append(f"last line: {view.reading.lines[-1]}")
-    fault = "no-progress" if talks or (view.beats and log is not None and log.advanced > view.since + 60) else "silent"
+    fault = (
+        "no-progress"
+        if talks or (view.beats and log is not None and log.last_progress_at > view.since + 60)
+        else "silent"
+    )
     return _finding(view, Verdict.CRITICAL, fault, "; ".join(parts), advice=_look_into(view))
 
 
@@ -231,7 +315,7 @@ def _at_step(view: View) -> str:
         return f" ({view.beat.step} at {_clock(view.since, view.now)})"
     if view.log is None or view.log.step is None:
         return ""
-    return f" ({view.log.text} at {_clock(view.log.advanced, view.now)})"
+    return f" ({view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
 
 
 def _clock(at: float, now: float) -> str:
@@ -289,8 +373,8 @@ def _looked(view: View) -> tuple[str, ...]:
             said.append("the heartbeat is older than the log and does not count: its mirror is dead or cannot write")
     if log is not None:
         how = f"step found as {log.kind}" if log.kind else "no step found in it: set progress_regex"
-        size = format_bytes(log.size)
-        said.append(f"{view.path}: {size}, last written {format_duration(max(0.0, view.now - log.talked))} ago; {how}")
+        size, silent = format_bytes(log.size), format_duration(max(0.0, view.now - log.last_output_at))
+        said.append(f"{view.path}: {size}, last written {silent} ago; {how}")
         if log.skipped:
             said.append(f"{format_bytes(log.skipped)} were new and not read: more than read_bytes")
         if abs(log.skew_s) >= SKEW_TOLD_S:

@@ -1,9 +1,20 @@
-"""The values of the `log` watchdog: its settings, what is known of one log, what was read of one subject. Pure."""
+"""The values of the `log` watchdog: its settings, the state of one log, the reading of one subject; and how long a
+training may show no progress. Pure.
+
+That is a multiple of the usual time between two steps, with a floor and a ceiling; the current phase may have more.
+Published guards use fixed limits (an hour in io-watchdog, 10 minutes in NCCL), which are too long for small models and
+too short for large ones: 105 s a step and 40 s a save were BLOOM's.
+
+A laptop that wakes up, a virtual machine that was moved, an NTP step: suddenly every remembered time is hours old, and
+every training would seem to hang. CLOCK_MONOTONIC (clock_gettime(2)) neither jumps nor counts suspension, so the time
+that the wall clock went further between two probes on one boot is no time in which a training could show progress.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 Moment = tuple[float, float, str]
@@ -59,14 +70,14 @@ class LogState(NamedTuple):
         offset: up to where it was read. An unfinished line behind it is read again.
         mark: CRC-32 of the last bytes before `offset`, by which a file that was rewritten in place is known.
         first_seen: when it was first looked at.
-        born: when it appeared among logs that were watched already, 0 when it was there before.
+        appeared_at: when it appeared among logs that were watched already, 0 when it was there before.
         looked: when it was last looked at before it changed; 0 when it was never read.
         kind: how its step was found (patterns.py), empty: never.
         step: the newest one.
         text: the step as people read it.
         stride: how far apart the steps are that it tells of.
-        advanced: when the step last became greater.
-        talked: when it last had any line that is not our own.
+        last_progress_at: when the step last increased.
+        last_output_at: when it last had a line that no watchdog wrote.
         best: the greatest step since the file began.
         fell_from: the step that the log went back from, None when it did not or has caught up.
         restarts: how often it began again below `best`.
@@ -101,15 +112,15 @@ class LogState(NamedTuple):
     step: float | None = None
     text: str = ""
     stride: float = 0.0
-    advanced: float = 0.0
-    talked: float = 0.0
+    last_progress_at: float = 0.0
+    last_output_at: float = 0.0
     best: float | None = None
     phase: str = "start"
     intervals: tuple[float, ...] = ()
     said: tuple[int, ...] = ()
     repeats: int = 0
     bars: tuple[tuple[int, int], ...] = ()
-    born: float = 0.0
+    appeared_at: float = 0.0
     fell_from: float | None = None
     restarts: int = 0
     end: str = ""
@@ -231,3 +242,95 @@ class LogReading:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     clock: Moment = (0.0, 0.0, "")
+
+
+LONGEST_TIMES = 1.5
+"""The longest of the last intervals is no hang either: an evaluation, a save, a slow disk."""
+
+LEAST_TIMES = 1.2
+"""No ceiling is so low that the usual interval itself is too long."""
+
+
+class Allowance(NamedTuple):
+    """How long nothing may come, and why so long."""
+
+    seconds: float
+    why: str
+    usual_s: float | None = None
+
+
+def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> Allowance:
+    """Given the last intervals between steps and what the training does now, return how long it may show nothing."""
+    usual = median(intervals) if intervals else None
+    if settings.timeout_s is not None:
+        return Allowance(settings.timeout_s, "timeout_s", usual)
+    if usual is None:
+        seconds, why = settings.startup_s, "startup_s: no step interval is measured yet"
+    else:
+        wanted = max(settings.factor * usual, LONGEST_TIMES * max(intervals))
+        # Steps that are further apart than the ceiling would else be an alarm each.
+        ceiling_s = max(settings.ceiling_s, LEAST_TIMES * usual)
+        seconds = min(max(wanted, settings.floor_s), ceiling_s)
+        why = (
+            f"{LEAST_TIMES:g} times the usual interval" if seconds == ceiling_s > settings.ceiling_s
+            else "ceiling_s" if seconds < wanted else "floor_s" if seconds > wanted
+            else f"{settings.factor:g} times the usual interval" if wanted > LONGEST_TIMES * max(intervals)
+            else f"{LONGEST_TIMES:g} times the longest interval of late"
+        )  # fmt: skip
+    more = {"start": settings.startup_s, "eval": settings.evaluation_s, "save": settings.save_s}.get(phase, 0.0)
+    names = {"start": "startup_s", "eval": "evaluation_s", "save": "save_s"}
+    if more > seconds:
+        return Allowance(more, f"{names[phase]}: the phase is {phase}", usual)
+    return Allowance(seconds, why, usual)
+
+
+def phase_of(word: str) -> str:
+    """A phase as the guard or a person wrote it, as one of `start`, `train`, `eval`, `save`, or itself."""
+    lower = word.lower()
+    for known, beginnings in {
+        "eval": ("eval", "valid", "test", "predict"),
+        "save": ("save", "saving", "checkpoint"),
+        "start": ("start", "load", "init", "setup", "resum"),
+        "train": ("train",),
+    }.items():
+        if lower.startswith(beginnings):
+            return known
+    return word
+
+
+def median(intervals: Sequence[float]) -> float:
+    """The middle one, without what `statistics` takes to be exact: this is asked for ten thousand logs in a tick."""
+    ordered = sorted(intervals)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+JUMP_S = 30.0
+"""Less is the usual slewing and stepping of NTP."""
+_TIMES = ("first_seen", "appeared_at", "looked", "last_progress_at", "last_output_at", "errored", "troubled")
+_BEAT_TIMES = ("advanced", "written")
+
+
+def jump_s(before: Moment, now: Moment) -> float:
+    """By how much the wall clock went further than time did between two looks; 0 where that cannot be told."""
+    if not before[2] or before[2] != now[2] or now[1] < before[1]:
+        return 0.0
+    jump = (now[0] - before[0]) - (now[1] - before[1])
+    return jump if abs(jump) > JUMP_S else 0.0
+
+
+def shifted(reading: LogReading, seconds: float) -> LogReading:
+    """A remembered reading, its times moved along with the clock: what was a minute ago is a minute ago again."""
+    if not seconds:
+        return reading
+
+    def moved(text: str) -> str:
+        known = unpacked(text)
+        return packed(known._replace(**{name: at + seconds for name in _TIMES if (at := getattr(known, name))}))
+
+    beat = None
+    if reading.beat:
+        beat = reading.beat | {name: reading.beat[name] + seconds for name in _BEAT_TIMES if reading.beat.get(name)}
+        beat["stamps"] = [(name, value, since + seconds) for name, value, since in beat.get("stamps", ())]
+    clock = (reading.clock[0] + seconds, reading.clock[1], reading.clock[2])
+    return replace(reading, clock=clock, logs=tuple((path, moved(text)) for path, text in reading.logs), beat=beat)

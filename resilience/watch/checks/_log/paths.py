@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from resilience.watch.checks._log.tail import Looker
-from resilience.watch.checks._log.words import ANY, NEWEST, LogReading, LogState, packed, unpacked
+from resilience.watch.checks._log.reading import ANY, NEWEST, LogReading, LogState, packed, unpacked
+from resilience.watch.checks._log.tail import LogReader
 
 _MAGIC = re.compile(r"[*?\[]")
 _ROTATED = re.compile(r"[.-](?:\d{1,3}|\d{8}(?:-\d+)?|old|bak|orig)$")
@@ -33,8 +33,8 @@ def is_pattern(path: str) -> bool:
     return _MAGIC.search(path) is not None
 
 
-def look_at(
-    subject: str, places: Sequence[str], before: Mapping[str, LogReading], looker: Looker
+def probe_paths(
+    subject: str, places: Sequence[str], before: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     """Look at what one path or pattern stands for, and return a reading of each subject, `subject` among them.
 
@@ -42,28 +42,28 @@ def look_at(
     """
     place = next((place for place in places if os.path.lexists(place)), None)
     if place is not None or not is_pattern(subject):
-        return {subject: looker.reading((place or places[0],), before.get(subject))}
+        return {subject: reader.reading((place or places[0],), before.get(subject))}
     pattern, found = next(((p, f) for p in places if (f := _matches(p))), (places[0], {}))
-    files = looker.settings.files
+    files = reader.settings.files
     known = {path: text for reading in before.values() for path, text in reading.logs}
     current = _without_rotated(found, known)
-    since = looker.now - looker.settings.ignore_older_s
+    since = reader.now - reader.settings.ignore_older_s
     fresh = [path for path, info in current.items() if info.st_mtime >= since or path in known]
     if files == NEWEST and fresh:
         fresh = [max(fresh, key=lambda path: (current[path].st_mtime, path))]
     if files in (NEWEST, ANY) and fresh:
-        return {subject: looker.reading(fresh, before.get(subject), current)}
-    readings = {path: looker.reading((path,), before.get(path), current) for path in fresh}
+        return {subject: reader.reading(fresh, before.get(subject), current)}
+    readings = {path: reader.reading((path,), before.get(path), current) for path in fresh}
     if not fresh:
-        readings[subject] = _nothing(pattern, current, looker)
+        readings[subject] = _nothing(pattern, current, reader)
     else:
-        readings[subject] = LogReading(nothing=f"{len(fresh)} logs", notes=("none",), clock=looker.moment)
-    readings |= _vanished(pattern, readings, before, looker)
-    _mark_births(readings, before, looker)
-    for path, successor in _superseded(readings, looker):
+        readings[subject] = LogReading(nothing=f"{len(fresh)} logs", notes=("none",), clock=reader.moment)
+    readings |= _vanished(pattern, readings, before, reader)
+    _mark_births(readings, before, reader)
+    for path, successor in _superseded(readings, reader):
         why = f"{os.path.basename(successor)} has taken over"
         readings[path] = replace(readings[path], over=why)
-    for path, teller in _told_elsewhere(readings, looker):
+    for path, teller in _told_elsewhere(readings, reader):
         readings[path] = replace(readings[path], over=f"it tells of no step; {os.path.basename(teller)} does")
     return readings
 
@@ -110,7 +110,7 @@ def _without_rotated(found: Mapping[str, os.stat_result], known: Mapping[str, st
 
 
 def _vanished(
-    pattern: str, readings: Mapping[str, LogReading], before: Mapping[str, LogReading], looker: Looker
+    pattern: str, readings: Mapping[str, LogReading], before: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     """The logs of this pattern that were there at the look before: the end of what was wrong with them is told too."""
     from fnmatch import fnmatch
@@ -122,19 +122,19 @@ def _vanished(
         if not unpacked(reading.logs[0][1]).inode:
             continue  # somebody named it, and it never was there
         if os.path.lexists(path):  # rotated away, or old by now
-            gone[path] = replace(reading, over="it was put aside", lines=(), clock=looker.moment)
+            gone[path] = replace(reading, over="it was put aside", lines=(), clock=reader.moment)
             continue
-        text = looker.log(path, reading.logs[0][1], reading.clock[0])
-        state = looker.states[path]
-        is_gone = state.trouble_kind == "missing" and looker.now - state.troubled > looker.settings.floor_s
+        text = reader.log(path, reading.logs[0][1], reading.clock[0])
+        state = reader.states[path]
+        is_gone = state.trouble_kind == "missing" and reader.now - state.troubled > reader.settings.floor_s
         over = "the log is gone: renamed or removed" if is_gone else ""
         if is_gone and reading.over:
             continue  # told already
-        gone[path] = LogReading(logs=((path, text),), over=over, clock=looker.moment)
+        gone[path] = LogReading(logs=((path, text),), over=over, clock=reader.moment)
     return gone
 
 
-def _nothing(pattern: str, found: Mapping[str, os.stat_result], looker: Looker) -> LogReading:
+def _nothing(pattern: str, found: Mapping[str, os.stat_result], reader: LogReader) -> LogReading:
     if found:
         newest = max(found, key=lambda path: found[path].st_mtime)
         why, kind = f"all {len(found)} logs are old; the newest is {newest}", "old"
@@ -147,25 +147,25 @@ def _nothing(pattern: str, found: Mapping[str, os.stat_result], looker: Looker) 
                 pass
         except OSError as error:
             why, kind = f"cannot read {folder}: {error.strerror}", "not-read"
-    return LogReading(nothing=why, notes=(kind,), clock=looker.moment)
+    return LogReading(nothing=why, notes=(kind,), clock=reader.moment)
 
 
-def _logs(readings: Mapping[str, LogReading], looker: Looker) -> Iterator[tuple[str, LogState]]:
+def _logs(readings: Mapping[str, LogReading], reader: LogReader) -> Iterator[tuple[str, LogState]]:
     for path in readings:
-        state = looker.states.get(path)
+        state = reader.states.get(path)
         if state is not None:
             yield path, state
 
 
-def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReading], looker: Looker) -> None:
+def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReading], reader: LogReader) -> None:
     """Mark the logs that have appeared while their siblings were watched."""
-    fresh = [path for path, _ in _logs(readings, looker) if path not in before]
+    fresh = [path for path, _ in _logs(readings, reader) if path not in before]
     if not fresh or len(fresh) == len(readings) - 1:
         return
-    watched = {_family(path) for path, _ in _logs(readings, looker) if path in before}
+    watched = {_family(path) for path, _ in _logs(readings, reader) if path in before}
     for path in fresh:
         if _family(path) in watched:
-            state = looker.states[path] = looker.states[path]._replace(born=looker.now)
+            state = reader.states[path] = reader.states[path]._replace(appeared_at=reader.now)
             readings[path] = replace(readings[path], logs=((path, packed(state)),))
 
 
@@ -174,7 +174,7 @@ def _family(path: str) -> str:
     return f"{folder}/{_NUMBERS.sub('#', name)}"
 
 
-def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tuple[str, str]]:
+def _superseded(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:
     """(log, its successor): the log of a job that is over, told by a later one with the same name but its numbers.
 
     A successor appeared after the last line of the older one; or, when both were there before we looked, it has the
@@ -182,34 +182,34 @@ def _superseded(readings: Mapping[str, LogReading], looker: Looker) -> list[tupl
     """
 
     def was_quiet(state: LogState) -> bool:
-        return state.talked <= state.first_seen - looker.settings.floor_s
+        return state.last_output_at <= state.first_seen - reader.settings.floor_s
 
     families: dict[str, list[tuple[str, LogState]]] = {}
-    for path, state in _logs(readings, looker):
+    for path, state in _logs(readings, reader):
         families.setdefault(_family(path), []).append((path, state))
     found = []
     for logs in families.values():
         if len(logs) < 2:
             continue
-        youngest, child = max(logs, key=lambda one: one[1].born)
-        numbered = [(_job_number(path), state.talked, path) for path, state in logs]
+        youngest, child = max(logs, key=lambda one: one[1].appeared_at)
+        numbered = [(_job_number(path), state.last_output_at, path) for path, state in logs]
         number, talked, largest = max(numbered)
         for (path, state), (own, _, _) in zip(logs, numbered, strict=True):
             if state.trouble:
                 continue
-            if child.born > state.talked and child.born > state.born:
+            if child.appeared_at > state.last_output_at and child.appeared_at > state.appeared_at:
                 found.append((path, youngest))
-            elif own < number and talked > state.talked and not state.born and was_quiet(state):
+            elif own < number and talked > state.last_output_at and not state.appeared_at and was_quiet(state):
                 found.append((path, largest))
     return found
 
 
-def _told_elsewhere(readings: Mapping[str, LogReading], looker: Looker) -> list[tuple[str, str]]:
+def _told_elsewhere(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:
     """(log, the one that speaks for it): mostly rank 0 alone tells of steps, and its training waits for all ranks.
 
     Only names that say they are of ranks are taken for that: `exp1.log` and `exp2.log` may be two trainings.
     """
-    logs = list(_logs(readings, looker))
+    logs = list(_logs(readings, reader))
     mute = {path for path, state in logs if not (state.kind or state.error or state.trouble)}
     if not mute:
         return []
@@ -222,7 +222,7 @@ def _told_elsewhere(readings: Mapping[str, LogReading], looker: Looker) -> list[
     for family in ranks.values():
         tellers = [one for one in family if one[1].kind and not one[1].trouble]
         if tellers:
-            teller, _ = max(tellers, key=lambda one: one[1].advanced)
+            teller, _ = max(tellers, key=lambda one: one[1].last_progress_at)
             found += [(path, teller) for path, _ in family if path in mute]
     return found
 

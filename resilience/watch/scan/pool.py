@@ -16,10 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.watch.scan.board import Board
-from resilience.watch.scan.messages import LENGTH, send
-from resilience.watch.scan.pace import Pace, decide
-from resilience.watch.scan.worker import Assignment, start_worker
+from resilience.watch.scan.worker import LENGTH, Assignment, Board, Pace, decide, send, start_worker
 
 SLOTS = 96
 MOST_STUCK = 8
@@ -38,7 +35,7 @@ Found = Callable[[Sequence[tuple[object, ...]], Sequence[tuple[int, int, list[in
 
 
 @dataclass(slots=True)
-class _Hand:
+class _WorkerHandle:
     """One worker, as seen from here."""
 
     pid: int
@@ -53,7 +50,7 @@ class _Hand:
     stuck: set[int] = field(default_factory=set)
 
 
-class Crew:
+class WorkerPool:
     """The workers of one scan.
 
     Attributes:
@@ -81,7 +78,7 @@ class Crew:
         self.deadline, self.stall_s = deadline, stall_s
         self.cores = cores or len(os.sched_getaffinity(0))
         self.board = Board(SLOTS)
-        self.hands: list[_Hand] = []
+        self.handles: list[_WorkerHandle] = []
         self.queue: list[Any] = []
         self.stuck = assignment.stuck
         self.closed = 0
@@ -104,7 +101,7 @@ class Crew:
         while not (self.out_of_time or self.interrupted or self.closed) and len(self.abandoned) < MOST_STUCK:
             self._staff()
             self._deal()
-            if not self.queue and all(self._resting(hand) for hand in self.hands):
+            if not self.queue and all(self._resting(handle) for handle in self.handles):
                 return
             self._listen(TICK_S)
             self.tick()
@@ -115,23 +112,23 @@ class Crew:
 
     def renew(self) -> None:
         """Let those go who have nothing to do: who comes in their place knows where the others hang."""
-        for hand in [hand for hand in self.hands if hand.idle]:
-            self._dismiss(hand)
+        for handle in [handle for handle in self.handles if handle.idle]:
+            self._dismiss(handle)
 
     def end(self) -> None:
         """Let everybody tell what they know, and send them home; those that do not go are left behind."""
         self.board.stop()
         until = time.monotonic() + GRACE_S
-        while any(not self._resting(hand) for hand in self.hands) and time.monotonic() < until:
+        while any(not self._resting(handle) for handle in self.handles) and time.monotonic() < until:
             self._listen(0.02)
-        for hand in self.hands:
-            os.close(hand.give)  # whoever waits for jobs ends now
-            self._selector.unregister(hand.hear)
-            os.close(hand.hear)
-        for hand in self.hands:
-            if not _gone(hand.pid, 0.2 if self._resting(hand) else 0.0):
-                self._kill(hand)
-        self.hands = []
+        for handle in self.handles:
+            os.close(handle.give)  # whoever waits for jobs ends now
+            self._selector.unregister(handle.hear)
+            os.close(handle.hear)
+        for handle in self.handles:
+            if not _gone(handle.pid, 0.2 if self._resting(handle) else 0.0):
+                self._kill(handle)
+        self.handles = []
         self._selector.close()
 
     def _staff(self) -> None:
@@ -141,137 +138,137 @@ class Crew:
         else:
             wanted, threads = self.pace.processes, self.pace.threads
         if threads > 1:  # the first one has given back what it had
-            for hand in [hand for hand in self.hands if hand.threads == 1 and hand.idle]:
-                self._dismiss(hand)
-        while len(self.hands) < wanted and self._next_slot + threads <= SLOTS:
+            for handle in [handle for handle in self.handles if handle.threads == 1 and handle.idle]:
+                self._dismiss(handle)
+        while len(self.handles) < wanted and self._next_slot + threads <= SLOTS:
             pid, give, hear = start_worker(self.assignment, self.board, self._next_slot, threads)
             os.set_blocking(hear, False)
-            hand = _Hand(pid, give, hear, self._next_slot, threads)
+            handle = _WorkerHandle(pid, give, hear, self._next_slot, threads)
             self._next_slot += threads
-            self.hands.append(hand)
-            self._selector.register(hear, selectors.EVENT_READ, hand)
+            self.handles.append(handle)
+            self._selector.register(hear, selectors.EVENT_READ, handle)
             if self.pace is None:
                 return
 
     def _deal(self) -> None:
-        best = max((hand.threads for hand in self.hands), default=1)
-        ready = [hand for hand in self.hands if hand.idle and hand.threads == best]
+        best = max((handle.threads for handle in self.handles), default=1)
+        ready = [handle for handle in self.handles if handle.idle and handle.threads == best]
         while self.queue and ready:
             share = min(MOST_DEALT, -(-len(self.queue) // len(ready)))
-            hand = ready.pop()
+            handle = ready.pop()
             jobs, self.queue[:share] = self.queue[:share], []
-            hand.idle = False
+            handle.idle = False
             with contextlib.suppress(BrokenPipeError):  # it died; its pipe says so next
-                send(hand.give, jobs)
-        self.board.hungry = any(hand.idle for hand in self.hands) and not self.queue
+                send(handle.give, jobs)
+        self.board.wants_work = any(handle.idle for handle in self.handles) and not self.queue
 
     def _listen(self, wait_s: float) -> None:
         for ready, _ in self._selector.select(wait_s):
-            hand: _Hand = ready.data
+            handle: _WorkerHandle = ready.data
             try:
-                chunk = os.read(hand.hear, 2**18)
+                chunk = os.read(handle.hear, 2**18)
             except BlockingIOError:
                 continue
             if not chunk:
-                self._died(hand)
+                self._died(handle)
                 continue
-            hand.received += chunk
-            while len(hand.received) >= LENGTH.size:
-                (length,) = LENGTH.unpack_from(hand.received)
+            handle.received += chunk
+            while len(handle.received) >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(handle.received)
                 end = LENGTH.size + length
-                if len(hand.received) < end:
+                if len(handle.received) < end:
                     break
-                message = marshal.loads(bytes(hand.received[LENGTH.size : end]))
-                del hand.received[:end]
-                self._hear(hand, message)
+                message = marshal.loads(bytes(handle.received[LENGTH.size : end]))
+                del handle.received[:end]
+                self._receive(handle, message)
 
-    def _hear(self, hand: _Hand, message: tuple[Any, ...]) -> None:
+    def _receive(self, handle: _WorkerHandle, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == "found":
             self.found(*message[1:])
         elif kind == "share":
             self.queue += message[1]
         elif kind == "idle":
-            hand.idle = True
+            handle.idle = True
         elif kind == "opened":
-            hand.opened = True
+            handle.opened = True
             self.real = message[1]
         elif kind == "closed":
             self.closed = message[1]
         elif kind == "pace" and self.pace is None:
             self.pace = decide(message[1], self.cores)
 
-    def _resting(self, hand: _Hand) -> bool:
+    def _resting(self, handle: _WorkerHandle) -> bool:
         """Whether nothing more is to be expected of it."""
-        if hand.idle:
+        if handle.idle:
             return True
-        if not hand.stuck:
+        if not handle.stuck:
             return False
-        slots = range(hand.slot, hand.slot + hand.threads)
-        return all(slot in hand.stuck or self.board.where(slot)[1] is None for slot in slots)
+        slots = range(handle.slot, handle.slot + handle.threads)
+        return all(slot in handle.stuck or self.board.where(slot)[1] is None for slot in slots)
 
     def _watch(self, now: float) -> None:
         """See who has not moved for long."""
         if now - self._watched > AWAY_S:  # it was not they who stood still: this process was stopped (Ctrl-Z) or busy
-            for hand in self.hands:
-                hand.seen.clear()
+            for handle in self.handles:
+                handle.seen.clear()
         self._watched = now
-        for hand in list(self.hands):
-            if hand.idle:
-                hand.seen.clear()
+        for handle in list(self.handles):
+            if handle.idle:
+                handle.seen.clear()
                 continue
-            for slot in range(hand.slot, hand.slot + hand.threads):
+            for slot in range(handle.slot, handle.slot + handle.threads):
                 count, place = self.board.where(slot)
-                last, since = hand.seen.get(slot, (-1, now))
+                last, since = handle.seen.get(slot, (-1, now))
                 if place is None or count != last:
-                    hand.seen[slot] = (count, now)
-                    hand.stuck.discard(slot)
-                elif now - since >= self.stall_s and slot not in hand.stuck:
-                    hand.stuck.add(slot)
+                    handle.seen[slot] = (count, now)
+                    handle.stuck.discard(slot)
+                elif now - since >= self.stall_s and slot not in handle.stuck:
+                    handle.stuck.add(slot)
                     self.stuck.append(self._path(place))
-                    if not hand.opened:
+                    if not handle.opened:
                         self.closed = errno.ETIMEDOUT
-            if len(hand.stuck) == hand.threads:
-                self._abandon(hand)
+            if len(handle.stuck) == handle.threads:
+                self._abandon(handle)
 
-    def _died(self, hand: _Hand) -> None:
+    def _died(self, handle: _WorkerHandle) -> None:
         """A worker ended by itself: killed from outside, or for memory. Where two ended, a third is not sent."""
         if self.closed:
-            self._dismiss(hand)
+            self._dismiss(handle)
             return
-        for slot in range(hand.slot, hand.slot + hand.threads):
+        for slot in range(handle.slot, handle.slot + handle.threads):
             place = self.board.where(slot)[1]
             if place is not None:
                 path = self._path(place)
                 if path in self._deaths:
                     self.stuck.append(path)
                 self._deaths.add(path)
-        self._abandon(hand)
+        self._abandon(handle)
 
     def _path(self, place: bytes | int) -> bytes:
         return self.assignment.known[place][0] if isinstance(place, int) else place
 
-    def _abandon(self, hand: _Hand) -> None:
-        self.abandoned.append(hand.pid)
-        self._kill(hand)
-        self._forget(hand)
+    def _abandon(self, handle: _WorkerHandle) -> None:
+        self.abandoned.append(handle.pid)
+        self._kill(handle)
+        self._forget(handle)
 
-    def _dismiss(self, hand: _Hand) -> None:
-        self._forget(hand)
-        if not _gone(hand.pid, 0.2):
-            self._kill(hand)
+    def _dismiss(self, handle: _WorkerHandle) -> None:
+        self._forget(handle)
+        if not _gone(handle.pid, 0.2):
+            self._kill(handle)
 
-    def _forget(self, hand: _Hand) -> None:
-        self._selector.unregister(hand.hear)
-        os.close(hand.hear)
-        os.close(hand.give)
-        self.hands.remove(hand)
+    def _forget(self, handle: _WorkerHandle) -> None:
+        self._selector.unregister(handle.hear)
+        os.close(handle.hear)
+        os.close(handle.give)
+        self.handles.remove(handle)
 
-    def _kill(self, hand: _Hand) -> None:
+    def _kill(self, handle: _WorkerHandle) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(hand.pid, signal.SIGKILL)
-        if not _gone(hand.pid, 0.05):
-            _abandoned.add(hand.pid)
+            os.kill(handle.pid, signal.SIGKILL)
+        if not _gone(handle.pid, 0.05):
+            _abandoned.add(handle.pid)
 
 
 _abandoned: set[int] = set()
