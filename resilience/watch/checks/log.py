@@ -8,10 +8,8 @@ What the guard wrote of a loss that is NaN or has spiked, and of a save that fai
 
 from __future__ import annotations
 
-import gc
 import os
 import re
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from resilience.watch.checks._log.paths import probe_paths
 from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
 from resilience.watch.checks._log.runs import probe_runs
 from resilience.watch.checks._log.tail import LogReader
+from resilience.watch.processor import BACKTRACKS, cpu_limit, no_collection
 from resilience.watch.reading import Memory, Target, Timed
 
 REGEX_CPU_S = 1.0
@@ -62,7 +61,7 @@ class LogCheck:
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
-        with _uncollected(), _bounded(own) as arm:
+        with no_collection(), _bounded(own) as arm:
             return _look(target, settings, scene, known, LogReader(settings, moment, own, arm))
 
     def judge(
@@ -189,45 +188,27 @@ def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], reader: Log
 
 @contextmanager
 def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | None]:
-    """Bound the processor time of a pattern of one's own: `(a+)+b` would search for ages, and nobody would know why.
-
-    Python's matcher looks for signals as it goes; ITIMER_VIRTUAL counts what this process computes, not what it waits.
-    """
+    """Bound the processor time of a pattern of one's own, for each log anew."""
     if own is None:
         yield None
         return
     current = ""
 
-    def arm(path: str) -> None:
-        nonlocal current
-        current = path
-        signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
-
-    def stop(*_: object) -> None:
-        raise ProbeError(
-            f"progress_regex {own.pattern.decode('utf-8', 'replace')!r} was not through {current} "
-            f"after {REGEX_CPU_S:g} s",
-            hint="it backtracks: avoid a repetition within a repetition, such as (a+)+, and begin with a fixed word",
+    def error() -> ProbeError:
+        text = own.pattern.decode("utf-8", "replace")
+        return ProbeError(
+            f"progress_regex {text!r} was not through {current} after {REGEX_CPU_S:g} s",
+            hint=f"{BACKTRACKS}, and begin with a fixed word",
         )
 
-    former = signal.signal(signal.SIGVTALRM, stop)
-    try:
+    with cpu_limit(REGEX_CPU_S, error, is_armed=False) as restart:
+
+        def arm(path: str) -> None:
+            nonlocal current
+            current = path
+            restart()
+
         yield arm
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles, which has none to find here and looks through ten thousand readings for them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _moved(reading: LogReading, moment: Moment) -> LogReading:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from resilience.watch.processor import no_collection
 from resilience.watch.scan.memory import EVERY_S, LOOK_S, Remembered, ScanMemory, Snapshot, baseline, snapshot, thin
 from resilience.watch.scan.pool import WorkerPool
 from resilience.watch.scan.tree import (
@@ -263,7 +263,7 @@ def scan(
         cores=cores,
         pace=pace,
     )
-    with _ctrl_c(pool), _no_collection():
+    with _ctrl_c(pool), no_collection():
         try:
             state.work(pool)
         finally:
@@ -334,18 +334,6 @@ def _why(pool: WorkerPool, tree: Tree) -> str:
     if tree.read_at[0] == 0 and len(tree) == 1 and not pool.interrupted:
         return "there was no answer within the deadline"
     return ""
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing here has cycles; looking for them among millions of records takes longer than the records do."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

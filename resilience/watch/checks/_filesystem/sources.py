@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,6 +41,7 @@ from resilience.watch.checks._filesystem.quota import (
 )
 from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
 from resilience.watch.checks._filesystem.task import SiteCommand, Task
+from resilience.watch.processor import BACKTRACKS, cpu_limit
 
 TOOL_S = 3.0
 """No quota tool gets more; lfs, quota and mmlsquota answer in tens of milliseconds where they answer."""
@@ -135,7 +134,7 @@ def ask_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount |
 
         def ask_site() -> Sequence[Amount]:
             text = sources.run(site_argv)[0]
-            with _bounded():
+            with cpu_limit(REGEX_CPU_S, _too_slow):
                 return [parse_site(text, task.site, task.kind)]
 
         if sources.try_one(f"`{' '.join(site_argv)}`", ask_site):
@@ -175,21 +174,8 @@ def ask_du(sources: Sources, task: Task, path: str, before: Mapping[str, float] 
     return old
 
 
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Bound the processor time of a site's regular expressions: `(a+)+$` would search for ages, and nobody know why."""
-
-    def stop(*_: object) -> None:
-        raise ProbeError(f"its regular expression was not through what it printed after {REGEX_CPU_S:g} s: it "
-                         "backtracks; avoid a repetition within a repetition, such as (a+)+")  # fmt: skip
-
-    former = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
+def _too_slow() -> ProbeError:
+    return ProbeError(f"its regular expression was not through what it printed after {REGEX_CPU_S:g} s: {BACKTRACKS}")
 
 
 def _is_on_path(program: str, path: str) -> bool:

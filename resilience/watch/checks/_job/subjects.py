@@ -5,11 +5,9 @@ A requested name is an exact name, a pattern, or a regular expression that may n
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import translate
@@ -22,7 +20,9 @@ from resilience.switch import printable
 from resilience.system.ports import Clock
 from resilience.watch.checks._job.runs import RunFacts
 from resilience.watch.checks._job.settings import EVERYBODY, JobSettings
+from resilience.watch.processor import cpu_left_s, cpu_limit
 
+EMBEDDED = "local"
 CPU_LIMIT_S = 0.5
 """What one expression may cost for all names of a queue. A hundred thousand names cost an honest one a tenth."""
 
@@ -125,45 +125,18 @@ class Matcher:
         if one.kind is not Kind.REGEX:
             return one.matches(name)
         try:
-            with _cpu_limit(self._left_s[one.written]) as left:
-                return one.matches(name)
+            with cpu_limit(self._left_s[one.written], _TooLongError):
+                try:
+                    return one.matches(name)
+                finally:
+                    self._left_s[one.written] = max(0.001, cpu_left_s())
         except _TooLongError:
             self.errors[one.written] = f"{one.written} takes for ever to compare with the name {ascii(name)[:80]}"
             return False
-        finally:
-            self._left_s[one.written] = max(0.001, left[0])
 
 
 class _TooLongError(Exception):
     pass
-
-
-@contextlib.contextmanager
-def _cpu_limit(seconds: float) -> Iterator[list[float]]:
-    """Interrupt what is inside when it has computed for that long; the list then holds what was left.
-
-    Only a signal can end a regular expression: re looks for one now and then while it goes back and forth. The timer
-    counts this process's own computing (ITIMER_VIRTUAL, setitimer(2)), so a busy machine does no harm.
-    """
-    left = [seconds]
-
-    def give_up(*_: object) -> None:
-        raise _TooLongError
-
-    try:
-        before = signal.signal(signal.SIGVTALRM, give_up)
-    except ValueError:  # not the main thread, which alone has signals: whoever started us has a deadline
-        yield left
-        return
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield left
-    finally:
-        left[0], _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-EMBEDDED = "local"
 
 
 @dataclass(frozen=True, slots=True)
