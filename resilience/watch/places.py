@@ -1,6 +1,6 @@
-"""Which places are looked at: those that were named, or those that a training needs. Touches nothing that may hang.
+"""The places to watch: those that were named, or those that a training needs. Touches nothing that may hang.
 
-What is found is grouped by the file system it lies on, from /proc/self/mountinfo alone; only symbolic links on the root
+Places are grouped by the file system it lies on, from /proc/self/mountinfo alone; only symbolic links on the root
 file system are followed (`/scratch` is one to `/gpfs/scratch` at many sites), since resil itself lies no safer.
 """
 

@@ -13,9 +13,9 @@ class FsSettings:
     """[watch.fs]: the room on file systems.
 
     Attributes:
-        paths: what to look at; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed to
-            the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK and
-            the like, /dev/shm and /tmp.
+        paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
+            to the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK
+            and the like, /dev/shm and /tmp.
         warn_percent: warn when more than this is used. Default: 85%, where no free amount is asked for. Percents and
             free amounts may both be set: any that is crossed counts.
         crit_percent: critical when more than this is used. Default: 95%, as above.
@@ -38,7 +38,7 @@ class FsSettings:
         command_max_age_s: how old the figures of that command may be.
         quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
         du: whether du counts the folder: slow, and hard on a parallel file system.
-        du_limit_bytes: what du's total is held against.
+        du_limit_bytes: the limit that du's total is compared with.
         du_every_s: how often du counts anew.
         du_deadline_s: how long du may take.
         checkpoints: folder of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
@@ -46,8 +46,8 @@ class FsSettings:
         checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
         purge_days: the site deletes files that were not used for so many days; 0: it does not. Looked at are the
             checkpoints, else the path that was named, else the project.
-        purge_warn_days: how many days before that it is told.
-        read_only: whether it is meant that nothing can be written there.
+        purge_warn_days: how many days before that the watchdog warns.
+        read_only: whether the file system is read-only on purpose.
     """
 
     paths: tuple[str, ...] = ()

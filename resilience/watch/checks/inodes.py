@@ -13,9 +13,9 @@ class InodesSettings:
     """[watch.inodes]: the number of files on file systems.
 
     Attributes:
-        paths: what to look at; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed to
-            the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK and
-            the like, /dev/shm and /tmp.
+        paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
+            to the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK
+            and the like, /dev/shm and /tmp.
         warn_percent: warn when more than this is used. Default: 85%, where no free number is asked for. Percents and
             free numbers may both be set: any that is crossed counts.
         crit_percent: critical when more than this is used. Default: 95%, as above.
@@ -32,7 +32,7 @@ class InodesSettings:
         command_max_age_s: how old the figures of that command may be.
         quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
         du: whether `du --inodes` counts the folder: slow, and hard on a parallel file system.
-        du_limit: what du's total is held against.
+        du_limit: the limit that du's total is compared with.
         du_every_s: how often du counts anew.
         du_deadline_s: how long du may take.
         checkpoints: folder of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.

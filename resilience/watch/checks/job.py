@@ -1,7 +1,7 @@
 """The `job` watchdog: is the run alive, and will it stay so?
 
-It looks at the runs of the state directory, or at anybody's jobs by name, with one query of the queue for all of them.
-What cannot be seen is UNKNOWN: an empty answer alone never means dead.
+It watches the runs of the state directory, or jobs of any user by name, with one query of the queue for all of them.
+A job that cannot be seen is UNKNOWN: an empty answer alone never means dead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resilience.watch.reading import Memory, Target, Timed
 
 
 class JobCheck:
-    """See ports.Check."""
+    """The watchdog of runs and jobs."""
 
     summary = "Runs and jobs: queued or running, whether they will start, and what comes after them."
     Settings = JobSettings
@@ -29,7 +29,7 @@ class JobCheck:
     example = "resil watch job gpt 'tr11-*' --users bob"
 
     def targets(self, settings: JobSettings, scene: Scene) -> Sequence[Target]:
-        """A queue, which is asked once for everybody. The run directories are only touched by the look itself."""
+        """Each queue, which is queried once for all subjects. Only the probe touches the run directories."""
         check_settings(settings)
         for name in settings.names:
             parse_requested(name)
@@ -39,14 +39,14 @@ class JobCheck:
     def probe(
         self, target: Target, settings: JobSettings, scene: Scene, before: Mapping[str, Timed[JobReading]]
     ) -> Mapping[str, JobReading]:
-        """Look at the runs' files and the queue, and make sure of what is not there."""
+        """Read the runs' files and the queue, and confirm which jobs are gone."""
         asked = (one for one in settings.clusters if _target(scene, one) == target.name)
         return probe_queues(settings, scene, before, next(asked, ""))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
     ) -> Sequence[Finding]:
-        """What the last reading amounts to; what lasts was carried into it from those before."""
+        """The findings of the last reading, which carries the conditions that last."""
         return judge(subject, readings[-1].reading, settings, now)
 
 

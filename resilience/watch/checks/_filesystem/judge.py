@@ -1,7 +1,7 @@
-"""What was seen of one file system, as findings. Pure.
+"""The findings about one file system: how full it is, and how long the room lasts. Pure.
 
-At a threshold exactly it is still well, as in the ranges of the Nagios plugin API. Every limit of a subject is judged,
-and the worst one speaks; all of them stand in what was looked at.
+A figure exactly at a threshold is OK, as in the ranges of the Nagios plugin API. Every limit of a subject is judged,
+and the worst one is reported; all of them stand in the explanation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from resilience.watch.checks._filesystem.reading import (
 from resilience.watch.checks._filesystem.task import CRIT_PERCENT, WARN_PERCENT, Task, Thresholds
 from resilience.watch.reading import Timed
 
+DAY_S = 86400.0
+STEADY = 4.0
+"""What was seen for so many checkpoints' time says more than their size and number."""
+
 
 def judge_reading(
     subject: str, readings: Sequence[Timed[FileSystemReading]], task: Task, now: float
@@ -47,7 +51,7 @@ def judge_reading(
         findings += [found for item in amounts for found in _grace(subject, item, task, now - asked_at)]
         findings += _silent(subject, reading, "it tells nothing")
         findings += [] if findings else _no_limit(subject, reading, task)
-        return tuple(_with_looked(findings, reading, []))
+        return tuple(_with_explanation(findings, reading, []))
     # A file system that nobody can write to fills no further.
     can_fill = not reading.read_only
     worst = max(judged, key=lambda entry: (entry[0], _share(entry[2], task.thresholds)))
@@ -83,7 +87,7 @@ def judge_reading(
     findings[0] = replace(findings[0], figures=figures)
     told = [f"{_state(item, task.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, task.thresholds)}"
             for _, reason, item in judged]  # fmt: skip
-    return tuple(_with_looked(findings, reading, [*told, *notes]))
+    return tuple(_with_explanation(findings, reading, [*told, *notes]))
 
 
 def _trouble(subject: str, reading: FileSystemReading) -> Finding:
@@ -294,8 +298,8 @@ def _figures(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -
                    maximum=item.limit)]  # fmt: skip
 
 
-def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: Sequence[str]) -> list[Finding]:
-    """What was looked at, with each finding: whoever reads one of them has it all."""
+def _with_explanation(findings: Sequence[Finding], reading: FileSystemReading, notes: Sequence[str]) -> list[Finding]:
+    """The findings, each with the whole explanation: a reader of one finding has it all."""
     where = f"{reading.path} lies on {reading.device} ({reading.type}), mounted at {reading.mount}"
     roles = (f"it holds: {', '.join(reading.roles)}",) if reading.roles else ()
     lag = ("quota tools do not say how old their figures are: some sites renew them twice an hour, some thrice a day",)
@@ -304,13 +308,8 @@ def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: 
         "site's own command says otherwise, set command",
     )
     has_tool = any(item.age_s is None for item in reading.amounts)
-    looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()), *(() if reading.is_local else shared))
+    looked = (where, *roles, *reading.looked, *notes, *(lag if has_tool else ()), *(() if reading.is_local else shared))
     return [replace(finding, looked=(*looked, *finding.looked)) for finding in findings]
-
-
-DAY_S = 86400.0
-STEADY = 4.0
-"""What was seen for so many checkpoints' time says more than their size and number."""
 
 
 def judge_growth(

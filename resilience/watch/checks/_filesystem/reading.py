@@ -254,8 +254,8 @@ class FileSystemReading:
         amounts: how much is used, and of which limits.
         history: by the key of an amount: what was used when, oldest first.
         mounts: by path: mount point, type and device it was last seen on in good order, and when.
-        checkpoint: what one checkpoint takes, and how often one is written; see checkpoints.Learned.
-        purge: which files will be deleted for their age; see purge.Doomed.
+        checkpoint: what one checkpoint takes, and how often one is written; see measure.Learned.
+        purge: which files will be deleted for their age; see measure.Doomed.
         du: when du last counted, and its total.
         silent: what was to be told, and was not, and why: a limit that may be passed meanwhile.
         looked: what was done, for `--explain`.

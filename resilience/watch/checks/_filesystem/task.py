@@ -71,7 +71,7 @@ class Task(NamedTuple):
         thresholds: when it is too much.
         site: the site's own command.
         asks_quota: whether the quota tools are asked.
-        du_limit: what du's total is held against; None: du is not run.
+        du_limit: the limit that du's total is compared with; None: du is not run.
         du_every_s: how old du's total may be.
         du_deadline_s: how long it may run.
         checkpoints: their folder, as it was written; empty: looked for.

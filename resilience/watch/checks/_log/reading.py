@@ -29,12 +29,12 @@ class LogSettings:
 
     Attributes:
         paths: logs, patterns such as 'logs/*.out', or names of runs. Empty: the runs of the state directory.
-        files: what a pattern stands for: each of its logs must go on (each), only the one written to last (newest),
-            or one of them is enough (any).
+        files: which logs of a pattern must make progress: each of them (each), only the one written to last (newest),
+            or at least one (any).
         progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
         timeout_s: a fixed time without progress, in every phase. Unset: measured, with the settings below.
-        factor: so many usual step intervals without a step are too many.
-        floor_s: never less than this: file servers tell of changes up to a minute late.
+        factor: alert after this many typical step intervals without progress.
+        floor_s: never less than this: file servers report changes up to a minute late.
         ceiling_s: never more than this, whatever was measured; the phases below may have more.
         startup_s: until the first step, and while nothing has been measured yet.
         evaluation_s: while the training evaluates.
