@@ -224,14 +224,14 @@ def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Find
         return [unknown(subject, error, fault) for subject in target.subjects or (target.name,)]
     findings = [from_record(Finding, packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
     missing = [subject for subject in target.subjects if subject not in answer.value]
-    return findings + [_unknown(subject, "probe", "the look said nothing of it") for subject in missing]
+    return findings + [_unknown(subject, "probe", "the probe returned no reading of it") for subject in missing]
 
 
 def unknown(subject: str, error: ResilError, fault: str = "") -> Finding:
     """The finding where there was no answer. `fault` is stable from tick to tick; figures stand in the summary."""
     fault = fault or ("settings" if isinstance(error, UsageError) else "probe")
     found = _unknown(subject, fault, error.message, error.hint)
-    return replace(found, looked=("could not look, which is UNKNOWN: neither well nor broken",))
+    return replace(found, looked=("the probe failed, which is UNKNOWN: neither OK nor broken",))
 
 
 def _unknown(subject: str, fault: str, summary: str, advice: str = "") -> Finding:
