@@ -21,7 +21,7 @@ from resilience.system.process import ProcessRunner
 from resilience.system.world import Host, World
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
-from resilience.watch.watchdogs import scene_of, watchdog
+from resilience.watch.watchdogs import load_watchdog, scene_of
 
 RUNS, QUICK_RUNS = 1_000, 50
 ROWS, QUICK_ROWS = 100_000, 5_000
@@ -81,11 +81,11 @@ def _look_and_judge(project: Project) -> list[Verdict]:
 def _tick(project: Project) -> Spread:
     from resilience.watch.watch import watch
 
-    dog = watchdog(project, "job")
+    watchdog = load_watchdog(project, "job")
 
     def tick() -> float:
         began = time.perf_counter()
-        (report,) = watch(project, [dog])
+        (report,) = watch(project, [watchdog])
         if report.verdict is not Verdict.OK:
             raise BenchmarkError(f"the tick ended with {report.findings[0]}")
         return time.perf_counter() - began

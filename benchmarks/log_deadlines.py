@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import Claim, Options, Report
-from resilience.watch.follow_logs import FollowedLog, LogDeadlines, serve
+from resilience.watch.daemon import FollowedLog, LogDeadlines, serve
 
 LOGS = 200
 POLL_S = 1.0

@@ -13,7 +13,7 @@ from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.world import World
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import watchdog
+from resilience.watch.watchdogs import load_watchdog
 
 LINE = b"iteration %8d/ 500000 | consumed samples: %12d | elapsed time per iteration (s): 1.05 | lm loss: 2.1E+00 |\n"
 TARGET_S = 1.0
@@ -38,10 +38,10 @@ def run(options: Options) -> Report:
         write()
     world = World(cwd=options.scratch)
     project = Project(world, load(world))
-    dog = watchdog(project, "log", {"paths": [f"{folder}/*.out"]})
+    watchdog = load_watchdog(project, "log", {"paths": [f"{folder}/*.out"]})
 
     def tick() -> None:
-        (report,) = watch(project, [dog])
+        (report,) = watch(project, [watchdog])
         if report.verdict is not Verdict.OK or len(report.findings) != count + 1:
             raise BenchmarkError(f"{len(report.findings)} findings: {report.findings[0].summary}")
 

@@ -29,9 +29,9 @@ def open_cron_project(
 
     world = World()
     if apart:
-        from resilience.watch.settings import open_apart
+        from resilience.watch.watchdogs import open_in_child
 
-        return open_cron(open_apart(world, wanted=config, overrides=overrides))
+        return open_cron(open_in_child(world, path=config, overrides=overrides))
     return open_cron(Project(world, load(world, wanted=config, overrides=overrides)))
 
 

@@ -18,9 +18,8 @@ from resilience.errors import ProbeError, ResilError
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
-from resilience.watch.settings import open_apart, read_source
-from resilience.watch.watch import Saw, tell, watch, watchdogs_of
-from resilience.watch.watchdogs import Watchdog, watchdog, watchdog_names
+from resilience.watch.watch import OnReadings, send_alerts, watch, watchdogs_of
+from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, read_source, watchdog_names
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -66,7 +65,7 @@ def run_watch(request: WatchRequest) -> int:
     with _ended_by_signals():
         try:
             if request.every_s is None:
-                return _once(request, open_apart(World(), wanted=request.config, overrides=request.settings))
+                return _once(request, open_in_child(World(), path=request.config, overrides=request.settings))
             return _again_and_again(request, request.every_s)
         except Ended:
             return EXIT_TERMINATED if request.every_s is None else 0
@@ -76,52 +75,53 @@ def run_watch(request: WatchRequest) -> int:
             return 0
 
 
-def _once(request: WatchRequest, project: Project, only: Collection[str] | None = None, saw: Saw | None = None) -> int:
+def _once(
+    request: WatchRequest, project: Project, only: Collection[str] | None = None, on_readings: OnReadings | None = None
+) -> int:
     """One tick of all watchdogs that were asked for, or `only` of some of them."""
-    dogs, reports = _watchdogs(request, project)
+    watchdogs, reports = _watchdogs(request, project)
     if only is not None:
-        dogs, reports = [dog for dog in dogs if dog.name in only], []
-    reports += watch(project, dogs, saw)
+        watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
+    reports += watch(project, watchdogs, on_readings)
     code = _show(reports, request)
     if request.alerts:
         from resilience.cron import notes
 
-        for text in tell(project, reports, notes):
+        for text in send_alerts(project, reports, notes):
             _say(text)
     return code
 
 
 def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog], list[Report]]:
     if request.name is not None:
-        return [watchdog(project, request.name, request.overrides)], []
+        return [load_watchdog(project, request.name, request.overrides)], []
     return watchdogs_of(project, watchdog_names(project))
 
 
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
-    from resilience.watch.daemon import Awaited
-    from resilience.watch.follow_logs import LogFollower, followed_ticks
+    from resilience.watch.daemon import DueLogs, LogFollower, ticks
 
     world = World()
     try:
         source = read_source(world, request.config)
-        project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
+        project = open_in_child(world, path=request.config, overrides=request.settings, source=source)
     except ProbeError:  # the home folder hangs; as soon as it answers, what it says counts
-        source, project = Source(), open_apart(world, wanted=request.config, overrides=request.settings)
-    code, awaited, follower = 0, Awaited(world.clock), LogFollower()
+        source, project = Source(), open_in_child(world, path=request.config, overrides=request.settings)
+    code, due, follower = 0, DueLogs(world.clock), LogFollower()
     try:
-        for overdue in followed_ticks(world.clock, every_s, request.times, awaited.logs, follower):
+        for overdue in ticks(world.clock, every_s, request.times, due.logs, follower):
             try:
                 now_there = read_source(world, request.config)
                 if now_there.path is None and source.path is not None:
                     _say(f"{source.path} is no longer there; the settings read before go on")
                 elif now_there != source or project.unread is not None:
-                    project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
+                    project = open_in_child(world, path=request.config, overrides=request.settings, source=now_there)
                     source = now_there
             except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
                 _say(f"{error.message}; the settings read before go on")
             try:
-                only = awaited.owners(overdue) if overdue else None
-                code = _once(request, project, only, awaited.saw)
+                only = due.owners(overdue) if overdue else None
+                code = _once(request, project, only, due.note)
             except ResilError as error:
                 _say(error.message)
                 code = EXIT_UNKNOWN

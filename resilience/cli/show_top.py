@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from resilience.cli.output import clean, paint, print_json, table
 from resilience.cli.top_document import to_json
 from resilience.quantities import format_bytes, format_duration
-from resilience.watch.top_folders import (
+from resilience.watch.scan.top import (
     DAY_S,
     TopFolder,
     TopReport,
@@ -26,7 +26,7 @@ from resilience.watch.top_folders import (
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.watch.scan.effort import Progress
+    from resilience.watch.scan.scan import Progress
 
 NAMED = 5
 SURE_AFTER_S = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resilience.watch.top_folders import DAY_S, TopFolder, TopReport
+from resilience.watch.scan.top import DAY_S, TopFolder, TopReport
 
 if TYPE_CHECKING:
     from resilience.watch.scan.scan import Scan

@@ -17,8 +17,7 @@ from resilience.errors import QuantityError, ResilError, SettingsError, UsageErr
 from resilience.quantities import parse_duration_s
 from resilience.system.world import World
 from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
-from resilience.watch.settings import open_apart
-from resilience.watch.watchdogs import checks, every_name, kind_of, listed
+from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
@@ -117,7 +116,7 @@ def watch_group(
 
 def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
     overrides = {"scheduler.name": scheduler} if scheduler else {}
-    rows = listed(open_apart(World(), wanted=config, overrides=overrides))
+    rows = listed(open_in_child(World(), path=config, overrides=overrides))
     if as_json:
         keys = ("name", "kind", "summary", "place", "in_all")
         print_json("watchdogs", {"watchdogs": [{key: getattr(row, key) for key in keys} for row in rows]})
@@ -133,7 +132,7 @@ def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
 def _project(ctx: Any) -> Any:
     """The project that the command line names, opened once."""
     if "project" not in ctx.meta:
-        ctx.meta["project"] = open_apart(World(), wanted=ctx.params.get("config"))
+        ctx.meta["project"] = open_in_child(World(), path=ctx.params.get("config"))
     return ctx.meta["project"]
 
 
@@ -265,14 +264,14 @@ def _duration(option: str, text: str) -> float:
 
 def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
     from resilience.cli.show_top import show_top
-    from resilience.watch.watchdogs import watchdog
+    from resilience.watch.watchdogs import load_watchdog
 
     request = _request(name, overrides, shared)
-    project = open_apart(World(), wanted=request.config, overrides=request.settings)
-    dog = watchdog(project, name, overrides)
-    paths = getattr(dog.settings, dog.check.argument or "paths", ())
+    project = open_in_child(World(), path=request.config, overrides=request.settings)
+    watchdog = load_watchdog(project, name, overrides)
+    paths = getattr(watchdog.settings, watchdog.check.argument or "paths", ())
     if not isinstance(paths, tuple):
         raise SettingsError(f"the watchdog {name} has no paths")
     deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
-    by = "inodes" if dog.kind == "inodes" else "bytes"
+    by = "inodes" if watchdog.kind == "inodes" else "bytes"
     return int(show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by))

@@ -302,8 +302,8 @@ def _watch(cron: CronProject) -> None:
 
     project = cron.project
     _note_look(cron, 0.0, 1)  # should we be killed: an incident may be open
-    dogs, broken = watchdogs_of(project, [WATCHDOG])
-    notify(project, [*broken, *(with_itself(report) for report in watch(project, dogs))], notes=notes)
+    watchdogs, broken = watchdogs_of(project, [WATCHDOG])
+    notify(project, [*broken, *(with_itself(report) for report in watch(project, watchdogs))], notes=notes)
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
     waits = any(i.gone is not None or i.told is None for i in ours)  # its end, or its beginning, is not told yet
     _note_look(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))

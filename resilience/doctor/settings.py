@@ -9,7 +9,7 @@ from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
 from resilience.runs.submit_script import template_library
 from resilience.submission import MAX_LEAD_S, check_run_name
 from resilience.switch import OwnerPolicy
-from resilience.watch.watchdogs import scene_of, watchdog
+from resilience.watch.watchdogs import load_watchdog, scene_of
 
 
 def check_settings(project: Project) -> None:
@@ -41,7 +41,7 @@ def check_settings(project: Project) -> None:
 def _check_watchdogs(project: Project) -> None:
     scene = scene_of(project)
     for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
-        found = watchdog(project, name)
+        found = load_watchdog(project, name)
         found.check.targets(found.settings, scene)
 
 

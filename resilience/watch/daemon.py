@@ -1,35 +1,87 @@
-"""When to look again: at whole multiples of the interval, so that the ticks of all nodes fall together.
+"""When `resil watch --every` probes again: at whole multiples of the interval, so that all nodes tick together.
 
-And in between, when what was seen makes something due: a log that may be silent for ten minutes is looked at when they
-are over (follow_logs.py).
+Between ticks a silent log is noticed as soon as it has been silent for its timeout. No poll: each log is read once, at
+its last write plus its timeout. Mostly it was written meanwhile, and that only moves the deadline: one stat per log and
+timeout. When it was not, its watchdog probes and judges.
+
+A child process per file system does that, because a stat may never return (system/child.py). A child that hangs is left
+behind, and its file system is not followed until it has ended; the ticks continue and report STUCK.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
+from resilience.system.deadlines import Deadlines
+from resilience.system.mounts import current_mounts, mount_of
 from resilience.system.ports import Clock
-from resilience.watch.follow_logs import FollowedLog
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 
 NAP_S = 30.0
 """No sleep is longer: a suspended laptop or a clock that was set is noticed after this."""
+LEAST_S = 0.05
+"""Two reads of one log are never closer than this, whatever its times are."""
+GATHER_S = 0.02
+"""Logs that are overdue together are reported together."""
+WAKE_S = 30.0
 
 
-def ticks(clock: Clock, every_s: float, count: int = 0) -> Iterator[float]:
-    """Yield the time at once, and then at each multiple of `every_s`, `count` times in all (0: for ever).
+@dataclass(frozen=True, slots=True)
+class FollowedLog:
+    """One subject of the log watchdog.
 
-    A tick that came while the last one was still under way is left out, not made up for.
+    Attributes:
+        subject: its name; `paths` are its logs, of which one that is written to is enough.
+        since: when it last made progress, in seconds since the epoch.
+        timeout_s: how long it may be silent.
+    """
+
+    subject: str
+    paths: tuple[str, ...]
+    since: float
+    timeout_s: float
+
+
+class Follower(Protocol):
+    """Follows logs between ticks: see LogFollower."""
+
+    def follow(self, logs: Sequence[FollowedLog]) -> None: ...
+
+    def wait(self, seconds: float) -> tuple[str, ...]: ...
+
+
+def ticks(
+    clock: Clock, every_s: float, count: int, logs: Callable[[], Sequence[FollowedLog]], follower: Follower
+) -> Iterator[tuple[str, ...]]:
+    """Yield an empty tuple for each tick, and between ticks the subjects that have just become overdue.
+
+    The first tick is now, the others at each multiple of `every_s` by the wall clock, `count` in all (0: for ever). A
+    tick that is due while the last one is still under way is left out. When the clock is set, no wait becomes longer
+    than it was to be at first. `logs` returns the logs to follow next, after each tick and each overdue log.
     """
     done = 0
     while True:
-        yield clock.now()
+        yield ()
         done += 1
         if done == count:
             return
-        wait_until(clock, next_tick(clock.now(), every_s))
+        due = next_tick(clock.now(), every_s)
+        longest = clock.monotonic() + max(0.0, due - clock.now())
+        follower.follow(logs())
+        while (left := min(due - clock.now(), longest - clock.monotonic())) > 0:
+            overdue = follower.wait(min(left, NAP_S))
+            if overdue:
+                yield overdue
+                follower.follow(logs())
 
 
 def next_tick(now: float, every_s: float) -> float:
@@ -37,43 +89,197 @@ def next_tick(now: float, every_s: float) -> float:
     return (now // every_s + 1) * every_s
 
 
-def wait_until(clock: Clock, moment: float) -> None:
-    """Sleep until then by the wall clock, which may be set meanwhile: never longer than it was to be at first."""
-    longest = clock.monotonic() + max(0.0, moment - clock.now())
-    while (left := min(moment - clock.now(), longest - clock.monotonic())) > 0:
-        clock.sleep(min(left, NAP_S))
-
-
-class Awaited:
-    """What the last looks make due: the logs of every watchdog that says by when they must go on (`deadline`)."""
+class DueLogs:
+    """The logs to follow: those of every watchdog whose `deadline` says by when they must make progress."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[str, tuple[Watchdog, Mapping[str, Timed[Any]]]] = {}
         self._owners: dict[str, str] = {}
 
-    def saw(self, dog: Watchdog, readings: Mapping[str, Timed[Any]]) -> None:
-        """Take note of what a watchdog has seen."""
-        if hasattr(dog.check, "deadline"):
-            self._seen[dog.name] = dog, readings
+    def note(self, watchdog: Watchdog, readings: Mapping[str, Timed[Any]]) -> None:
+        """Note a watchdog's newest readings."""
+        if hasattr(watchdog.check, "deadline"):
+            self._seen[watchdog.name] = watchdog, readings
 
     def logs(self) -> Sequence[FollowedLog]:
-        """What to follow now."""
+        """Return the logs to follow now."""
         now, found = self._clock.now(), []
         self._owners = {}
-        for dog, readings in self._seen.values():
+        for watchdog, readings in self._seen.values():
             for subject, timed in readings.items():
                 try:
-                    due = dog.check.deadline(timed.reading, dog.settings, now)  # type: ignore[attr-defined]
-                except Exception:  # a bug of one watchdog: the ticks look anyway
+                    due = watchdog.check.deadline(timed.reading, watchdog.settings, now)  # type: ignore[attr-defined]
+                except Exception:  # a bug of one watchdog: the ticks probe anyway
                     continue
                 if due is not None:
-                    paths, since, timeout_s = due
-                    name = f"{dog.name} {subject}"
-                    self._owners[name] = dog.name
-                    found.append(FollowedLog(name, paths, since, timeout_s))
+                    name = f"{watchdog.name} {subject}"
+                    self._owners[name] = watchdog.name
+                    found.append(FollowedLog(name, *due))
         return found
 
     def owners(self, subjects: Iterable[str]) -> set[str]:
         """The watchdogs whose logs these are, by name."""
         return {self._owners[subject] for subject in subjects if subject in self._owners}
+
+
+class LogDeadlines:
+    """The deadlines of some logs.
+
+    Attributes:
+        stats: how many stat calls were made so far.
+    """
+
+    def __init__(self, logs: Iterable[FollowedLog]) -> None:
+        self.stats = 0
+        self._logs = {log.subject: log for log in logs}
+        self._read_at = {log.subject: log.since for log in self._logs.values()}
+        self._deadlines: Deadlines[str] = Deadlines()
+        for log in self._logs.values():
+            self._deadlines.set(log.subject, log.since + log.timeout_s)
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until the next log is due; None when none ever is."""
+        due = self._deadlines.next()
+        return None if due is None else max(0.0, due - now)
+
+    def overdue(self, now: float) -> list[str]:
+        """Stat the logs that are due, and return the subjects that have written nothing; each is returned once."""
+        found = []
+        for subject in self._deadlines.pop_due(now):
+            log = self._logs[subject]
+            written = max(map(self._mtime, log.paths), default=0.0)
+            read_at, self._read_at[subject] = self._read_at[subject], now
+            # A file server's clock may be ahead of ours; when it is behind, the next tick corrects it.
+            written = min(written, now)
+            if written > read_at or written + log.timeout_s > now:
+                self._deadlines.set(subject, max(written + log.timeout_s, now + LEAST_S))
+            else:
+                found.append(subject)
+        return found
+
+    def _mtime(self, path: str) -> float:
+        self.stats += 1
+        try:
+            return os.stat(path).st_mtime  # noqa: PTH116
+        except OSError:
+            return 0.0
+
+
+class LogFollower:
+    """Follows logs from a daemon: `follow` after each tick, then `wait` until the next one."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, _Child] = {}
+
+    def follow(self, logs: Sequence[FollowedLog]) -> None:
+        """Follow these from now on, and no others."""
+        self.stop()
+        mounts = current_mounts()
+        groups: dict[str, list[FollowedLog]] = {}
+        for log in logs:
+            mount = mount_of(Path(log.paths[0] if log.paths else "/"), mounts)
+            groups.setdefault(mount.point if mount is not None else "/", []).append(log)
+        for place, group in groups.items():
+            if place not in self._children:  # else an earlier one still hangs there
+                self._children[place] = _start(group)
+
+    def wait(self, seconds: float) -> tuple[str, ...]:
+        """Wait that long, and return; return sooner, with the overdue subjects, when there are any."""
+        pipes = {child.pipe: child for child in self._children.values() if child.pipe >= 0}
+        end = time.monotonic() + max(0.0, seconds)
+        found: list[str] = []
+        while pipes:
+            left = min(GATHER_S, end - time.monotonic()) if found else end - time.monotonic()
+            ready = select.select(list(pipes), [], [], max(0.0, left))[0]
+            if not ready:
+                return tuple(found)
+            for pipe in ready:
+                overdue = pipes[pipe].read()
+                if overdue is None:
+                    pipes.pop(pipe)
+                else:
+                    found += overdue
+        if not found:
+            time.sleep(max(0.0, end - time.monotonic()))
+        return tuple(found)
+
+    def stop(self) -> None:
+        """Follow no log any more."""
+        for child in self._children.values():
+            child.end()
+        self._children = {place: child for place, child in self._children.items() if not child.is_gone()}
+
+
+class _Child:
+    def __init__(self, pid: int, pipe: int, life: int) -> None:
+        self.pid = pid
+        self.pipe = pipe
+        self._life = life
+        self._rest = b""
+
+    def read(self) -> list[str] | None:
+        """The subjects that this child has reported; None when the child has ended."""
+        chunk = os.read(self.pipe, 65536)
+        if not chunk:
+            self._close()
+            return None
+        *overdue, self._rest = (self._rest + chunk).split(b"\0")
+        return [os.fsdecode(subject) for subject in overdue]
+
+    def end(self) -> None:
+        self._close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def is_gone(self) -> bool:
+        """Whether the child has ended; a moment is given to it."""
+        for _ in range(50):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                    time.sleep(0.002)
+                    continue
+            return True
+        return False
+
+    def _close(self) -> None:
+        for descriptor in {self.pipe, self._life} - {-1}:
+            os.close(descriptor)
+        self.pipe = self._life = -1
+
+
+def _start(logs: Sequence[FollowedLog]) -> _Child:
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    alive, life = os.pipe2(os.O_CLOEXEC)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+    pid = os.fork()
+    if pid == 0:
+        _run_child(logs, writing, alive, (reading, life), blocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.close(writing)
+    os.close(alive)
+    return _Child(pid, reading, life)
+
+
+def _run_child(
+    logs: Sequence[FollowedLog], pipe: int, alive: int, others: Sequence[int], blocked: Iterable[signal.Signals | int]
+) -> NoReturn:
+    """The child's whole life. It ends with the daemon, which holds the other end of `alive`."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for descriptor in others:
+            os.close(descriptor)
+        serve(LogDeadlines(logs), lambda subject: os.write(pipe, os.fsencode(subject) + b"\0"), alive)
+    finally:
+        os._exit(0)
+
+
+def serve(deadlines: LogDeadlines, report: Callable[[str], object], alive: int) -> None:
+    """Report each subject when it is overdue, until none is left, or the other end of the pipe `alive` is closed."""
+    while (wait_s := deadlines.wait_s(time.time())) is not None:
+        if select.select([alive], [], [], min(wait_s, WAKE_S))[0]:
+            return
+        for subject in deadlines.overdue(time.time()):
+            report(subject)

@@ -1,4 +1,4 @@
-"""What is looked at, and what was seen there when. Pure words."""
+"""The values that watchdogs share: targets, readings with their times, and how many are remembered. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ReadingT = TypeVar("ReadingT")
 
 
 class Target(NamedTuple):
-    """One place that is looked at by itself, in a child process with a deadline of its own.
+    """One place that is probed by itself, in a child process with a deadline of its own.
 
     Attributes:
-        name: a mount point, a folder of logs, the queue of a cluster; also what is said to be stuck.
-        subjects: what findings are about, when that is known before looking; a target that gives no answer makes one
-            UNKNOWN finding for each. Empty: the target itself.
-        deadline_s: how long looking may take; None takes the setting's.
+        name: a mount point, a directory of logs, the queue of a cluster; also the name that is reported as stuck.
+        subjects: the subjects of its findings, when they are known before probing; a target that gives no answer
+            makes one UNKNOWN finding for each. Empty: the target itself.
+        deadline_s: how long the probe may take; None takes the setting's.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Memory:
     """How many readings of each subject are remembered from tick to tick, for `judge`.
 
     Attributes:
-        count: at most so many, the newest included. 1 remembers only what the next look needs.
+        count: at most so many, the newest included. 1 remembers only what the next probe needs.
         spacing_s: readings closer together than this replace one another, so that a tick each minute does not push
-            out what was seen yesterday.
+            out yesterday's readings.
     """
 
     count: int = 1

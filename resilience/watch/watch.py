@@ -1,56 +1,66 @@
-"""`resil watch`: look once with every watchdog, all targets side by side, and say what was found.
+"""`resil watch`: probe once with every watchdog, all targets side by side, and report the findings.
 
-A tick takes as long as its longest deadline, not their sum. Whatever one target, one watchdog or its memory does,
-fail, hang or lie, is told as a finding of that one, and keeps nobody else from looking.
+A tick takes as long as its longest deadline, not their sum. A target, watchdog or memory that fails, hangs or lies
+becomes a finding of that one watchdog, and keeps no other from probing.
+
+Probe and judge run in a child process. Judging is pure, and still belongs there: a pattern that backtracks for ever, or
+a bug, must not reach the other watchdogs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ResilError, SettingsError, UsageError
-from resilience.finding import Finding, Report, Verdict
+from resilience.finding import Figure, Finding, Report, Verdict
+from resilience.records import from_record, to_record
 from resilience.runs.context import Scene
 from resilience.runs.project import Project
+from resilience.system.child import Answer
 from resilience.system.stuck import Look, StuckMemory, look_apart
-from resilience.watch.look import bug, findings_of, look_of, newest, unknown
-from resilience.watch.reading import Memory, Target, Timed
-from resilience.watch.reading_memory import ReadingMemory
-from resilience.watch.readings import Remembered, Series
-from resilience.watch.watchdogs import Watchdog, is_wanted, scene_of, watchdog
+from resilience.watch.reading import Memory, Target, Timed, remember
+from resilience.watch.reading_store import ReadingStore, Remembered, Series
+from resilience.watch.watchdogs import Watchdog, is_requested, load_watchdog, scene_of
 
 if TYPE_CHECKING:
     from resilience.alerts.notify import Notes
 
+STUCK = "stuck"
+"""The fault of a probe that got no answer in time, now and in every tick until one comes: that is one incident."""
 LONGEST_S = 366 * 86400.0
 ALERTING_S = 60.0
-"""How long it may take to decide who is told and to send it. What is not sent by then lies in the outbox."""
+"""The deadline for deciding whom to notify and sending it. Messages not sent by then stay in the outbox."""
+
+OnReadings = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
+"""Is called with the newest readings of a watchdog, by subject."""
 
 
 class _Round:
-    """What one watchdog does in this tick, and what it has found so far."""
+    """One watchdog in one tick, and its findings so far."""
 
-    def __init__(self, dog: Watchdog) -> None:
-        self.dog = dog
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
         self.targets: tuple[Target, ...] = ()
         self.findings: list[Finding] = []
-        self.answers: dict[int, list[Finding]] = {}  # by target: who answers first must not change the order
+        self.answers: dict[int, list[Finding]] = {}  # by target: which answers first must not change the order
         self.new: dict[str, tuple[Timed[Any], ...]] = {}
         self.remembered = Remembered({})
         self.took_s = 0.0
 
+    @property
+    def remembers(self) -> bool:
+        memory = self.watchdog.check.memory
+        return isinstance(memory, Memory) and memory.count > 0
 
-Saw = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
-"""Is told the readings of a watchdog, by subject."""
 
+def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadings | None = None) -> Iterator[Report]:
+    """Probe once with each watchdog, all targets at the same time, and yield their reports, in their order.
 
-def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = None) -> Iterator[Report]:
-    """Look once with each watchdog, all targets at the same time, and yield what each says, in their order.
-
-    `saw` is told what was seen besides: a daemon waits for what that makes due. Raise UsageError if the project's own
-    settings cannot be used; everything else is a finding.
+    `on_readings` is called with the readings: a daemon waits for the deadlines in them. Raise UsageError if the
+    project's own settings cannot be used; everything else is a finding.
     """
     world = project.world
     scene = scene_of(project)
@@ -60,50 +70,50 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], saw: Saw | None = Non
         if not 0 < getattr(shared, key) <= LONGEST_S:
             why = "leaves no time to look" if getattr(shared, key) <= 0 else "is longer than a year"
             raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
-    memory = ReadingMemory(scene, stuck, shared.state_deadline_s)
+    store = ReadingStore(scene, stuck, shared.state_deadline_s)
     began, started = world.clock.now(), world.clock.monotonic()
-    rounds = [_begin(dog, scene) for dog in watchdogs]
-    remembered = memory.load({r.dog.name: r.dog.check.memory for r in rounds if r.targets and _remembers(r.dog)})
-    looks: dict[tuple[int, int], Look] = {}
+    rounds = [_begin(watchdog, scene) for watchdog in watchdogs]
+    remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in rounds if r.targets and r.remembers})
+    probes: dict[tuple[int, int], Look] = {}
     for number, one in enumerate(rounds):
-        one.remembered = remembered.get(one.dog.name, one.remembered)
-        before = newest(one.dog, one.remembered.series)
-        for index, wanted in enumerate(one.targets):
+        one.remembered = remembered.get(one.watchdog.name, one.remembered)
+        before = newest(one.watchdog, one.remembered.series)
+        for index, given in enumerate(one.targets):
             # A probe that asks several programs shares its time out among them.
-            target = wanted._replace(deadline_s=wanted.deadline_s or shared.deadline_s)
-            work = look_of(one.dog, target, scene, before, one.remembered.series)
-            place = _place(one.dog, target, scene)
-            looks[number, index] = Look(place, work, wanted.deadline_s or shared.deadline_s)
-    for (number, index), answer in look_apart(looks, stuck, world.clock):
+            deadline_s = given.deadline_s or shared.deadline_s
+            target = given._replace(deadline_s=deadline_s)
+            work = partial(_probe_and_judge, one.watchdog, target, scene, before, one.remembered.series)
+            probes[number, index] = Look(_place(one.watchdog, target, scene), work, deadline_s)
+    for (number, index), answer in look_apart(probes, stuck, world.clock):
         one = rounds[number]
         one.took_s = world.clock.monotonic() - started
-        one.answers[index] = findings_of(one.dog, one.targets[index], answer)
+        one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
         if answer.error is None:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
-    saved = memory.save({r.dog.name: (r.new, r.dog.check.memory) for r in rounds if _remembers(r.dog)})
+    saved = store.save({r.watchdog.name: (r.new, r.watchdog.check.memory) for r in rounds if r.remembers})
     if project.unread is not None:
         yield Report(check="settings", findings=(unknown("settings", project.unread),), time=began)
     for one in rounds:
-        if saw is not None:
-            saw(one.dog, newest(one.dog, one.new))
+        if on_readings is not None:
+            on_readings(one.watchdog, newest(one.watchdog, one.new))
         yield _report(one, began, saved)
 
 
 def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog], list[Report]]:
     """The watchdogs of these names, and a report for each that cannot be used: it does not keep the others back."""
-    dogs, broken = [], []
+    watchdogs, broken = [], []
     for name in names:
         try:
-            dogs.append(watchdog(project, name, is_wanted=is_wanted(project, name)))
+            watchdogs.append(load_watchdog(project, name, is_requested=is_requested(project, name)))
         except UsageError as error:
             broken.append(Report(check=name, findings=(unknown(name, error),), time=project.world.clock.now()))
-    return dogs, broken
+    return watchdogs, broken
 
 
-def tell(project: Project, reports: Sequence[Report], notes: Notes | None = None) -> tuple[str, ...]:
-    """Alert whoever is to be told, and return what to say about that on standard error.
+def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None = None) -> tuple[str, ...]:
+    """Notify the channels of these reports, and return what to print about that on standard error.
 
-    In a child: a channel that hangs or crashes changes nobody's verdict.
+    In a child: a channel that hangs or crashes changes no verdict.
     """
     if not project.loaded.settings.alert.channels:
         return ()
@@ -115,10 +125,10 @@ def tell(project: Project, reports: Sequence[Report], notes: Notes | None = None
 
     look = Look(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
     ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.world), project.world.clock)
-    said = tuple(answer.said.splitlines())
+    printed = tuple(answer.said.splitlines())
     if answer.error is None:
-        return (*answer.value, *said)
-    return (f"nobody may have been told: {answer.error.message}", *said)
+        return (*answer.value, *printed)
+    return (f"alerts may not have been sent: {answer.error.message}", *printed)
 
 
 def with_itself(report: Report) -> Report:
@@ -129,44 +139,133 @@ def with_itself(report: Report) -> Report:
     return replace(report, findings=(*report.findings, itself))
 
 
-def _begin(dog: Watchdog, scene: Scene) -> _Round:
-    one = _Round(dog)
+def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
+    """The last reading of each subject, for `probe`. One of another version is as if it were not there."""
+    found: dict[str, Timed[Any]] = {}
+    for subject, rows in series.items():
+        try:
+            found[subject] = Timed(rows[-1].time, from_record(watchdog.check.Reading, rows[-1].reading))
+        except (TypeError, ValueError, IndexError):
+            continue
+    return found
+
+
+def _begin(watchdog: Watchdog, scene: Scene) -> _Round:
+    one = _Round(watchdog)
     try:
-        one.targets = tuple(dog.check.targets(dog.settings, scene))
+        one.targets = tuple(watchdog.check.targets(watchdog.settings, scene))
     except ResilError as error:
-        one.findings.append(unknown(dog.name, error))
-    except Exception as error:
-        one.findings.append(bug(dog, error))
+        one.findings.append(unknown(watchdog.name, error))
+    except Exception as error:  # a bug of the watchdog, before it probes
+        summary = f"it failed: {type(error).__name__}: {error}"
+        one.findings.append(_unknown(watchdog.name, "bug", summary, _bug(watchdog)))
     return one
 
 
-def _remembers(dog: Watchdog) -> bool:
-    return isinstance(dog.check.memory, Memory) and dog.check.memory.count > 0
+def _place(watchdog: Watchdog, target: Target, scene: Scene) -> str:
+    """The name of what may hang, the same in every process of this node: a path is shared, other names a project's."""
+    whose = "" if target.name.startswith("/") else f" {scene.state_dir}"
+    return f"{watchdog.kind} {target.name}{whose}"
 
 
-def _place(dog: Watchdog, target: Target, scene: Scene) -> str:
-    """What may hang, by the same name in every process of this node: a path is everybody's, other names a project's."""
-    return f"{dog.kind} {target.name}" if target.name.startswith("/") else f"{dog.kind} {target.name} {scene.state_dir}"
+def _probe_and_judge(
+    watchdog: Watchdog, target: Target, scene: Scene, before: Mapping[str, Timed[Any]], series: Series
+) -> dict[str, Any]:
+    """The work of a child: {subject: (time, record of the reading, findings)}, all plain."""
+    answers = {}
+    for subject, reading in watchdog.check.probe(target, watchdog.settings, scene, before).items():
+        now = scene.world.clock.now()
+        record = to_record(reading)
+        findings = _judge(watchdog, str(subject), Timed(now, reading), series.get(str(subject), ()), now)
+        answers[str(subject)] = (now, record, [pack(finding) for finding in findings])
+    return answers
+
+
+def _judge(
+    watchdog: Watchdog, subject: str, taken: Timed[Any], rows: Sequence[Timed[Any]], now: float
+) -> list[Finding]:
+    """A watchdog's findings about a subject. A judge that fails is UNKNOWN; one that returns nothing is OK."""
+    check, note = watchdog.check, ""
+    series: tuple[Timed[Any], ...] = (taken,)
+    if rows and check.memory.count > 1:  # else the newest is all that is needed
+        try:
+            older: list[Timed[Any]] = [
+                Timed(row.time, from_record(check.Reading, row.reading)) for row in rows if row.time < now
+            ]
+            series = remember(older, series, check.memory) or series
+        except (TypeError, ValueError):
+            note = "what was remembered is of another version, and was not used"
+    try:
+        try:
+            findings = list(check.judge(subject, series, watchdog.settings, now))
+        except Exception:
+            if len(series) == 1:
+                raise
+            # What is remembered may be damaged in a way that only shows here; then the judge must not fail for ever.
+            findings = list(check.judge(subject, (taken,), watchdog.settings, now))
+            note = "what was remembered could not be judged, and was not used"
+    except ResilError as error:
+        return [unknown(subject, error, fault="judge")]
+    except Exception as error:
+        summary = f"the judgement failed: {type(error).__name__}: {error}"
+        return [_unknown(subject, "judge", summary, _bug(watchdog))]
+    if note:
+        findings = [replace(finding, looked=(*finding.looked, note)) for finding in findings]
+    return findings or [Finding(subject=subject, verdict=Verdict.OK, summary="nothing is wrong")]
+
+
+def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Finding]:
+    """Given the answer of a probe, return its findings: at least one for each subject of the target."""
+    if answer.error is not None:
+        error = answer.error
+        if error.hint == "this is a bug of the look":
+            error = type(error)(error.message, hint=_bug(watchdog))
+        fault = STUCK if answer.is_overdue else ""
+        return [unknown(subject, error, fault) for subject in target.subjects or (target.name,)]
+    findings = [from_record(Finding, packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
+    missing = [subject for subject in target.subjects if subject not in answer.value]
+    return findings + [_unknown(subject, "probe", "the probe returned no reading of it") for subject in missing]
+
+
+def unknown(subject: str, error: ResilError, fault: str = "") -> Finding:
+    """The finding where there was no answer. `fault` is stable from tick to tick; figures stand in the summary."""
+    fault = fault or ("settings" if isinstance(error, UsageError) else "probe")
+    found = _unknown(subject, fault, error.message, error.hint)
+    return replace(found, looked=("the probe failed, which is UNKNOWN: neither OK nor broken",))
+
+
+def _unknown(subject: str, fault: str, summary: str, advice: str = "") -> Finding:
+    return Finding(subject=subject, verdict=Verdict.UNKNOWN, fault=fault, summary=summary, advice=advice)
+
+
+def _bug(watchdog: Watchdog) -> str:
+    return f"this is a bug of the watchdog {watchdog.kind}; RESIL_TRACEBACK=1 shows where"
+
+
+def pack(finding: Finding) -> dict[str, Any]:
+    """A finding as plain data. Raise TypeError or ValueError if a part of it has the wrong type."""
+    figures = (
+        Figure(str(f.label), float(f.value), str(f.unit), *(None if level is None else float(level) for level in f[3:]))
+        for f in finding.figures
+    )
+    texts = {name: str(getattr(finding, name)) for name in ("subject", "summary", "fault", "advice", "run")}
+    lines = {name: tuple(map(str, getattr(finding, name))) for name in ("evidence", "looked")}
+    return to_record(Finding(verdict=Verdict(finding.verdict), figures=tuple(figures), **texts, **lines))  # type: ignore[arg-type]
 
 
 def _report(one: _Round, began: float, saved: str) -> Report:
     answers = [finding for index in sorted(one.answers) for finding in one.answers[index]]
-    findings = [*one.findings, *answers] or [_nothing(one.dog)]
-    notes = [f"memory: {text}" for text in (one.remembered.trouble, saved if one.new and _remembers(one.dog) else "")]
+    findings = [*one.findings, *answers] or [_nothing(one.watchdog)]
+    notes = [f"memory: {text}" for text in (one.remembered.error, saved if one.new and one.remembers else "")]
     if notes := list(dict.fromkeys(note for note in notes if note != "memory: ")):
         findings = [replace(finding, looked=(*finding.looked, *notes)) for finding in findings]
     findings = sorted(findings, key=lambda finding: finding.verdict, reverse=True)
-    return Report(check=one.dog.name, findings=tuple(findings), time=began, took_s=one.took_s)
+    return Report(check=one.watchdog.name, findings=tuple(findings), time=began, took_s=one.took_s)
 
 
-def _nothing(dog: Watchdog) -> Finding:
-    """Silence is no good news where somebody wanted it to look; where it is only there, it is none either way."""
-    if not dog.is_wanted:
-        return Finding(subject=dog.name, verdict=Verdict.OK, summary="nothing to look at")
-    return Finding(
-        subject=dog.name, verdict=Verdict.UNKNOWN, fault="nothing", summary="there is nothing to look at",
-        advice=getattr(dog.check, "on_nothing", "") or f"name something: {dog.check.example}",
-    )  # fmt: skip
-
-
-__all__ = ["Series", "scene_of", "tell", "watch", "watchdog", "watchdogs_of", "with_itself"]
+def _nothing(watchdog: Watchdog) -> Finding:
+    """No target is UNKNOWN for a watchdog that was requested, and OK for one that only exists."""
+    if not watchdog.is_requested:
+        return Finding(subject=watchdog.name, verdict=Verdict.OK, summary="nothing to look at")
+    advice = getattr(watchdog.check, "on_nothing", "") or f"name something: {watchdog.check.example}"
+    return _unknown(watchdog.name, "nothing", "there is nothing to look at", advice)

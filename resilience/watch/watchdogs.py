@@ -1,17 +1,25 @@
-"""Which watchdogs there are: the plugins, and those that tables of resil.toml make of them."""
+"""The project of `resil watch` and its watchdogs: the plugins, and those that tables of resil.toml make of them.
+
+Settings are read by a child with a deadline: they may lie on the very file system that hangs.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.errors import UsageError
+from resilience.errors import ProbeError, UsageError
 from resilience.plugins import Family
 from resilience.runs.context import Scene
 from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
+from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
 from resilience.settings.plugin_table import plugin_settings
+from resilience.system.stuck import Look, StuckMemory, look_apart
+from resilience.system.world import World
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
@@ -30,15 +38,15 @@ class Watchdog(NamedTuple):
     Attributes:
         name: the name of its table in resil.toml, and after `resil watch`.
         kind: the plugin's name; the same, unless the table says otherwise.
-        is_wanted: whether somebody asked for it by name, in resil.toml or on the command line. One that only is there
-            may have nothing to look at.
+        is_requested: whether it was requested by name, in resil.toml or on the command line. One that only exists may
+            have no target.
     """
 
     name: str
     kind: str
     check: Check
     settings: Any
-    is_wanted: bool = True
+    is_requested: bool = True
 
 
 class Listed(NamedTuple):
@@ -115,8 +123,8 @@ def kind_of(project: Project, name: str) -> str:
     return name
 
 
-def watchdog(
-    project: Project, name: str, overrides: Mapping[str, object] | None = None, *, is_wanted: bool = True
+def load_watchdog(
+    project: Project, name: str, overrides: Mapping[str, object] | None = None, *, is_requested: bool = True
 ) -> Watchdog:
     """One watchdog with its settings, `overrides` (the command line's) winning.
 
@@ -128,7 +136,7 @@ def watchdog(
     settings = plugin_settings(
         check.Settings, "watch", name, table, origins=project.loaded.origins, overrides=overrides
     )
-    return Watchdog(name, kind, check, settings, is_wanted)
+    return Watchdog(name, kind, check, settings, is_requested)
 
 
 def every_name(project: Project) -> tuple[str, ...]:
@@ -141,7 +149,7 @@ def watchdog_names(project: Project) -> tuple[str, ...]:
     return tuple(dict.fromkeys(project.loaded.settings.watch.checks)) or every_name(project)
 
 
-def is_wanted(project: Project, name: str) -> bool:
+def is_requested(project: Project, name: str) -> bool:
     """Whether the settings speak of it, so that it must have something to look at."""
     return name in project.loaded.settings.watches or name in project.loaded.settings.watch.checks
 
@@ -165,3 +173,66 @@ def _place(project: Project, name: str) -> str:
     origins = project.loaded.origins
     there = {origin for key, origin in origins.items() if key == f"watch.{name}" or key.startswith(f"watch.{name}.")}
     return f"[watch.{name}] {', '.join(sorted(there))}".rstrip() if name in project.loaded.settings.watches else ""
+
+
+START_S = 5.0
+"""How long resil.toml may take to be found and read. It cannot be a setting."""
+
+
+def read_source(world: World, path: Path | None = None) -> Source:
+    """The settings file, read by a child with a deadline.
+
+    Raise SettingsError if it cannot be read, ProbeError if the file system does not answer.
+    """
+
+    def read() -> tuple[bytes | None, bytes]:
+        source = find_source(world, path)
+        return (os.fsencode(source.path) if source.path is not None else None), source.content
+
+    look = Look(f"settings of {path or world.cwd}", read, START_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    if answer.error is not None:
+        raise type(answer.error)(f"settings of {path or world.cwd}: {answer.error.message}", hint=answer.error.hint)
+    path, content = answer.value
+    return Source(Path(os.fsdecode(path)) if path is not None else None, content)
+
+
+def open_in_child(
+    world: World,
+    *,
+    path: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    source: Source | None = None,
+) -> Project:
+    """Open the project in a child with a deadline, so that a disk that hangs cannot block this process.
+
+    Where the home directory hangs, the user's own settings are left out, and the project says so (`unread`). Raise as
+    `read_source`.
+    """
+    unread = None
+    if source is None:
+        try:
+            source = read_source(world, path)
+        except ProbeError as error:
+            source = _read_without_own(world, path, error)
+            own = world.config_home / "resil" / "config.toml"
+            unread = ProbeError(f"{own} cannot be read, and the defaults count: {error.message}", hint=error.hint)
+    return Project(world, load(world, wanted=path, overrides=overrides, source=source), unread=unread)
+
+
+def _read_without_own(world: World, path: Path | None, error: ProbeError) -> Source:
+    """The settings file of the current folder or of one above, or none. Raise `error` if those hang or one was named.
+
+    A file that was named is the only one that counts.
+    """
+    if path or world.environ.get(CONFIG_VARIABLE):
+        raise error
+
+    def is_there() -> bool:
+        return any((folder / FILE_NAME).exists() for folder in (world.cwd, *world.cwd.parents))
+
+    look = Look(f"settings above {world.cwd}", is_there, START_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    if answer.error is not None or answer.value:
+        raise error
+    return Source()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cli.show_top import age, bar, shortened, show_top
-from resilience.watch.scan.effort import Progress
+from resilience.watch.scan.scan import Progress
 from tests.cli.shell import Shell
 from tests.fakes import NOW, FakeClock, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way

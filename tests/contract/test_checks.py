@@ -18,11 +18,11 @@ from resilience.cli.watch import RESERVED
 from resilience.errors import ResilError
 from resilience.finding import Finding, Verdict
 from resilience.plugins import PLUGIN_PATH, Family
+from resilience.records import from_record, to_record
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watchdogs
 from resilience.watch.options import options_of, parse_attributes
 from resilience.watch.reading import Memory, Target, Timed
-from resilience.watch.readings import from_record, to_record
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import Watchdog, scene_of
 from tests.contract.watchdogs import TouchedTheWorld, nobody_touches_the_world, write_own_plugin

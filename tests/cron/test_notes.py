@@ -67,8 +67,8 @@ def test_the_watchdog_does_not_tell_it_again(project: Project) -> None:
     note(project)
     notify(project, (), notes=notes)
     note(project)
-    dogs, _ = watchdogs_of(project, ["cron"])
-    notify(project, list(watch(project, dogs)), notes=notes)
+    watchdogs, _ = watchdogs_of(project, ["cron"])
+    notify(project, list(watch(project, watchdogs)), notes=notes)
     assert incidents(project) == [("cron", "scheduler", "late")] and len(told(project)) == 1
 
 

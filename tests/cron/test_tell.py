@@ -76,8 +76,8 @@ def test_a_scheduler_that_comes_back_ends_the_incident_of_its_absence(stage: Sta
 
     long_ago = time.time() - 86400
     stage.cron.state.beat(Heartbeat(time=long_ago, expected=long_ago + 60, alive_since=long_ago, driver="foreground"))
-    dogs, _ = watchdogs_of(stage.project, ["cron"])
-    notify(stage.project, list(watch(stage.project, dogs)))
+    watchdogs, _ = watchdogs_of(stage.project, ["cron"])
+    notify(stage.project, list(watch(stage.project, watchdogs)))
     assert "CRITICAL" in stage.told()[0]
     teller = Teller(stage.cron)
     teller.ended(a_tick(stage.cron, gap=True), Table())

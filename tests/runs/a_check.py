@@ -71,5 +71,5 @@ class ACheck:
         return [Finding(subject=subject, verdict=verdict, fault=fault, summary=summary, figures=figures)]
 
 
-def a_dog(check: ACheck | None = None, name: str = "a", *, is_wanted: bool = True, **settings: Any) -> Watchdog:
-    return Watchdog(name, "a", check or ACheck(), ASettings(**settings), is_wanted)
+def a_watchdog(check: ACheck | None = None, name: str = "a", *, is_requested: bool = True, **settings: Any) -> Watchdog:
+    return Watchdog(name, "a", check or ACheck(), ASettings(**settings), is_requested)

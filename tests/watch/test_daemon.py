@@ -1,17 +1,27 @@
-"""When to look again."""
+"""Ticks at whole multiples of the interval; between them a silent log is noticed, with one stat per timeout."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from resilience.watch.daemon import NAP_S, Awaited, next_tick, ticks, wait_until
-from resilience.watch.follow_logs import FollowedLog
+from resilience.system.clock import SystemClock
+from resilience.watch.daemon import NAP_S, DueLogs, FollowedLog, LogDeadlines, LogFollower, next_tick, ticks
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 from tests.fakes import FakeClock
-from tests.runs.a_check import ACheck, AReading, ASettings, a_dog
+from tests.guard.guards import wait_until
+from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
+from tests.system.hung import hung_folder
+from tests.watch.checks.log.watcher import write
 
 
 @pytest.mark.parametrize(
@@ -21,48 +31,57 @@ def test_a_tick_is_at_a_whole_multiple_of_the_interval(now: float, every_s: floa
     assert next_tick(now, every_s) == then
 
 
+class Sleeper:
+    """A follower of no logs: it sleeps by the clock of the test."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+
+    def follow(self, logs: Sequence[FollowedLog]) -> None:
+        pass
+
+    def wait(self, seconds: float) -> tuple[str, ...]:
+        assert seconds <= NAP_S
+        self.clock.sleep(seconds)
+        return ()
+
+
+def tick(clock: FakeClock, every_s: float, count: int = 0) -> Iterator[float]:
+    """When the ticks are, by the clock."""
+    return (clock.now() for _ in ticks(clock, every_s, count, list, Sleeper(clock)))
+
+
 def test_the_first_tick_is_at_once_and_the_others_are_aligned() -> None:
-    clock = FakeClock(time=1000.0)
-    assert list(ticks(clock, 60.0, 4)) == [1000.0, 1020.0, 1080.0, 1140.0]
+    assert list(tick(FakeClock(time=1000.0), 60.0, 4)) == [1000.0, 1020.0, 1080.0, 1140.0]
 
 
 def test_a_tick_that_took_too_long_is_left_out_and_not_made_up_for() -> None:
     clock = FakeClock(time=0.0)
     seen = []
-    for now in ticks(clock, 60.0, 4):
+    for now in tick(clock, 60.0, 4):
         seen.append(now)
         clock.sleep(130 if now == 60 else 1)
     assert seen == [0, 60, 240, 300]
 
 
 def test_without_a_count_it_goes_on() -> None:
-    assert len(list(itertools.islice(ticks(FakeClock(), 1.0), 1000))) == 1000
+    assert len(list(itertools.islice(tick(FakeClock(), 1.0), 1000))) == 1000
 
 
-def test_a_clock_that_is_set_back_does_not_stop_the_ticks() -> None:
-    clock = FakeClock(time=1_000_000.0)
+@pytest.mark.parametrize(("set_by_s", "every_s", "longest_s"), [(-86400, 60, 60 + NAP_S), (86400, 3600, NAP_S)])
+def test_a_clock_that_is_set_stops_no_tick_and_is_noticed_within_a_nap(
+    set_by_s: float, every_s: float, longest_s: float
+) -> None:
+    clock = FakeClock(time=1_008_000.0)
 
-    def set_back(seconds: float) -> None:
+    def set_clock(seconds: float) -> None:
         clock.at_sleep = lambda _: None
-        clock.time -= 86400
+        clock.time += set_by_s
 
-    clock.at_sleep = set_back
+    clock.at_sleep = set_clock
     before = clock.monotonic()
-    wait_until(clock, clock.now() + 60)
-    assert clock.monotonic() - before <= 60 + NAP_S
-
-
-def test_a_clock_that_is_set_forward_is_noticed_within_a_nap() -> None:
-    clock = FakeClock(time=1_000_000.0)
-
-    def set_forward(seconds: float) -> None:
-        clock.at_sleep = lambda _: None
-        clock.time += 86400
-
-    clock.at_sleep = set_forward
-    before = clock.monotonic()
-    wait_until(clock, clock.now() + 3600)
-    assert clock.monotonic() - before <= NAP_S
+    list(tick(clock, every_s, 2))
+    assert clock.monotonic() - before <= longest_s
 
 
 class DueCheck(ACheck):
@@ -76,15 +95,126 @@ class DueCheck(ACheck):
         return (reading.words, now - 5, float(reading.used)) if reading.words else None
 
 
-def test_what_a_look_makes_due_is_awaited_and_known_by_its_watchdog() -> None:
-    awaited = Awaited(FakeClock(time=100.0))
+def test_logs_with_a_deadline_are_followed_and_known_by_their_watchdog() -> None:
+    due = DueLogs(FakeClock(time=100.0))
     mine, other = (Watchdog(name, "log", DueCheck(), ASettings()) for name in ("log", "mine"))
-    awaited.saw(mine, {"/a": Timed(99.0, AReading(60, ("/a.1", "/a.2"))), "/b": Timed(99.0, AReading(60))})
-    awaited.saw(other, {"/a": Timed(99.0, AReading(7, ("/a.1",))), "/bug": Timed(99.0, AReading(13, ("/x",)))})
-    awaited.saw(a_dog(), {"/a": Timed(99.0, AReading(1, ("/a.1",)))})  # one that awaits nothing
-    assert awaited.logs() == [
+    due.note(mine, {"/a": Timed(99.0, AReading(60, ("/a.1", "/a.2"))), "/b": Timed(99.0, AReading(60))})
+    due.note(other, {"/a": Timed(99.0, AReading(7, ("/a.1",))), "/bug": Timed(99.0, AReading(13, ("/x",)))})
+    due.note(a_watchdog(), {"/a": Timed(99.0, AReading(1, ("/a.1",)))})  # one that awaits nothing
+    assert due.logs() == [
         FollowedLog("log /a", ("/a.1", "/a.2"), 95.0, 60.0), FollowedLog("mine /a", ("/a.1",), 95.0, 7.0),
     ]  # fmt: skip
-    assert awaited.owners(["mine /a", "unknown"]) == {"mine"}
-    awaited.saw(other, {})
-    assert [log.subject for log in awaited.logs()] == ["log /a"]
+    assert due.owners(["mine /a", "unknown"]) == {"mine"}
+    due.note(other, {})
+    assert [log.subject for log in due.logs()] == ["log /a"]
+
+
+@pytest.fixture
+def follower() -> Iterator[LogFollower]:
+    one = LogFollower()
+    yield one
+    one.stop()
+
+
+def test_a_log_is_looked_at_once_per_timeout(tmp_path: Path) -> None:
+    log = write(tmp_path / "a.log", "x", at=1000.0)
+    deadlines = LogDeadlines([FollowedLog("a", (str(log),), 1000.0, 60.0)])
+    assert deadlines.wait_s(1000.0) == 60.0
+    assert deadlines.overdue(1059.0) == [] and deadlines.stats == 0
+    write(log, "y", at=1050.0)
+    assert deadlines.overdue(1060.0) == [] and deadlines.stats == 1
+    assert deadlines.wait_s(1060.0) == 50.0
+    assert deadlines.overdue(1110.0) == ["a"] and deadlines.stats == 2
+    assert deadlines.wait_s(1110.0) is None
+
+
+def test_of_several_logs_of_a_subject_one_that_is_written_to_is_enough(tmp_path: Path) -> None:
+    paths = tuple(str(write(tmp_path / f"{n}.log", "x", at=1000.0 + 50 * n)) for n in range(2))
+    deadlines = LogDeadlines([FollowedLog("run", paths, 1000.0, 60.0)])
+    assert deadlines.overdue(1060.0) == []
+    assert deadlines.overdue(1110.0) == ["run"]
+
+
+def test_a_log_that_is_gone_is_overdue_and_one_of_the_future_is_not_asked_for_ever(tmp_path: Path) -> None:
+    future = write(tmp_path / "a.log", "x", at=99999.0)
+    gone = str(tmp_path / "gone")
+    deadlines = LogDeadlines([FollowedLog("f", (str(future),), 0.0, 10.0), FollowedLog("g", (gone,), 0.0, 10.0)])
+    assert deadlines.overdue(10.0) == ["g"]
+    assert deadlines.wait_s(10.0) == 10.0
+
+
+def test_a_silent_log_ends_the_wait_and_a_written_one_does_not(tmp_path: Path, follower: LogFollower) -> None:
+    silent, busy = tmp_path / "silent.log", tmp_path / "busy.log"
+    silent.touch()
+    program = f"import time\nwhile True: open({str(busy)!r}, 'a').write('x'); time.sleep(0.02)"
+    writer = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        wait_until(busy.exists)
+        now = time.time()
+        os.utime(silent, (now, now))
+        follower.follow([FollowedLog(path.stem, (str(path),), now, 0.5) for path in (silent, busy)])
+        assert follower.wait(10.0) == ("silent",)
+        assert 0.45 <= time.time() - now <= 5.0
+        assert follower.wait(0.7) == ()
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def test_a_follower_of_nothing_waits(follower: LogFollower) -> None:
+    began = time.monotonic()
+    assert follower.wait(0.05) == ()
+    follower.follow([])
+    assert follower.wait(0.05) == ()
+    assert time.monotonic() - began >= 0.1
+
+
+def test_its_child_ends_with_it_and_leaves_no_process(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from resilience.watch.daemon import FollowedLog, LogFollower\n"
+        "one = LogFollower()\n"
+        "one.follow([FollowedLog('a', (sys.argv[1],), time.time(), 1000.0)])\n"
+        "print(next(iter(one._children.values())).pid, flush=True)\n"
+        "one.wait(100.0)\n"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
+    assert daemon.stdout is not None
+    pid = int(daemon.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    daemon.send_signal(signal.SIGKILL)
+    daemon.wait()
+    daemon.stdout.close()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_a_file_system_that_hangs_hides_no_log_of_another(tmp_path: Path, follower: LogFollower) -> None:
+    log = tmp_path / "a.log"
+    log.touch()
+    mount = tmp_path / "hung"
+    with hung_folder(mount) as hung:
+        now = time.time()
+        logs = [
+            FollowedLog("hung", (str(hung / "b.log"),), now - 10, 0.2),
+            FollowedLog("silent", (str(log),), now, 0.3),
+        ]
+        follower.follow(logs)
+        assert follower.wait(10.0) == ("silent",)
+        began = time.monotonic()
+        follower.follow(logs)
+        assert follower.wait(10.0) == ("silent",)
+        assert time.monotonic() - began < 5.0
+
+
+def test_ticks_come_by_the_clock_and_overdue_logs_between_them(tmp_path: Path, follower: LogFollower) -> None:
+    log = tmp_path / "a.log"
+    log.touch()
+    seen: list[tuple[str, ...]] = []
+
+    def logs() -> list[FollowedLog]:
+        return [] if ("a",) in seen else [FollowedLog("a", (str(log),), time.time(), 0.1)]
+
+    for overdue in ticks(SystemClock(), 1.0, 3, logs, follower):
+        seen.append(overdue)
+    assert seen.count(()) == 3 and seen.count(("a",)) == 1
+    assert seen[0] == () and seen[-1] == ()

@@ -17,11 +17,11 @@ from resilience.runs.project import Project
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watch as watching
 from resilience.watch.reading import NO_MEMORY, Memory, Target
-from resilience.watch.readings import ReadingFile
+from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_itself
 from tests.fakes import FakeClock, make_project
 from tests.guard.disks import fill, small_disk
-from tests.runs.a_check import ACheck, AReading, a_dog, used_of
+from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
 from tests.system.hung import hung_folder
 from tests.system.people import needs_root
 
@@ -42,7 +42,7 @@ def project(tmp_path: Path, clock: FakeClock) -> Project:
 
 
 def one(project: Project, check: ACheck | None = None, **settings: Any) -> tuple[Finding, ...]:
-    (report,) = watch(project, [a_dog(check, **settings)])
+    (report,) = watch(project, [a_watchdog(check, **settings)])
     return report.findings
 
 
@@ -62,7 +62,7 @@ def test_findings_come_worst_first_and_the_report_has_the_worst_verdict(project:
         time.sleep(0.2 if target.name == "/a" else 0)  # the order is the targets', whoever answers first
         return {target.name: AReading(used[target.name])}
 
-    (report,) = watch(project, [a_dog(ACheck(look=look_slowly_at_a), paths=("/a", "/b", "/c"))])
+    (report,) = watch(project, [a_watchdog(ACheck(look=look_slowly_at_a), paths=("/a", "/b", "/c"))])
     assert [finding.subject for finding in report.findings] == ["/b", "/a", "/c"]
     assert report.verdict is Verdict.CRITICAL and report.check == "a"
     assert report.findings[0].figures == (Figure(label="used", value=95.0, unit="%", crit=90.0),)
@@ -83,7 +83,9 @@ def test_a_probe_that_fails_is_unknown_and_keeps_nobody_else_from_looking(
         return probe(target, before) if target.name == "/bad" else {target.name: AReading(1)}
 
     targets = lambda: [Target("/bad", ("/bad", "/bad/too"), deadline_s=0.5), Target("/good")]  # noqa: E731
-    reports = {r.check: r for r in watch(project, [a_dog(ACheck(look=probes, find=targets)), a_dog(name="other")])}
+    reports = {
+        r.check: r for r in watch(project, [a_watchdog(ACheck(look=probes, find=targets)), a_watchdog(name="other")])
+    }
     verdicts = {finding.subject: finding for finding in reports["a"].findings}
     assert verdicts["/good"].verdict is Verdict.OK and reports["other"].verdict is Verdict.OK
     for subject in ("/bad", "/bad/too"):
@@ -101,7 +103,7 @@ def test_a_watchdog_that_cannot_say_what_to_look_at_is_unknown_alone(project: Pr
     def find() -> Any:
         raise error
 
-    bad, good = watch(project, [a_dog(ACheck(find=find)), a_dog(name="other")])
+    bad, good = watch(project, [a_watchdog(ACheck(find=find)), a_watchdog(name="other")])
     assert bad.verdict is Verdict.UNKNOWN and bad.findings[0].subject == "a" and bad.findings[0].advice
     assert good.verdict is Verdict.OK
 
@@ -144,12 +146,12 @@ def test_a_subject_without_a_finding_is_well_and_one_that_was_not_looked_at_unkn
 
 def test_nothing_to_look_at_is_no_good_news_where_somebody_asked_for_it(project: Project) -> None:
     check = ACheck(find=list)
-    (asked,) = watch(project, [a_dog(check)])
-    (there,) = watch(project, [a_dog(check, is_wanted=False)])
+    (asked,) = watch(project, [a_watchdog(check)])
+    (there,) = watch(project, [a_watchdog(check, is_requested=False)])
     assert asked.verdict is Verdict.UNKNOWN and "resil watch a /a" in asked.findings[0].advice
     assert there.verdict is Verdict.OK
     check.on_nothing = "make something"  # type: ignore[attr-defined]
-    (asked,) = watch(project, [a_dog(check)])
+    (asked,) = watch(project, [a_watchdog(check)])
     assert asked.findings[0].advice == "make something", "a check may know better"
 
 
@@ -157,7 +159,7 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
     find = lambda: [Target(f"/{n}", deadline_s=1.0) for n in range(10)]  # noqa: E731
     check = ACheck(look=lambda target, before: time.sleep(100), find=find)
     started = time.monotonic()
-    reports = list(watch(project, [a_dog(check, name=f"a{n}") for n in range(3)]))
+    reports = list(watch(project, [a_watchdog(check, name=f"a{n}") for n in range(3)]))
     assert time.monotonic() - started < 10
     assert [len(report.findings) for report in reports] == [10, 10, 10]
 
@@ -167,7 +169,7 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
 def test_no_time_to_look_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
     project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
-        list(watch(project, [a_dog()]))
+        list(watch(project, [a_watchdog()]))
 
 
 def test_the_judge_gets_what_was_seen_before_and_the_probe_the_newest(project: Project, clock: FakeClock) -> None:
@@ -268,8 +270,8 @@ def test_ten_thousand_subjects_of_one_target_are_one_look(project: Project) -> N
 def test_a_watchdog_that_cannot_be_used_is_a_finding_among_the_others(tmp_path: Path) -> None:
     settings = '[run]\nname = "gpt"\n[watch.fs]\nno_such_key = 1\n[watch.mine]\nkind = "no-such-kind"\n'
     project = make_project(tmp_path, settings=settings)
-    dogs, broken = watchdogs_of(project, ["fs", "mine", "log"])
-    assert [dog.name for dog in dogs] == ["log"]
+    watchdogs, broken = watchdogs_of(project, ["fs", "mine", "log"])
+    assert [watchdog.name for watchdog in watchdogs] == ["log"]
     faults = {(report.check, report.findings[0].fault, report.verdict) for report in broken}
     assert faults == {("fs", "settings", Verdict.UNKNOWN), ("mine", "settings", Verdict.UNKNOWN)}
 
@@ -290,7 +292,7 @@ def alerting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notify: Any) -> Pr
 
 
 def test_nobody_is_told_where_no_channel_is_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watching.tell(project, []) == ()
+    assert watching.send_alerts(project, []) == ()
 
 
 def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +300,7 @@ def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.Monke
         print("printed")
         return (f"told of {len(reports)}",)
 
-    assert watching.tell(alerting(tmp_path, monkeypatch, notify), []) == ("told of 0", "printed")
+    assert watching.send_alerts(alerting(tmp_path, monkeypatch, notify), []) == ("told of 0", "printed")
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "hang"])
@@ -311,8 +313,8 @@ def test_alerting_that_crashes_or_hangs_is_told_and_harms_nobody(
         return os._exit(1) if how == "die" else (1 / 0,)  # type: ignore[return-value]
 
     monkeypatch.setattr(watching, "ALERTING_S", 0.5)
-    (said,) = watching.tell(alerting(tmp_path, monkeypatch, notify), [])
-    assert said.startswith("nobody may have been told: ")
+    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [])
+    assert said.startswith("alerts may not have been sent: ")
 
 
 def test_a_memory_that_wants_spacing_keeps_it(project: Project, clock: FakeClock) -> None:

@@ -22,13 +22,13 @@ class Check(Protocol):
     Attributes:
         summary: one line for `resil watch --list` and `--help`.
         Settings: dataclass whose every field has a default: a watchdog works without configuration.
-        Reading: dataclass of what was seen of one subject.
+        Reading: dataclass of what a probe reads of one subject.
         memory: how many readings of each subject `judge` wants.
         argument: the field of Settings (a tuple of texts) that takes what stands after the name:
             `resil watch fs /scratch`. Empty: none does.
         example: a command line for `--help`.
 
-    It may have a text `on_nothing` besides: what to try where it was asked for and has nothing to look at.
+    It may have a text `on_nothing` besides: the advice where it was requested and has no target.
     """
 
     summary: str
@@ -39,14 +39,14 @@ class Check(Protocol):
     example: str
 
     def targets(self, settings: Any, scene: Scene) -> Sequence[Target]:
-        """What to look at. Must not touch what may hang: that is for `probe`.
+        """The targets to probe. Must not touch anything that may hang: that is for `probe`.
 
-        Raise UsageError or SettingsError for settings that cannot be meant. Nothing to look at is an empty sequence.
+        Raise UsageError or SettingsError for settings that cannot be meant. No target is an empty sequence.
         """
         ...
 
     def probe(self, target: Target, settings: Any, scene: Scene, before: Mapping[str, Timed[Any]]) -> Mapping[str, Any]:
-        """Look, and return a Reading for each subject. The only I/O; runs in a child process with a deadline.
+        """Return a Reading for each subject of a target. The only I/O; runs in a child process with a deadline.
 
         `before` holds what was last remembered of each subject of this check. Raise ProbeError (or any ResilError) if
         there was no answer: that is UNKNOWN, never OK and never dead.
@@ -54,5 +54,5 @@ class Check(Protocol):
         ...
 
     def judge(self, subject: str, readings: Sequence[Timed[Any]], settings: Any, now: float) -> Sequence[Finding]:
-        """Say what the readings of one subject amount to. Pure. The last one was just taken; older ones come before."""
+        """Return the findings about one subject. Pure. The last one was just taken; older ones come before."""
         ...

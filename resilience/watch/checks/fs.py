@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from resilience.watch.checks._filesystem.amount import BYTES
-from resilience.watch.checks._filesystem.look import Look, check_amount, check_du, thresholds_of
-from resilience.watch.checks._filesystem.reading import FileSystemReading
-from resilience.watch.checks._filesystem.site import SiteCommand, check_site
-from resilience.watch.reading import Memory, Target, Timed
-
-if TYPE_CHECKING:
-    from resilience.finding import Finding
-    from resilience.runs.context import Scene
+from resilience.watch.checks._filesystem.check import FileSystemCheck
+from resilience.watch.checks._filesystem.reading import BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +13,9 @@ class FsSettings:
     """[watch.fs]: the room on file systems.
 
     Attributes:
-        paths: what to look at; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed to
-            the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK and
-            the like, /dev/shm and /tmp.
+        paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
+            to the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK
+            and the like, /dev/shm and /tmp.
         warn_percent: warn when more than this is used. Default: 85%, where no free amount is asked for. Percents and
             free amounts may both be set: any that is crossed counts.
         crit_percent: critical when more than this is used. Default: 95%, as above.
@@ -47,7 +38,7 @@ class FsSettings:
         command_max_age_s: how old the figures of that command may be.
         quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
         du: whether du counts the folder: slow, and hard on a parallel file system.
-        du_limit_bytes: what du's total is held against.
+        du_limit_bytes: the limit that du's total is compared with.
         du_every_s: how often du counts anew.
         du_deadline_s: how long du may take.
         checkpoints: folder of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
@@ -55,8 +46,8 @@ class FsSettings:
         checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
         purge_days: the site deletes files that were not used for so many days; 0: it does not. Looked at are the
             checkpoints, else the path that was named, else the project.
-        purge_warn_days: how many days before that it is told.
-        read_only: whether it is meant that nothing can be written there.
+        purge_warn_days: how many days before that the watchdog warns.
+        read_only: whether the file system is read-only on purpose.
     """
 
     paths: tuple[str, ...] = ()
@@ -89,69 +80,13 @@ class FsSettings:
     read_only: bool = False
 
 
-SITE_KEYS = {"argv": "command", "used": "used_regex", "limit": "limit_regex", "percent": "percent_regex",
-             "unit": "command_unit"}  # fmt: skip
-
-
-def look_of(settings: FsSettings) -> Look:
-    """Given the settings, return what to do. Raise SettingsError if they cannot be meant. Pure."""
-    site = SiteCommand(argv=settings.command, used=settings.used_regex, limit=settings.limit_regex,
-                       percent=settings.percent_regex, unit=settings.command_unit,
-                       max_age_s=settings.command_max_age_s)  # fmt: skip
-    check_site(site, SITE_KEYS)
-    thresholds = thresholds_of(
-        warn_percent=settings.warn_percent, crit_percent=settings.crit_percent, warn_free=settings.warn_free_bytes,
-        crit_free=settings.crit_free_bytes, warn_runway_s=settings.warn_runway_s, crit_runway_s=settings.crit_runway_s,
-        usable_percent=settings.usable_percent, kind=BYTES, large=settings.large_bytes,
-        large_free=(settings.large_warn_free_bytes, settings.large_crit_free_bytes),
-    )  # fmt: skip
-    for key in ("du_limit_bytes", "checkpoint_bytes", "large_bytes", "large_warn_free_bytes", "large_crit_free_bytes"):
-        check_amount(key, getattr(settings, key), BYTES)
-    look = Look(
-        kind=BYTES, paths=settings.paths, thresholds=thresholds, site=site, asks_quota=settings.quota,
-        du_limit=settings.du_limit_bytes if settings.du else None, du_every_s=settings.du_every_s,
-        du_deadline_s=settings.du_deadline_s, checkpoints=settings.checkpoints, checkpoint=settings.checkpoint_bytes,
-        checkpoint_every_s=settings.checkpoint_every_s, purge_s=settings.purge_days * 86400,
-        purge_warn_s=settings.purge_warn_days * 86400, read_only_is_meant=settings.read_only,
-    )  # fmt: skip
-    check_du(look, wanted=settings.du, limit=settings.du_limit_bytes, limit_key="du_limit_bytes")
-    return look
-
-
-class FsCheck:
+class FsCheck(FileSystemCheck):
     """The watchdog of bytes, and of whether a file system is there and can be written."""
 
+    kind = BYTES
     summary = "room on file systems: quotas, percent, free bytes, how long it lasts; missing and read-only ones"
     Settings = FsSettings
-    Reading = FileSystemReading
-    memory = Memory(count=1)  # what was used before travels in the reading itself: growth.remembered
-    argument = "paths"
     example = "resil watch fs /scratch --warn-percent 80"
-    path_fields = ("paths", "checkpoints")  # typed ones count from the current folder
-    offers_top = True  # --top: who filled it
-
-    def targets(self, settings: FsSettings, scene: Scene) -> Sequence[Target]:
-        """Each file system that is needed, or each path that was named."""
-        import resilience.watch.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
-        from resilience.watch.checks._filesystem.probe import targets_of
-
-        return targets_of(look_of(settings), scene)
-
-    def probe(
-        self, target: Target, settings: FsSettings, scene: Scene, before: Mapping[str, Timed[FileSystemReading]]
-    ) -> Mapping[str, FileSystemReading]:
-        """Ask for the figures of one."""
-        from resilience.watch.checks._filesystem.probe import probe_target
-
-        return probe_target(target, look_of(settings), scene, before)
-
-    def judge(
-        self, subject: str, readings: Sequence[Timed[FileSystemReading]], settings: FsSettings, now: float
-    ) -> Sequence[Finding]:
-        """Say how full it is, how long it lasts, and what else is wrong with it."""
-        from resilience.watch.checks._filesystem.judge import judge_reading
-
-        return judge_reading(subject, readings, look_of(settings), now)
 
 
 CHECK = FsCheck()

@@ -8,10 +8,8 @@ What the guard wrote of a loss that is NaN or has spiked, and of a save that fai
 
 from __future__ import annotations
 
-import gc
 import os
 import re
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,12 +23,12 @@ from resilience.finding import Finding
 from resilience.runs.context import Scene
 from resilience.runs.run_directory import RunDirectory
 from resilience.system.mounts import current_mounts, mount_of
-from resilience.watch.checks._log.clocks import jump_s, shifted
-from resilience.watch.checks._log.look_paths import look_at
-from resilience.watch.checks._log.look_runs import look_at_runs
-from resilience.watch.checks._log.sentences import deadline_of, findings
-from resilience.watch.checks._log.tail import Looker
-from resilience.watch.checks._log.words import ANY, EACH, NEWEST, LogReading, LogSettings, Moment
+from resilience.watch.checks._log.judge import deadline_of, findings
+from resilience.watch.checks._log.paths import probe_paths
+from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
+from resilience.watch.checks._log.runs import probe_runs
+from resilience.watch.checks._log.tail import LogReader
+from resilience.watch.processor import BACKTRACKS, cpu_limit, no_collection
 from resilience.watch.reading import Memory, Target, Timed
 
 REGEX_CPU_S = 1.0
@@ -63,8 +61,8 @@ class LogCheck:
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
-        with _uncollected(), _bounded(own) as arm:
-            return _look(target, settings, scene, known, Looker(settings, moment, own, arm))
+        with no_collection(), _bounded(own) as arm:
+            return _look(target, settings, scene, known, LogReader(settings, moment, own, arm))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -154,10 +152,10 @@ def _places(text: str, scene: Scene) -> tuple[str, ...]:
 
 
 def _look(
-    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], looker: Looker
+    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     if not settings.paths:
-        return _look_at_all_runs(scene, known, looker)
+        return _look_at_all_runs(scene, known, reader)
     readings: dict[str, LogReading] = {}
     for text in settings.paths:
         subject = _subject(text, scene)
@@ -167,68 +165,50 @@ def _look(
         if _may_be_run(text) and not any(map(os.path.lexists, places)):
             directory = RunDirectory(scene.state_dir / text, scene.group)
             if os.path.exists(directory.path / layout.RUN_FILE):
-                readings |= look_at_runs([directory], known, looker, named=True)
+                readings |= probe_runs([directory], known, reader, named=True)
                 continue
-        readings |= look_at(subject, places, known, looker)
+        readings |= probe_paths(subject, places, known, reader)
     return readings
 
 
-def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
+def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
     directories = scene.runs()
-    readings = look_at_runs(directories, known, looker)
+    readings = probe_runs(directories, known, reader)
     there = {directory.run for directory in directories}
     for run, before in known.items():
         # One that its loss has stopped, or whose save failed, long ago is not well: what people were told of it stays.
         was_told = before.over and not ((before.losses or before.save) and run not in there)
         if before.run and run not in readings and not was_told:
             over = "it is no longer there, or was over long ago"
-            readings[run] = LogReading(run=run, over=over, clock=looker.moment)
+            readings[run] = LogReading(run=run, over=over, clock=reader.moment)
     awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
     said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {scene.state_dir}"
-    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=looker.moment)}
+    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=reader.moment)}
 
 
 @contextmanager
 def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | None]:
-    """Bound the processor time of a pattern of one's own: `(a+)+b` would search for ages, and nobody would know why.
-
-    Python's matcher looks for signals as it goes; ITIMER_VIRTUAL counts what this process computes, not what it waits.
-    """
+    """Bound the processor time of a pattern of one's own, for each log anew."""
     if own is None:
         yield None
         return
     current = ""
 
-    def arm(path: str) -> None:
-        nonlocal current
-        current = path
-        signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
-
-    def stop(*_: object) -> None:
-        raise ProbeError(
-            f"progress_regex {own.pattern.decode('utf-8', 'replace')!r} was not through {current} "
-            f"after {REGEX_CPU_S:g} s",
-            hint="it backtracks: avoid a repetition within a repetition, such as (a+)+, and begin with a fixed word",
+    def error() -> ProbeError:
+        text = own.pattern.decode("utf-8", "replace")
+        return ProbeError(
+            f"progress_regex {text!r} was not through {current} after {REGEX_CPU_S:g} s",
+            hint=f"{BACKTRACKS}, and begin with a fixed word",
         )
 
-    former = signal.signal(signal.SIGVTALRM, stop)
-    try:
+    with cpu_limit(REGEX_CPU_S, error, is_armed=False) as restart:
+
+        def arm(path: str) -> None:
+            nonlocal current
+            current = path
+            restart()
+
         yield arm
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles, which has none to find here and looks through ten thousand readings for them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _moved(reading: LogReading, moment: Moment) -> LogReading:

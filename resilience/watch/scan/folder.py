@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
 
-from resilience.watch.scan.record import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Hot, Record, joined
+from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Hot, Record, joined
 
 CHUNK = 512
 """Entries looked at in one go: a folder of a million takes no more memory than that, and shows that it lives."""

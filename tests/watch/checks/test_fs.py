@@ -15,7 +15,7 @@ import pytest
 
 from resilience.finding import Verdict
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import watchdog
+from resilience.watch.watchdogs import load_watchdog
 from tests.fakes import FakeClock
 from tests.guard.disks import fill, make_read_only
 from tests.system.hung import hung_folder
@@ -526,7 +526,7 @@ percent_regex = "((a+)+)$"
 '''
     project = a_project(tmp_path, text)
     began = time.monotonic()
-    (bad, good) = watch(project, [watchdog(project, "bad"), watchdog(project, "fs", {"paths": [str(disk)]})])
+    (bad, good) = watch(project, [load_watchdog(project, "bad"), load_watchdog(project, "fs", {"paths": [str(disk)]})])
     assert time.monotonic() - began < 30
     assert (bad.verdict, good.verdict) == (Verdict.UNKNOWN, Verdict.OK)
 
@@ -537,7 +537,7 @@ def test_two_watchdogs_of_one_kind_have_each_their_own_memory(tmp_path: Path, di
     )
     project = a_project(tmp_path, tables)
     (disk / "ballast").write_bytes(bytes(2 * MIB))
-    one, other = watch(project, [watchdog(project, "a"), watchdog(project, "b")])
+    one, other = watch(project, [load_watchdog(project, "a"), load_watchdog(project, "b")])
     assert (one.verdict, other.verdict) == (Verdict.WARNING, Verdict.OK)
     assert {p.name for p in (tmp_path / "project" / ".resil" / ".watch").glob("*.json")} == {"a.json", "b.json"}
 

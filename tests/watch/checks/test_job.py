@@ -16,7 +16,7 @@ from resilience.finding import Finding
 from resilience.job import JobState
 from resilience.schedulers.slurm import Slurm
 from resilience.system.process import CommandFailed, Completed
-from resilience.watch.checks._job.look import queue_subject
+from resilience.watch.checks._job.probe import queue_subject
 from resilience.watch.checks.job import CHECK
 from tests.fakes import NOW, FakeClock, FakeScheduler
 from tests.schedulers.answers import row as squeue_row

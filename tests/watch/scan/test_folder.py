@@ -11,7 +11,7 @@ import pytest
 
 from resilience.watch.scan import folder as module
 from resilience.watch.scan.folder import HOT_PER_FOLDER, LARGE_BLOCKS, open_folder, read_folder, status_of
-from resilience.watch.scan.record import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
+from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import LONG_AGO, settle, write
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from resilience.watch.scan.effort import Progress
 from resilience.watch.scan.folder import read_folder
-from resilience.watch.scan.pace import Pace
-from resilience.watch.scan.record import ELSEWHERE, STUCK, Record
-from resilience.watch.scan.scan import Scan
+from resilience.watch.scan.scan import Progress, Scan
+from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
+from resilience.watch.scan.worker import Pace
 from tests.guard.disks import small_disk
 from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way

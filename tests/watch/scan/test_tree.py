@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import errno
+import marshal
 
-from resilience.watch.scan.record import ELSEWHERE, PARTIAL, READ, UNREAD, UNREADABLE, UNTRUSTED, Record
-from resilience.watch.scan.tree import Tree, due, grow, unknown
+from resilience.watch.scan.tree import (
+    ELSEWHERE,
+    PARTIAL,
+    READ,
+    UNREAD,
+    UNREADABLE,
+    UNTRUSTED,
+    Hot,
+    Record,
+    Tree,
+    due,
+    grow,
+    joined,
+    unknown,
+)
 
 
 def tree_of(*records: Record) -> Tree:
@@ -78,3 +92,13 @@ def test_thousands_of_folders_in_each_other_are_no_recursion() -> None:
     tree = tree_of(*records, folder(path, 9999))
     assert tree.totals().folders[0] == 3001
     assert tree.ends()[0] == 3001
+
+
+def test_a_record_comes_out_of_a_pipe_as_it_went_in() -> None:
+    record = Record(b"a/b\xff", READ, 2**64 - 1, 5, 6, 7, 8, 9, 10, 11, 0, ((1, 2),), (Hot(b"x", 1, 2),), (b"c",))
+    assert Record.from_plain(marshal.loads(marshal.dumps(record.plain()))) == record
+    assert Record.from_plain(marshal.loads(marshal.dumps(Record(b"").plain()))) == Record(b"")
+
+
+def test_what_lies_in_the_root_has_no_slash_before_it() -> None:
+    assert (joined(b"", b"a"), joined(b"a", b"b")) == (b"a", b"a/b")

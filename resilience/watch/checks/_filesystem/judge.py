@@ -1,7 +1,7 @@
-"""What was seen of one file system, as findings. Pure.
+"""The findings about one file system: how full it is, and how long the room lasts. Pure.
 
-At a threshold exactly it is still well, as in the ranges of the Nagios plugin API. Every limit of a subject is judged,
-and the worst one speaks; all of them stand in what was looked at.
+A figure exactly at a threshold is OK, as in the ranges of the Nagios plugin API. Every limit of a subject is judged,
+and the worst one is reported; all of them stand in the explanation.
 """
 
 from __future__ import annotations
@@ -12,40 +12,54 @@ from math import floor
 
 from resilience.finding import Figure, Finding, Verdict
 from resilience.quantities import format_bytes, format_duration
-from resilience.watch.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount, amount_text
-from resilience.watch.checks._filesystem.look import CRIT_PERCENT, WARN_PERCENT, Look, Thresholds
-from resilience.watch.checks._filesystem.reading import FileSystemReading
-from resilience.watch.checks._filesystem.runway import judge_checkpoints, judge_growth, top_command
+from resilience.watch.checks._filesystem.reading import (
+    BYTES,
+    FILE_SYSTEM,
+    INODES,
+    LEAST_READINGS,
+    PERCENT,
+    Amount,
+    FileSystemReading,
+    Growth,
+    amount_text,
+    growth,
+    points_of,
+)
+from resilience.watch.checks._filesystem.task import CRIT_PERCENT, WARN_PERCENT, Task, Thresholds
 from resilience.watch.reading import Timed
+
+DAY_S = 86400.0
+STEADY = 4.0
+"""What was seen for so many checkpoints' time says more than their size and number."""
 
 
 def judge_reading(
-    subject: str, readings: Sequence[Timed[FileSystemReading]], look: Look, now: float
+    subject: str, readings: Sequence[Timed[FileSystemReading]], task: Task, now: float
 ) -> tuple[Finding, ...]:
     """Say what the newest reading of a subject amounts to; an OK finding when nothing is wrong."""
     reading = readings[-1].reading
     asked_at = readings[-1].time
     if reading.trouble:
         return (_trouble(subject, reading),)
-    amounts = [Amount.from_row(row) for row in reading.amounts]
+    amounts = reading.amounts
     findings: list[Finding] = []
-    if look.kind == BYTES:
-        findings += _read_only(subject, reading, look)
+    if task.kind == BYTES:
+        findings += _read_only(subject, reading, task)
     limited = [item for item in amounts if item.limit is not None]
-    judged = [(*_fullness(item, reading, look.thresholds), item) for item in limited]
+    judged = [(*_fullness(item, reading, task.thresholds), item) for item in limited]
     if not judged:
-        findings += [found for item in amounts for found in _grace(subject, item, look, now - asked_at)]
+        findings += [found for item in amounts for found in _grace(subject, item, task, now - asked_at)]
         findings += _silent(subject, reading, "it tells nothing")
-        findings += [] if findings else _no_limit(subject, reading, look)
-        return tuple(_with_looked(findings, reading, []))
+        findings += [] if findings else _no_limit(subject, reading, task)
+        return tuple(_with_explanation(findings, reading, []))
     # A file system that nobody can write to fills no further.
     can_fill = not reading.read_only
-    worst = max(judged, key=lambda entry: (entry[0], _share(entry[2], look.thresholds)))
+    worst = max(judged, key=lambda entry: (entry[0], _share(entry[2], task.thresholds)))
     verdict, why, fullest = worst
-    room = min((_free(item, look.thresholds) for _, _, item in judged if item.kind != PERCENT), default=None)
-    state = _state(fullest, look.thresholds, now - asked_at)
+    room = min((_free(item, task.thresholds) for _, _, item in judged if item.kind != PERCENT), default=None)
+    state = _state(fullest, task.thresholds, now - asked_at)
     roles = f"; {', '.join(reading.roles)}" if reading.roles else ""
-    fault = "space" if look.kind == BYTES else "inodes"
+    fault = "space" if task.kind == BYTES else "inodes"
     if verdict is not Verdict.OK and can_fill:
         findings.append(
             Finding(
@@ -53,43 +67,43 @@ def judge_reading(
                 verdict=verdict,
                 fault=fault,
                 summary=f"{state}{why}{roles}",
-                advice=_advice(fullest, reading, look),
+                advice=_advice(fullest, reading, task),
             )
         )
     notes: list[str] = []
     if can_fill:
-        growing, notes = judge_growth(subject, reading, limited, look)
+        growing, notes = judge_growth(subject, reading, limited, task)
         findings += growing if room is None or room > 0 else []
-        findings += judge_checkpoints(subject, reading, room, look) if room is not None else []
+        findings += judge_checkpoints(subject, reading, room, task) if room is not None else []
     for item in amounts:
-        findings += _grace(subject, item, look, now - asked_at)
+        findings += _grace(subject, item, task, now - asked_at)
     findings += _silent(subject, reading, state)
-    findings += _purge(subject, reading, look)
+    findings += _purge(subject, reading, task)
     if not findings:
         note = "read-only; " if reading.read_only else ""
         findings.append(Finding(subject=subject, verdict=Verdict.OK, summary=f"{note}{state}{roles}"))
     findings.sort(key=lambda finding: finding.verdict, reverse=True)
-    figures = tuple(f for _, _, item in judged for f in _figures(item, reading, look.thresholds))
+    figures = tuple(f for _, _, item in judged for f in _figures(item, reading, task.thresholds))
     findings[0] = replace(findings[0], figures=figures)
-    told = [f"{_state(item, look.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, look.thresholds)}"
+    told = [f"{_state(item, task.thresholds, now - asked_at)}{reason or ': ' + _rule(item, reading, task.thresholds)}"
             for _, reason, item in judged]  # fmt: skip
-    return tuple(_with_looked(findings, reading, [*told, *notes]))
+    return tuple(_with_explanation(findings, reading, [*told, *notes]))
 
 
 def _trouble(subject: str, reading: FileSystemReading) -> Finding:
     verdict = {"unreadable": Verdict.UNKNOWN}.get(reading.trouble, Verdict.CRITICAL)
     was_there = reading.path in reading.mounts
-    is_wanted = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
-    if verdict is Verdict.CRITICAL and not is_wanted:
+    is_requested = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
+    if verdict is Verdict.CRITICAL and not is_requested:
         verdict = Verdict.WARNING  # a variable that names a folder which this node never had
     roles = f" ({', '.join(reading.roles)})" if reading.roles else ""
     return Finding(subject=subject, verdict=verdict, fault=reading.trouble, summary=f"{reading.detail}{roles}",
                    advice=reading.advice, looked=reading.looked)  # fmt: skip
 
 
-def _read_only(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
+def _read_only(subject: str, reading: FileSystemReading, task: Task) -> list[Finding]:
     """A remount after an error, mostly. What never was writable and is not needed is as it should be."""
-    if not reading.read_only or look.read_only_is_meant:
+    if not reading.read_only or task.read_only_is_meant:
         return []
     if not (reading.is_needed or reading.seen_writable or reading.is_named):
         return []
@@ -118,8 +132,8 @@ def _silent(subject: str, reading: FileSystemReading, state: str) -> list[Findin
     ]  # fmt: skip
 
 
-def _no_limit(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
-    if look.kind == INODES:
+def _no_limit(subject: str, reading: FileSystemReading, task: Task) -> list[Finding]:
+    if task.kind == INODES:
         return [Finding(subject=subject, verdict=Verdict.OK, summary="no inode limit: it reports none")]
     return [
         Finding(
@@ -216,12 +230,12 @@ def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
     return f"{text} ({item.source}{scope}, {age}{note})"
 
 
-def _advice(item: Amount, reading: FileSystemReading, look: Look) -> str:
+def _advice(item: Amount, reading: FileSystemReading, task: Task) -> str:
     quota = "" if item.scope in (FILE_SYSTEM, "folder") else ", or ask for a larger quota"
-    return f"see what takes it: `{top_command(reading, look)}`; remove or move what is not needed{quota}"
+    return f"see what takes it: `{top_command(reading, task)}`; remove or move what is not needed{quota}"
 
 
-def _grace(subject: str, item: Amount, look: Look, since_s: float) -> list[Finding]:
+def _grace(subject: str, item: Amount, task: Task, since_s: float) -> list[Finding]:
     """The soft limit is passed: writing ends when the grace period does, however much is free."""
     if item.soft is None or item.used <= item.soft:
         return []
@@ -234,7 +248,7 @@ def _grace(subject: str, item: Amount, look: Look, since_s: float) -> list[Findi
     else:
         left_s = max(0.0, item.grace_s - max(0.0, since_s))
         if left_s > 0:
-            verdict = Verdict.CRITICAL if left_s < look.thresholds.crit_runway_s else Verdict.WARNING
+            verdict = Verdict.CRITICAL if left_s < task.thresholds.crit_runway_s else Verdict.WARNING
             rest = f"writing ends in {format_duration(left_s)}, with the grace period"
         else:
             verdict, rest = Verdict.CRITICAL, "the grace period is over: nothing more can be written"
@@ -243,13 +257,13 @@ def _grace(subject: str, item: Amount, look: Look, since_s: float) -> list[Findi
                     summary=f"{over} ({amount_text(item.soft, item.kind)}, {item.source}); {rest}")]  # fmt: skip
 
 
-def _purge(subject: str, reading: FileSystemReading, look: Look) -> list[Finding]:
+def _purge(subject: str, reading: FileSystemReading, task: Task) -> list[Finding]:
     seen = reading.purge
-    if not seen or not look.purge_s or not seen.get("files"):
+    if not seen or not task.purge_s or not seen.get("files"):
         return []
     files, oldest_s = int(seen["files"]), float(seen["oldest_s"])
     least = "" if seen.get("is_whole", True) else "at least "
-    overdue = " (some are due now)" if oldest_s >= look.purge_s else ""
+    overdue = " (some are due now)" if oldest_s >= task.purge_s else ""
     newest = "" if seen.get("spares_newest", True) else ", the newest among them"
     return [
         Finding(
@@ -257,8 +271,8 @@ def _purge(subject: str, reading: FileSystemReading, look: Look) -> list[Finding
             verdict=Verdict.CRITICAL if newest else Verdict.WARNING,
             fault="purge",
             summary=f"{least}{files:,} file{'s' if files != 1 else ''} in {seen['folder']} will be deleted for age "
-            f"within {format_duration(look.purge_warn_s)}{overdue}{newest}: {format_bytes(seen['size_bytes'])}, "
-            f"the oldest unused for {format_duration(oldest_s)} of {format_duration(look.purge_s)}",
+            f"within {format_duration(task.purge_warn_s)}{overdue}{newest}: {format_bytes(seen['size_bytes'])}, "
+            f"the oldest unused for {format_duration(oldest_s)} of {format_duration(task.purge_s)}",
             advice="copy what is worth keeping to where nothing is purged; at most sites reading a file renews it",
             evidence=(str(seen["example"]),) if seen.get("example") else (),
         )
@@ -284,8 +298,8 @@ def _figures(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -
                    maximum=item.limit)]  # fmt: skip
 
 
-def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: Sequence[str]) -> list[Finding]:
-    """What was looked at, with each finding: whoever reads one of them has it all."""
+def _with_explanation(findings: Sequence[Finding], reading: FileSystemReading, notes: Sequence[str]) -> list[Finding]:
+    """The findings, each with the whole explanation: a reader of one finding has it all."""
     where = f"{reading.path} lies on {reading.device} ({reading.type}), mounted at {reading.mount}"
     roles = (f"it holds: {', '.join(reading.roles)}",) if reading.roles else ()
     lag = ("quota tools do not say how old their figures are: some sites renew them twice an hour, some thrice a day",)
@@ -293,6 +307,134 @@ def _with_looked(findings: Sequence[Finding], reading: FileSystemReading, told: 
         "what a shared file system says of itself knows no quota, snapshot, compression or tape behind it: where your "
         "site's own command says otherwise, set command",
     )
-    has_tool = any(row.get("age_s", 0.0) is None for row in reading.amounts)
-    looked = (where, *roles, *reading.looked, *told, *(lag if has_tool else ()), *(() if reading.is_local else shared))
+    has_tool = any(item.age_s is None for item in reading.amounts)
+    looked = (where, *roles, *reading.looked, *notes, *(lag if has_tool else ()), *(() if reading.is_local else shared))
     return [replace(finding, looked=(*looked, *finding.looked)) for finding in findings]
+
+
+def judge_growth(
+    subject: str, reading: FileSystemReading, amounts: Sequence[Amount], task: Task
+) -> tuple[list[Finding], list[str]]:
+    """The limit that is reached first at the growth that was seen, if that is soon; what is known of each growth."""
+    thresholds = task.thresholds
+    if not (thresholds.warn_runway_s or thresholds.crit_runway_s):
+        return [], ["growth: not looked at, as the settings say"]
+    soonest: tuple[float, str] | None = None
+    notes = []
+    for item in amounts:
+        if item.limit is None:
+            continue
+        usable = item.limit * thresholds.usable_percent / 100
+        found, why = growth(points_of(reading.history, item.key), usable * _healthy(thresholds) / 100)
+        if found is not None and _is_first_tooth(found, reading):
+            found, why = None, "it grows as checkpoints do that are pruned in time"
+        if found is None:
+            notes.append(f"growth ({item.scope}): {why}")
+            continue
+        left_s = found.reaches_in_s(usable - item.used)
+        seen = f"growth ({item.scope}): {rate(found.per_s, item.kind)}, seen for {span(found.span_s)}"
+        if left_s is None:
+            notes.append(f"{seen}: it lasts longer than can be told from that")
+            continue
+        notes.append(f"{seen}: {span(left_s)} left; warns below {span(thresholds.warn_runway_s)}, "
+                     f"critical below {span(thresholds.crit_runway_s)}")  # fmt: skip
+        if soonest is None or left_s < soonest[0]:
+            whose = f" of {item.scope}" if item.scope not in (FILE_SYSTEM, "quota", "folder") else ""
+            soonest = (left_s, f"{span(left_s)} left{whose} at {rate(found.per_s, item.kind)}: "
+                               f"{amount_text(usable - item.used, item.kind)} free")  # fmt: skip
+    verdict = _verdict(soonest[0], thresholds) if soonest is not None else Verdict.OK
+    if soonest is None or verdict is Verdict.OK:
+        return [], notes
+    advice = f"see what grows: `{top_command(reading, task)}`; prune checkpoints, or stop what fills it"
+    return [Finding(subject=subject, verdict=verdict, fault="runway", summary=soonest[1], advice=advice)], notes
+
+
+def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, task: Task) -> list[Finding]:
+    """Whether the next checkpoint fits, and how many more; nothing where no size is known.
+
+    That they follow one another is held against the file system only where nothing shows that room is made: they were
+    pruned, or what was seen for a while did not grow.
+    """
+    known, thresholds = reading.checkpoint, task.thresholds
+    size, every_s = known.get("size"), known.get("every_s")
+    if not size or task.kind not in (BYTES, INODES):
+        return []
+    one = f"{amount_text(size, task.kind)}{' inodes' if task.kind == INODES else ''}"
+    how = "as the settings say" if task.checkpoint is not None else f"as measured in {known.get('folder')}"
+    looked = (f"checkpoints: {one} each, {how}" + (f"; one every {format_duration(every_s)}, from {known.get('source')}"
+              if every_s else ""),)  # fmt: skip
+    if room < size:
+        return [
+            Finding(
+                subject=subject, verdict=Verdict.CRITICAL, fault="checkpoint", looked=looked,
+                summary=f"the next checkpoint does not fit: it takes {one}, and {amount_text(room, task.kind)} "
+                f"{'is' if task.kind == BYTES else 'are'} free",
+                advice="make room before the next save: the training would fail there; `resil save` and `resil kill` "
+                "work while one still fits",
+            )
+        ]  # fmt: skip
+    if not every_s or known.get("is_pruned") or _is_steady(reading, task, every_s):
+        return []
+    left_s = room / size * every_s
+    verdict = _verdict(left_s, thresholds)
+    if verdict is Verdict.OK:
+        return []
+    count = int(room // size)
+    return [
+        Finding(
+            subject=subject, verdict=verdict, fault="checkpoint", looked=looked,
+            summary=f"room for {count} more checkpoint{'s' if count != 1 else ''} of {one}, one every "
+            f"{format_duration(every_s)}: {span(left_s)} at {rate(size / every_s, task.kind)}",
+            advice="prune older checkpoints, or make room",
+        )
+    ]  # fmt: skip
+
+
+def top_command(reading: FileSystemReading, task: Task) -> str:
+    """The command that shows what takes the room."""
+    from shlex import quote
+
+    return f"resil watch {'fs' if task.kind == BYTES else 'inodes'} --top {quote(reading.path)}"
+
+
+def _is_first_tooth(found: Growth, reading: FileSystemReading) -> bool:
+    """Whether it grows as checkpoints do that are known to be pruned, and was seen no longer than those are kept."""
+    known = reading.checkpoint
+    size, every_s = known.get("size"), known.get("every_s")
+    if not size or not every_s or not known.get("is_pruned"):
+        return False
+    return bool(found.per_s < 1.5 * size / every_s and found.span_s < 2 * (known.get("count", 0) + 1) * every_s)
+
+
+def _is_steady(reading: FileSystemReading, task: Task, every_s: float) -> bool:
+    """Whether it was looked at long enough to know better: its growth, or that there is none, was measured."""
+    longest_s = 0.0
+    for key in reading.history:
+        points = points_of(reading.history, key)
+        if len(points) >= LEAST_READINGS:
+            longest_s = max(longest_s, points[-1][0] - points[0][0])
+    return longest_s >= STEADY * every_s
+
+
+def _healthy(thresholds: Thresholds) -> float:
+    return thresholds.warn_percent if thresholds.warn_percent is not None else WARN_PERCENT
+
+
+def _verdict(left_s: float, thresholds: Thresholds) -> Verdict:
+    if thresholds.crit_runway_s and left_s < thresholds.crit_runway_s:
+        return Verdict.CRITICAL
+    return Verdict.WARNING if thresholds.warn_runway_s and left_s < thresholds.warn_runway_s else Verdict.OK
+
+
+def span(seconds: float) -> str:
+    """`3.1 days`, `14 hours`, `40 min`: a forecast is no stopwatch."""
+    if seconds >= 2 * DAY_S:
+        return f"{seconds / DAY_S:.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.0f} hours"
+    return format_duration(60 * round(seconds / 60))
+
+
+def rate(per_s: float, kind: str) -> str:
+    """`16.7 TiB a day`."""
+    return f"{amount_text(per_s * DAY_S, kind)}{' inodes' if kind == INODES else ''} a day"

@@ -1,23 +1,47 @@
-"""Asks who knows: the site's command, the file system's own quota tool, statvfs, and du where it is wanted.
+"""The sources of figures: the site's command, the file system's own quota tools, statvfs, and du where requested.
 
-Each tool has its own part of the time; one that fails, hangs or writes nonsense gives way to the next, which is told.
+Each tool has its own part of the time; one that fails, hangs or writes nonsense gives way to the next, and that is
+explained. Quotas of one file system differ by user, group, project and fileset, so a file system that is probed for
+several folders is queried for those of each.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from resilience.errors import ProbeError
-from resilience.quantities import format_duration
+from resilience.errors import ProbeError, QuantityError
+from resilience.quantities import format_duration, parse_bytes
 from resilience.system.mounts import Mount
 from resilience.system.world import World
-from resilience.watch.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, Amount
-from resilience.watch.checks._filesystem.look import Look
+from resilience.watch.checks._filesystem.quota import (
+    DU,
+    NO_QUOTA,
+    beegfs_command,
+    du_command,
+    gpfs_attributes_command,
+    gpfs_command,
+    gpfs_device,
+    gpfs_fileset_command,
+    lustre_command,
+    lustre_project_command,
+    parse_beegfs,
+    parse_du,
+    parse_gpfs,
+    parse_gpfs_fileset,
+    parse_lustre,
+    parse_lustre_project,
+    parse_unix,
+    parse_xfs,
+    unix_command,
+    xfs_command,
+)
+from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
+from resilience.watch.checks._filesystem.task import SiteCommand, Task
+from resilience.watch.processor import BACKTRACKS, cpu_limit
 
 TOOL_S = 3.0
 """No quota tool gets more; lfs, quota and mmlsquota answer in tens of milliseconds where they answer."""
@@ -33,25 +57,25 @@ _NO_QUOTA = frozenset(
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Asked:
-    """What came of asking.
+class Sources:
+    """The answers of all sources so far.
 
     Attributes:
         amounts: what is known, each scope once.
-        looked: what was asked, and what it said, for `--explain`.
+        looked: what was sources, and what it said, for `--explain`.
         deadline: on the monotonic clock: nothing is asked beyond it.
-        failed: who was asked and gave no answer, and why.
+        failed: the sources that gave no answer, and why.
     """
 
     world: World
     deadline: float
     amounts: list[Amount] = field(default_factory=list)
-    looked: list[str] = field(default_factory=list)
+    explanation: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     def fail(self, name: str, why: str) -> None:
-        """Note that somebody gave no answer."""
-        self.looked.append(f"{name}: {why}")
+        """Note that a source gave no answer."""
+        self.explanation.append(f"{name}: {why}")
         self.failed[name] = why
 
     def run(self, argv: Sequence[str], *, most_s: float = TOOL_S, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
@@ -76,7 +100,9 @@ class Asked:
         known = {amount.key: amount for amount in (*reversed(found), *reversed(self.amounts))}  # the first one counts
         self.amounts = list(reversed(known.values()))
         limits = sum(1 for amount in found if amount.limit is not None or amount.soft is not None)
-        self.looked.append(f"{name}: {limits} limit{'' if limits == 1 else 's'}" if found else f"{name}: no quota here")
+        self.explanation.append(
+            f"{name}: {limits} limit{'' if limits == 1 else 's'}" if found else f"{name}: no quota here"
+        )
         return bool(limits)
 
 
@@ -101,76 +127,242 @@ def of_statvfs(status: os.statvfs_result) -> tuple[Amount, ...]:
     )  # fmt: skip
 
 
-def ask_quota(asked: Asked, look: Look, paths: Sequence[str], mount: Mount | None) -> None:
+def ask_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount | None) -> None:
     """Ask for the limits of mine at a path: the best source that answers, the others after it."""
-    if look.site.argv:
-        from resilience.watch.checks._filesystem import site
-
-        site_argv = site.site_command(look.site, paths[0], asked.world.host.user)
+    if task.site.argv:
+        site_argv = site_command(task.site, paths[0], sources.world.host.user)
 
         def ask_site() -> Sequence[Amount]:
-            text = asked.run(site_argv)[0]
-            with _bounded():
-                return [site.parse_site(text, look.site, look.kind)]
+            text = sources.run(site_argv)[0]
+            with cpu_limit(REGEX_CPU_S, _too_slow):
+                return [parse_site(text, task.site, task.kind)]
 
-        if asked.try_one(f"`{' '.join(site_argv)}`", ask_site):
+        if sources.try_one(f"`{' '.join(site_argv)}`", ask_site):
             return
-    if not look.asks_quota or mount is None or mount.type in _NO_QUOTA:
+    if not task.asks_quota or mount is None or mount.type in _NO_QUOTA:
         return
-    from resilience.watch.checks._filesystem.tools import folders_apart, tools_for
-
     for program, name, ask in tools_for(mount):
-        if not _is_on_path(program, asked.world.environ.get("PATH", os.defpath)):
-            asked.fail(name, f"{program} is not on PATH")
-        elif asked.try_one(name, partial(ask, asked, folders_apart(paths), mount)):
+        if not _is_on_path(program, sources.world.environ.get("PATH", os.defpath)):
+            sources.fail(name, f"{program} is not on PATH")
+        elif sources.try_one(name, partial(ask, sources, folders_apart(paths), mount)):
             return
 
 
-def ask_du(asked: Asked, look: Look, path: str, before: Mapping[str, float] | None) -> tuple[float, float] | None:
+def ask_du(sources: Sources, task: Task, path: str, before: Mapping[str, float] | None) -> tuple[float, float] | None:
     """Count with du, or take the total of before while it is young enough; return (when, total).
 
     `before` has `time` and `total`. A du that does not end in time leaves the old total, with its age.
     """
-    if look.du_limit is None:
+    if task.du_limit is None:
         return None
-    from resilience.watch.checks._filesystem import du
-
-    now = asked.world.clock.now()
+    now = sources.world.clock.now()
     old = (before["time"], before["total"]) if before and now >= before["time"] else None
-    if old is not None and now - old[0] < look.du_every_s:
-        asked.looked.append(f"du: counted {format_duration(now - old[0])} ago")
+    if old is not None and now - old[0] < task.du_every_s:
+        sources.explanation.append(f"du: counted {format_duration(now - old[0])} ago")
     else:
         try:
-            text, errors = asked.run(du.du_command(path, look.kind), most_s=look.du_deadline_s, codes=(0, 1))
-            amount = du.parse_du(text, errors, look.kind, look.du_limit)
-            asked.amounts.append(amount)
-            asked.looked.append(f"du: counted just now{'; ' + amount.note if amount.note else ''}")
+            text, errors = sources.run(du_command(path, task.kind), most_s=task.du_deadline_s, codes=(0, 1))
+            amount = parse_du(text, errors, task.kind, task.du_limit)
+            sources.amounts.append(amount)
+            sources.explanation.append(f"du: counted just now{'; ' + amount.note if amount.note else ''}")
             return now, amount.used
         except ProbeError as error:
-            asked.fail(du.SOURCE, error.message)
+            sources.fail(DU, error.message)
     if old is not None:
-        asked.amounts.append(Amount(kind=look.kind, source=du.SOURCE, scope="folder", used=old[1],
-                                    limit=look.du_limit, age_s=now - old[0]))  # fmt: skip
+        sources.amounts.append(Amount(kind=task.kind, source=DU, scope="folder", used=old[1],
+                                    limit=task.du_limit, age_s=now - old[0]))  # fmt: skip
     return old
 
 
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Bound the processor time of a site's regular expressions: `(a+)+$` would search for ages, and nobody know why."""
-
-    def stop(*_: object) -> None:
-        raise ProbeError(f"its regular expression was not through what it printed after {REGEX_CPU_S:g} s: it "
-                         "backtracks; avoid a repetition within a repetition, such as (a+)+")  # fmt: skip
-
-    former = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, REGEX_CPU_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
+def _too_slow() -> ProbeError:
+    return ProbeError(f"its regular expression was not through what it printed after {REGEX_CPU_S:g} s: {BACKTRACKS}")
 
 
 def _is_on_path(program: str, path: str) -> bool:
     """Whether a program can be found; as shutil.which, which takes 3 ms to import."""
     return any(os.access(os.path.join(folder or ".", program), os.X_OK) for folder in path.split(os.pathsep))  # noqa: PTH118
+
+
+MOST_FOLDERS = 4
+"""The groups, projects and filesets of so many folders are asked for."""
+
+_UNIX_TYPES = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "nfs", "nfs4", "gfs2", "ocfs2", "jfs", "reiserfs"}
+)
+
+Ask = Callable[["Sources", Sequence[str], Mount], Sequence[Amount]]
+
+
+def tools_for(mount: Mount) -> Iterator[tuple[str, str, Ask]]:
+    """The tools that fit a type of file system, best first: program, name, and how it is sources."""
+    if mount.type == "lustre":
+        yield "lfs", "lfs quota", _ask_lustre
+    elif mount.type == "gpfs":
+        yield "mmlsquota", "mmlsquota", _ask_gpfs
+    elif mount.type in ("beegfs", "fhgfs"):
+        yield "beegfs-ctl", "beegfs-ctl", _ask_beegfs
+    if mount.type == "xfs":
+        yield "xfs_quota", "xfs_quota", _ask_xfs
+    if mount.type in _UNIX_TYPES:
+        yield "quota", "quota", _ask_unix
+
+
+def folders_apart(paths: Iterable[str]) -> list[str]:
+    """Given folders, return those that lie in no other, as far as they are asked about; the first one stays first."""
+    apart: list[str] = []
+    for path in paths:
+        if not any((path + "/").startswith(other.rstrip("/") + "/") for other in apart):
+            apart.append(path)
+    return apart[:MOST_FOLDERS]
+
+
+def _ask_lustre(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    projects = []
+    for path in paths:
+        try:
+            projects.append(parse_lustre_project(sources.run(lustre_project_command(path))[0]))
+        except ProbeError as error:
+            sources.fail("lfs project", error.message)
+
+    def one(kind: str, name: str) -> Sequence[Amount]:
+        return parse_lustre(sources.run(lustre_command(kind, name, paths[0]))[0])
+
+    return _each(sources, [*_mine(sources, paths), *(("project", name) for name in projects)], one)
+
+
+def _ask_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    device, filesets = gpfs_device(mount.source), []
+    for path in paths:
+        try:
+            filesets.append(parse_gpfs_fileset(sources.run(gpfs_attributes_command(path))[0]))
+        except ProbeError as error:
+            sources.fail("mmlsattr", error.message)
+
+    def one(kind: str, name: str) -> Sequence[Amount]:
+        if kind == "fileset":
+            return parse_gpfs(sources.run(gpfs_fileset_command(name, device))[0], device, filesets)
+        return parse_gpfs(sources.run(gpfs_command())[0], device, filesets)
+
+    wanted = [("fileset", name) for name in filesets if name != "root"]
+    return _each(sources, [("user", sources.world.host.user), *wanted], one)
+
+
+def _ask_beegfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    def one(kind: str, name: str) -> Sequence[Amount]:
+        return parse_beegfs(sources.run(beegfs_command(kind, name, mount.point))[0], kind, name)
+
+    return _each(sources, _mine(sources, paths), one)
+
+
+def _ask_xfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    def one(kind: str, name: str) -> Sequence[Amount]:
+        return parse_xfs(sources.run(xfs_command(kind, name, mount.point))[0])
+
+    return _each(sources, _mine(sources, paths), one)
+
+
+def _ask_unix(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    text, errors = sources.run(unix_command(mount.point), codes=(0, 1))
+    if not text.strip() and errors.strip() and NO_QUOTA not in errors:
+        raise ProbeError(errors.strip().split("\n")[0][:200])
+    return parse_unix(text, mount.source, sources.world.clock.now()) if text.strip() else ()
+
+
+def _each(
+    sources: Sources, wanted: Iterable[tuple[str, str]], one: Callable[[str, str], Sequence[Amount]]
+) -> Sequence[Amount]:
+    """Ask for each of several limits. That one cannot be told hides no other; raise ProbeError if none can."""
+    found: list[Amount] = []
+    first: ProbeError | None = None
+    answered = False
+    for kind, name in dict.fromkeys((kind, name) for kind, name in wanted if name):
+        try:
+            found += one(kind, name)
+            answered = True
+        except ProbeError as error:
+            first = first or error
+            sources.fail(f"the quota of {kind} {name}", error.message)
+    if first is not None and not answered:
+        raise first
+    return found
+
+
+def _mine(sources: Sources, paths: Sequence[str]) -> list[tuple[str, str]]:
+    """The user, and the groups whose quotas pay for what is written: the folders' own."""
+    return [("user", sources.world.host.user), *(("group", _group_of(path)) for path in paths)]
+
+
+def _group_of(path: str) -> str:
+    import grp
+
+    try:
+        gid = os.stat(path).st_gid  # noqa: PTH116
+    except OSError:
+        gid = os.getegid()
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+_COUNT = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE]\+?([0-9]{1,2}))?\s*([kKmMgG]?)"
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_BARE = r"[0-9.]+"
+# "4.5 Tio" is what French sites print; "TiB", "TB" and "T" are parse_bytes's.
+_OCTETS = r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b"
+
+
+def site_command(site: SiteCommand, path: str, user: str) -> list[str]:
+    """The argv with `{path}` and `{user}` filled in."""
+    return [text.replace("{path}", path).replace("{user}", user) for text in site.argv]
+
+
+def parse_site(text: str, site: SiteCommand, kind: str) -> Amount:
+    """Given what the command printed, return the amount. Raise ProbeError if nothing there is one."""
+    if not text.strip():
+        raise ProbeError("it printed nothing")
+    source, age_s = f"`{' '.join(site.argv)}`", site.max_age_s or None
+    if site.percent:
+        percent = _number(_find(text, site.percent, "percentage"))
+        return Amount(kind=PERCENT, source=source, scope="quota", used=percent, limit=100.0, age_s=age_s)
+    used, limit = _find(text, site.used, "use"), _find(text, site.limit, "limit")
+    read = _count if kind == INODES else lambda figure: _size(figure, site.unit)
+    return Amount(kind=kind, source=source, scope="quota", used=read(used), limit=read(limit) or None, age_s=age_s)
+
+
+def _find(text: str, expression: str, what: str) -> str:
+    match = re.search(expression, text, re.MULTILINE)
+    if match is None or match[1] is None:
+        raise ProbeError(f"it printed no {what} that {expression!r} finds: {text.strip()[:120]!r}")
+    unit = match[2] or "" if (match.re.groups or 0) > 1 else ""
+    return _without_separators(match[1]) + unit
+
+
+def _without_separators(text: str) -> str:
+    """`4,500 GiB` and `450'000` as `4500 GiB` and `450000`; `0,5` is left for the parser to refuse."""
+    return re.sub(r"(?<=[0-9])[,'\u2019\u00a0\u202f ](?=[0-9]{3}(?![0-9]))", "", text.strip())
+
+
+def _size(text: str, unit: str) -> float:
+    plain = re.sub(_OCTETS, "iB", text.strip())
+    try:
+        return float(parse_bytes(plain + unit if re.fullmatch(_BARE, plain, re.ASCII) else plain))
+    except QuantityError as error:
+        raise ProbeError(error.message) from error
+
+
+def _count(text: str) -> float:
+    match = re.fullmatch(_COUNT, text.strip(), re.ASCII)
+    if match is None:
+        raise ProbeError(f"{text[:40]!r} is no number of files")
+    return float(match[1]) * 10.0 ** int(match[2] or 0) * _COUNT_UNITS[match[3].lower()]
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text.strip().rstrip("%"))
+    except ValueError:
+        raise ProbeError(f"{text[:40]!r} is no percentage") from None
+    if not 0 <= number < 10**6:
+        raise ProbeError(f"{text[:40]!r} is no percentage")
+    return number

@@ -9,7 +9,7 @@ from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness
 from resilience.schedulers import Scheduler
 from resilience.system.ports import Clock
-from resilience.watch.checks._job.queue import Answer
+from resilience.watch.checks._job.subjects import QueueAnswer
 
 LOOKED_UP = 3
 """So many subjects are looked up by the id of their last job, which takes seconds each; all others share one query."""
@@ -68,7 +68,7 @@ class Confirmer:
         self,
         client: Scheduler,
         clock: Clock,
-        again: Callable[[], Answer],
+        again: Callable[[], QueueAnswer],
         sort: Callable[[Sequence[Job]], Mapping[str, Sequence[Job]]],
         until: float,
     ) -> None:
@@ -125,8 +125,8 @@ class Confirmer:
         now = self._clock.now()
         self._clock.sleep(SECOND_LOOK_S)
         answer = self._again()
-        if answer.trouble:
-            return {one.subject: Certainty(unsure=f"the second look failed: {answer.trouble}") for one in missing}
+        if answer.error:
+            return {one.subject: Certainty(unsure=f"the second look failed: {answer.error}") for one in missing}
         hides = self._hides_jobs() if any(not one.mine for one in missing) else ""
         rows = self._sort(answer.jobs)
         found = {}

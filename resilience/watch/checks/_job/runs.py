@@ -23,7 +23,7 @@ from resilience.system.world import is_account
 
 IN_FLIGHT_S = 120.0
 """An intent younger than this whose fate is not journalled may be a submit that is at it right now."""
-ATTEMPTS_TOLD = 5
+ATTEMPTS_SHOWN = 5
 _ATTEMPT = re.compile(r"[0-9]{4,18}").fullmatch
 
 
@@ -39,7 +39,7 @@ class RunFacts:
         last_end: when the newest attempt ended, None while it runs or is not known to be over.
         last_beat: when its batch shell last showed that it lives, by the file server's clock.
         submitting: a submit that may be at it right now, in words.
-        trouble: why its files could not be read.
+        error: why its files could not be read.
     """
 
     directory: RunDirectory
@@ -52,7 +52,7 @@ class RunFacts:
     last_end: float | None = None
     last_beat: float | None = None
     submitting: str = ""
-    trouble: str = ""
+    error: str = ""
 
     @property
     def run(self) -> str:
@@ -65,7 +65,7 @@ class RunFacts:
         return tuple(intent.job_id.array for intent in self.intents if intent.job_id is not None)
 
 
-def look_at_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
+def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
     """Read what each run's files say. One that cannot be read says so; it hides no other."""
     is_known = cache(is_account)
     for directory in directories:
@@ -86,7 +86,7 @@ def look_at_runs(directories: Sequence[RunDirectory], *, me: str, now: float, wi
                 submitting=_submitting(intents, now),
             )
         except StateDirectoryError as error:
-            yield RunFacts(directory, trouble=error.message)
+            yield RunFacts(directory, error=error.message)
 
 
 def journal_damage(directory: RunDirectory) -> str:
@@ -121,11 +121,11 @@ def _had_jobs(directory: RunDirectory) -> bool:
     return False
 
 
-def tell_attempts(directory: RunDirectory) -> tuple[str, ...]:
+def describe_attempts(directory: RunDirectory) -> tuple[str, ...]:
     """How the newest attempts went, a line each, for people."""
     lines = []
     with suppress(StateDirectoryError):
-        for attempt in read_attempts(directory, newest=ATTEMPTS_TOLD):
+        for attempt in read_attempts(directory, newest=ATTEMPTS_SHOWN):
             end = "has not said how it ended" if attempt.end is None else attempt.end.value
             code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
             lasted = (

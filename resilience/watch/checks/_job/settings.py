@@ -1,4 +1,4 @@
-"""[watch.job]: what the job watchdog may be told. Pure."""
+"""[watch.job]: the settings of the job watchdog. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class JobSettings:
     """[watch.job]: is the run alive, and will it stay so?
 
     Attributes:
-        names: whom to watch, by the name of the job: exactly that name (`gpt`), a pattern for the whole name with *, ?
+        names: the jobs to watch, by name: exactly that name (`gpt`), a pattern for the whole name with *, ?
             and [] (`tr11-*`), or a regular expression found anywhere in it (`/^tr11-.*-ml$/`). `=a[1]` is that very
             name. Jobs that match one pattern count as one chain. Default: the runs of the state directory.
-        users: whose jobs, with `names`: login names, or `*` for everybody's. Default: one's own.
+        users: owners of the jobs, with `names`: login names, or `*` for all users. Default: one's own.
         clusters: which of SLURM's clusters are asked for `names`, each by a query of its own. Default: the one that
             your own squeue asks.
         require: `queued`: waiting is fine; `running`: a run that only waits is a fault after `max_pending_s`.
         max_pending_s: how long nothing of a run may run while something waits. Default: no limit, and 10 minutes with
             `require = "running"`.
-        blocked_s: how long it may wait for what only others can give (a partition that is down, a limit, a node)
-            before that is CRITICAL.
+        blocked_s: how long a run may wait for what only others can change (a partition that is down, a limit, a
+            node) before that is CRITICAL.
         end_notice_s: how long before the end of what runs it is said that nothing is queued behind it. Default: an
             hour, and a quarter of the time limit for shorter jobs.
         min_queued: how many jobs must be left behind what runs; an array's tasks count. Default: 1 for a run that is
@@ -42,7 +42,7 @@ class JobSettings:
         churn_count: so many attempts or requeues within `churn_s` are a fault; twice as many are CRITICAL. 0: never.
         churn_s: see there.
         unknown_critical_after_s: how long the scheduler may be silent before that is CRITICAL.
-        forget_s: how long a run is still told of that is finished, or was killed on purpose.
+        forget_s: how long a run is still reported that is finished, or was killed on purpose.
         pulse_file: a log of its own that gets a line each hour: what runs since when and where. Never the training's.
         pulse_s: the least time between two lines about the same job.
         deadline_s: how long the whole look may take; at least 15 s more than [scheduler] deadline_s in any case.

@@ -1,5 +1,5 @@
 """Parts of the `log` watchdog: what a step looks like, what is new in a log, how long is too long.
 
-`words.py` has the values; `digest.py` turns new lines into them; `tail.py` reads those lines and `rundirs.py` the
-run directories; `losses.py` and `saves.py` make sense of the journals; `threshold.py` and `sentences.py` judge.
+`reading.py` has the values; `digest.py` turns new lines into them; `tail.py` reads those lines and `rundirs.py` the run
+directories; `paths.py` and `runs.py` probe; `losses.py` interprets the journals; `judge.py` judges.
 """

@@ -8,8 +8,7 @@ from itertools import pairwise
 from resilience.watch.checks._log import lines as lines_of
 from resilience.watch.checks._log.markers import ORDINARY, Marker, marker, words_of
 from resilience.watch.checks._log.patterns import BAR, EPOCH, EPOCH_STEP, RANKS, Found, find, seconds_per_step
-from resilience.watch.checks._log.threshold import median
-from resilience.watch.checks._log.words import LogState
+from resilience.watch.checks._log.reading import LogState, median
 
 MOST_LINES = 5000
 """Of one chunk; a log that writes more between two looks has its newest lines read."""
@@ -229,7 +228,7 @@ class _Digest:
     def _state(self, unfinished: bool) -> LogState:
         before = self.before
         is_first = before.looked == 0
-        advanced = before.advanced
+        advanced = before.last_progress_at
         if self.steps:
             advanced = self._when_advanced()
         elif self.lives or (self.grows and self._is_weak()):
@@ -243,8 +242,9 @@ class _Digest:
             fell_from=self.fell_from, restarts=self.restarts, phase=self.phase, end=self.end, error=self.error,
             error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
             said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
-            talked=self.written if self.talks or is_first else before.talked,
-            advanced=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch, top=self.top,
+            last_output_at=self.written if self.talks or is_first else before.last_output_at,
+            last_progress_at=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch,
+            top=self.top,
         )  # fmt: skip
 
     def _is_weak(self) -> bool:
@@ -267,14 +267,14 @@ class _Digest:
     def _intervals(self, advanced: float) -> tuple[float, ...]:
         before = self.before
         if not self.steps:
-            gap_s = advanced - before.advanced
+            gap_s = advanced - before.last_progress_at
             is_rare = before.looked > 0 and gap_s > RARE_S and self.grows and self._is_weak()
             return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
         goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
-        if goes_on and advanced > before.advanced:
+        if goes_on and advanced > before.last_progress_at:
             # What comes in blocks was seen to be silent between them, for longer than its steps take.
-            silent_s = before.looked - before.advanced
-            return trimmed((*before.intervals, max((advanced - before.advanced) / self.steps, silent_s)))
+            silent_s = before.looked - before.last_progress_at
+            return trimmed((*before.intervals, max((advanced - before.last_progress_at) / self.steps, silent_s)))
         if self.in_blocks:
             return before.intervals
         stamps = self.step_stamps

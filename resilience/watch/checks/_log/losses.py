@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from resilience.finding import Verdict
-from resilience.watch.checks._log.words import LogReading
+from resilience.watch.checks._log.reading import LogReading
 
 NONFINITE, SPIKE = "nonfinite", "spike"
 TOLD_S = 3600.0

@@ -15,8 +15,16 @@ from typing import NamedTuple
 
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import begun_again, digest
-from resilience.watch.checks._log.threshold import allowance
-from resilience.watch.checks._log.words import LogReading, LogSettings, LogState, Moment, in_blocks, packed, unpacked
+from resilience.watch.checks._log.reading import (
+    LogReading,
+    LogSettings,
+    LogState,
+    Moment,
+    allowance,
+    in_blocks,
+    packed,
+    unpacked,
+)
 
 FIRST_BYTES = 65536
 """Read of the end of a log that was never looked at; more if there is no step in it."""
@@ -32,7 +40,7 @@ PATIENCE_S = 2.0
 HURRIED_BYTES = 4096
 
 
-class Looker:
+class LogReader:
     """Looks at logs in one tick, at one moment, and remembers how long that has taken.
 
     Attributes:
@@ -94,7 +102,7 @@ class Looker:
 
     def _state(self, before: LogState | None, looked: float) -> LogState:
         if before is None:
-            return LogState(first_seen=self.now, advanced=self.now, talked=self.now)
+            return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now)
         return before._replace(looked=max(before.looked, looked)) if before.looked else before
 
     def reading(
@@ -108,13 +116,13 @@ class Looker:
         looked = before.clock[0] if before is not None else 0.0
         at = infos or {}
         logs = tuple([(path, self.log(path, known.get(path), looked, at.get(path))) for path in paths])
-        path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].advanced)
+        path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         return LogReading(logs=logs, lines=self._lines(path), clock=self.moment)
 
     def _lines(self, path: str) -> tuple[str, ...]:
         """The last lines, for evidence, where something seems to be wrong."""
         settings, state = self.settings, self.states[path]
-        quiet_s = self.now - state.advanced
+        quiet_s = self.now - state.last_progress_at
         is_odd = state.error or state.end or state.fell_from is not None
         if not is_odd and quiet_s < min(settings.floor_s, settings.timeout_s or settings.floor_s) - 1:
             return ()
@@ -151,7 +159,7 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
             window = _window(descriptor, 0, size, limit_bytes)
         written, skew_s = _written(info.st_mtime, state, now)
         if is_new:
-            state = state._replace(first_seen=now, advanced=written, talked=written)
+            state = state._replace(first_seen=now, last_progress_at=written, last_output_at=written)
         blocks = in_blocks(size, not window.chunk.endswith((b"\n", b"\r")))
         after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
         if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:

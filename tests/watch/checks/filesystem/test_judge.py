@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from resilience.finding import Finding, Verdict
-from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.judge import judge_reading
-from resilience.watch.checks._filesystem.reading import FileSystemReading
-from resilience.watch.checks.fs import FsSettings, look_of
+from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount, FileSystemReading
+from resilience.watch.checks._filesystem.task import task_of
+from resilience.watch.checks.fs import FsSettings
 from resilience.watch.checks.inodes import InodesSettings
-from resilience.watch.checks.inodes import look_of as inodes_look_of
 from resilience.watch.reading import Timed
 
 NOW = 1_800_000_000.0
@@ -30,13 +29,13 @@ def amount(used: float, limit: float | None, scope: str = "file system", **more:
 def a_reading(*amounts: Amount, **more: Any) -> FileSystemReading:
     return FileSystemReading(**{
         "path": "/scratch", "mount": "/scratch", "type": "lustre", "device": "x@o2ib:/scratch",
-        "amounts": tuple(item.to_row() for item in amounts), **more,
+        "amounts": tuple(amounts), **more,
     })  # fmt: skip
 
 
 def judged(reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0.0) -> list[Finding]:
-    look = look_of(settings or FsSettings())
-    return list(judge_reading("/scratch", [Timed(NOW, reading)], look, NOW + later_s))
+    task = task_of(settings or FsSettings(), BYTES)
+    return list(judge_reading("/scratch", [Timed(NOW, reading)], task, NOW + later_s))
 
 
 def test_the_worst_limit_speaks_and_names_its_source() -> None:
@@ -149,7 +148,7 @@ def test_what_cannot_be_written_is_as_bad_as_it_is_needed(more: dict[str, bool],
 
 def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> FileSystemReading:
     """The reading after a growth of so much each second."""
-    row = Amount.from_row(reading.amounts[0])
+    row = reading.amounts[0]
     points = [(NOW - 600 * n, row.used - per_s * 600 * n) for n in reversed(range(int(hours * 6)))]
     return replace(reading, history={row.key: tuple(points)})
 
@@ -236,7 +235,7 @@ def test_inodes_are_judged_as_inodes() -> None:
     reading = a_reading(
         Amount(kind=INODES, source="lfs quota", scope="user alice", used=450_001, limit=500_000, age_s=None)
     )
-    (found,) = judge_reading("/scratch", [Timed(NOW, reading)], inodes_look_of(InodesSettings()), NOW)
+    (found,) = judge_reading("/scratch", [Timed(NOW, reading)], task_of(InodesSettings(), INODES), NOW)
     assert found.verdict is WARNING and found.fault == "inodes"
     assert (
         found.summary

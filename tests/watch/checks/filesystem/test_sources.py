@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from resilience.errors import ProbeError, SettingsError
 from resilience.system.clock import SystemClock
 from resilience.system.mounts import Mount
 from resilience.watch.checks._filesystem import sources
-from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
-from resilience.watch.checks._filesystem.look import Look, Thresholds
-from resilience.watch.checks._filesystem.site import SiteCommand
-from resilience.watch.checks._filesystem.sources import Asked, ask_quota, of_statvfs
+from resilience.watch.checks._filesystem.quota import du_command, parse_du
+from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
+from resilience.watch.checks._filesystem.sources import Sources, ask_quota, of_statvfs, parse_site, site_command
+from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds, check_site
 from tests.fakes import ME, make_world
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")
-LOOK = Look(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
+TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
 
 
 @pytest.fixture
@@ -36,10 +37,10 @@ def a_tool(tools: Path, name: str, body: str) -> None:
     (tools / name).chmod(0o755)
 
 
-def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Asked:
+def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Sources:
     world = make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
-    asked = Asked(world, time.monotonic() + seconds)
-    ask_quota(asked, LOOK, [str(path) for path in paths] or [str(tools)], mount)
+    asked = Sources(world, time.monotonic() + seconds)
+    ask_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
 
 
@@ -47,7 +48,7 @@ def calls(tools: Path) -> list[str]:
     return (tools / "calls").read_text().splitlines()
 
 
-def scopes(asked: Asked) -> list[str]:
+def scopes(asked: Sources) -> list[str]:
     return [amount.scope for amount in asked.amounts if amount.kind == BYTES]
 
 
@@ -89,7 +90,7 @@ def test_quota_tells_by_its_exit_code_that_something_is_exceeded_and_that_is_an_
 def test_a_mount_without_quotas_is_no_failure(tools: Path) -> None:
     a_tool(tools, "quota", f"cat {RECORDED}/quota_none.stderr.txt >&2; exit 1")
     asked = asking(tools, Mount("/", "ext4", "/dev/sda1"))
-    assert (asked.amounts, asked.looked) == ([], ["quota: no quota here"])
+    assert (asked.amounts, asked.explanation) == ([], ["quota: no quota here"])
 
 
 def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
         "echo 'quota: error while getting quota from filer:/export/home: Connection refused' >&2; exit 1",
     )
     asked = asking(tools, Mount("/home", "nfs", "filer:/export/home"))
-    assert asked.amounts == [] and "Connection refused" in asked.looked[0]
+    assert asked.amounts == [] and "Connection refused" in asked.explanation[0]
 
 
 def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
@@ -107,7 +108,7 @@ def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
     a_tool(tools, "quota", "sed 's/filer:.export.home /\\/dev\\/sdb1 /' " + f"{RECORDED}/quota_nfs.txt")
     asked = asking(tools, Mount("/data", "xfs", "/dev/sdb1"))
     assert scopes(asked) == ["user alice", "group lab"]
-    assert asked.looked[0] == "xfs_quota: no quota here"
+    assert asked.explanation[0] == "xfs_quota: no quota here"
     a_tool(tools, "xfs_quota", f"cat {RECORDED}/xfs_quota_user.txt")
     assert {amount.source for amount in asking(tools, Mount("/data", "xfs", "/dev/sdb1")).amounts} == {"xfs_quota"}
 
@@ -122,7 +123,7 @@ def test_a_tool_that_fails_or_writes_nonsense_is_told_and_ends_nothing(
 ) -> None:
     a_tool(tools, tool, body)
     asked = asking(tools, Mount("/data", kind, "filer:/x"))
-    assert asked.amounts == [] and asked.looked
+    assert asked.amounts == [] and asked.explanation
 
 
 def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> None:
@@ -130,14 +131,14 @@ def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> N
     began = time.monotonic()
     asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), seconds=0.5)
     assert time.monotonic() - began < 20
-    assert "did not end within" in asked.looked[0]
+    assert "did not end within" in asked.explanation[0]
 
 
 def test_the_group_that_cannot_be_asked_hides_no_user(tools: Path) -> None:
     a_tool(tools, "lfs", f'if [ "$2" = -u ]; then cat {RECORDED}/lfs_quota_user.txt; else echo denied >&2; exit 1; fi')
     asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
     assert scopes(asked) == ["user alice"]
-    assert any("the quota of group" in line and "denied" in line for line in asked.looked)
+    assert any("the quota of group" in line and "denied" in line for line in asked.explanation)
 
 
 def test_the_user_that_cannot_be_asked_hides_no_group(tools: Path) -> None:
@@ -157,14 +158,14 @@ def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(too
 
 
 def test_a_tool_that_is_not_installed_is_told(tools: Path) -> None:
-    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).looked == ["lfs quota: lfs is not on PATH"]
+    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).explanation == ["lfs quota: lfs is not on PATH"]
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "squashfs", "devtmpfs"])
 def test_where_there_are_no_quotas_nobody_is_asked(tools: Path, kind: str) -> None:
     for name in ("lfs", "quota", "xfs_quota", "mmlsquota"):
         a_tool(tools, name, "exit 0")
-    assert asking(tools, Mount("/x", kind, kind)).looked == []
+    assert asking(tools, Mount("/x", kind, kind)).explanation == []
     assert not (tools / "calls").exists()
 
 
@@ -197,6 +198,128 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
     monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
     a_tool(tools, "q", f"echo {'a' * 60}!")
     site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
-    asked = Asked(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
-    ask_quota(asked, LOOK._replace(site=site), [str(tools)], None)
+    asked = Sources(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
+    ask_quota(asked, TASK._replace(site=site), [str(tools)], None)
     assert "it backtracks" in asked.failed[f"`{tools}/q`"]
+
+
+RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
+IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()
+
+
+def a_site(**changes: object) -> SiteCommand:
+    values = {"argv": ("idrquota", "-w"), "used": "", "limit": "", "percent": "", **changes}
+    return SiteCommand(**values)  # type: ignore[arg-type]
+
+
+def test_sizes_with_separators_and_units_are_read() -> None:
+    found = parse_site(IDRQUOTA, a_site(used=r"WORK: ([\d.,]+) (\w+)", limit=r"/ ([\d.,]+) (GiB)"), BYTES)
+    assert found.used == pytest.approx(4507.3 * 2**30, abs=1)
+    assert found.limit == 5000 * 2**30
+    assert found.source == "`idrquota -w`"
+
+
+def test_numbers_of_files_are_read() -> None:
+    found = parse_site(IDRQUOTA, a_site(used=r"([\d,]+) / [\d,]+ inodes", limit=r"/ ([\d,]+) inodes"), INODES)
+    assert (found.used, found.limit) == (450_000, 500_000)
+
+
+def test_a_percentage_is_enough() -> None:
+    found = parse_site(IDRQUOTA, a_site(percent=r"\((\d+\.\d+)%\)$"), BYTES)
+    assert (found.kind, found.used, found.limit) == ("percent", 90.15, 100)
+
+
+@pytest.mark.parametrize("lines", [0, 1, 3])
+def test_any_number_of_percentages_does_no_harm(lines: int) -> None:
+    # The original unpacked exactly two, and died at one and at three.
+    text = "".join(f"WORK{n}: used 1 of 2 ({50 + n}.0%)\n" for n in range(lines))
+    site = a_site(percent=r"\((\d+\.\d+)%\)")
+    if lines:
+        assert parse_site(text, site, BYTES).used == 50
+    else:
+        with pytest.raises(ProbeError, match="printed nothing"):
+            parse_site(text, site, BYTES)
+
+
+def test_a_line_is_found_by_its_whole_name_where_the_pattern_says_so() -> None:
+    text = (RECORDED / "site_french.txt").read_text()
+    for name, used in (("WORK", 4.5), ("WORKSF", 1.0)):
+        site = a_site(used=rf"^{name}\s+([\d.]+) (\w+)", limit=rf"^{name}\s+\S+ \w+\s+([\d.]+) (\w+)")
+        assert parse_site(text, site, BYTES).used == used * 2**40
+
+
+def test_a_device_that_is_not_in_the_list_is_no_figure() -> None:
+    with pytest.raises(ProbeError, match="printed no use"):
+        parse_site("gpfsssd2 1 2\n", a_site(used=r"^gpfsssd\s+(\d+)", limit=r"(\d+)$"), BYTES)
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit", "size"),
+    [("12", "B", 12), ("12", "GiB", 12 * 2**30), ("12 TB", "B", 12 * 10**12), ("4.5 Tio", "B", 4.5 * 2**40),
+     ("1'000 KiB", "B", 1000 * 2**10), ("3 Go", "B", 3 * 2**30)],
+)  # fmt: skip
+def test_a_figure_without_a_unit_is_in_the_settings_one(figure: str, unit: str, size: float) -> None:
+    assert (
+        parse_site(f"used={figure};", a_site(used="used=([^;]+)", limit="used=([^;]+)", unit=unit), BYTES).used == size
+    )
+
+
+@pytest.mark.parametrize(
+    "printed", ["used=many;", "used=;", "used=1,5 GiB;", "used=12 parsecs;", "error: no such user"]
+)
+def test_what_is_no_figure_is_said(printed: str) -> None:
+    with pytest.raises(ProbeError):
+        parse_site(printed, a_site(used="used=([^;]*)", limit="used=([^;]*)"), BYTES)
+
+
+@pytest.mark.parametrize(("text", "count"), [("3e6", 3_000_000), ("450k", 450_000), ("1.5M", 1_500_000), ("7", 7)])
+def test_files_are_counted_in_tens(text: str, count: float) -> None:
+    assert parse_site(f"{text};", a_site(used="^(.*);", limit="^(.*);"), INODES).used == count
+
+
+def test_path_and_user_are_filled_in_and_no_shell_reads_them() -> None:
+    site = a_site(argv=("quota.sh", "-u", "{user}", "--at={path}"), percent="(.)")
+    assert site_command(site, "/a b;rm", "alice") == ["quota.sh", "-u", "alice", "--at=/a b;rm"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"argv": (), "used": "(x)"}, "used_regex is set, and there is no command"),
+        ({}, "nothing says how to read"),
+        ({"used": "("}, "used_regex = '(' is no regular expression"),
+        ({"used": "(x)"}, "limit_regex is missing"),
+        ({"limit": "(x)"}, "used_regex is missing"),
+        ({"percent": "[0-9]+"}, "has no group"),
+        (
+            {"percent": "(x)", "used": "(x)", "limit": "(y)"},
+            "percent_regex is set, and used_regex or limit_regex as well",
+        ),
+        ({"percent": "(x)", "argv": ("idrquota -w",)}, "one text with blanks"),
+        ({"percent": "(x)", "argv": ("", "-w")}, "starts with an empty text"),
+        ({"percent": "(x)", "argv": ("q", "{folder}")}, "holds {folder}, and nothing fills that in"),
+        ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is no unit"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_refused_by_the_name_of_its_key(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_site(a_site(**changes))
+    assert message in caught.value.message
+
+
+def test_du_prints_a_total_also_where_folders_could_not_be_read() -> None:
+    found = parse_du("4096\t/data\n", "du: cannot read directory '/data/x': Permission denied\n", BYTES, 8192.0)
+    assert (found.used, found.limit) == (4096, 8192)
+    assert "lower bound: 1 folder" in found.note
+
+
+def test_du_that_prints_nothing_is_said_and_no_crash() -> None:
+    with pytest.raises(ProbeError, match="no total: du: cannot access"):
+        parse_du("", "du: cannot access '/x': No such file or directory\n", BYTES, 1.0)
+
+
+def test_du_counts_blocks_not_apparent_sizes() -> None:
+    assert du_command("/data", BYTES) == ["du", "-s", "-x", "--block-size=1", "--", "/data"]
+    assert "-b" not in du_command("/data", BYTES) and "--inodes" in du_command("/data", INODES)

@@ -13,14 +13,14 @@ import pytest
 from resilience.finding import Finding, Report
 from resilience.runs.project import Project
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import watchdog
+from resilience.watch.watchdogs import load_watchdog
 from tests.fakes import make_project
 
 
 def report_of(project: Project, kind: str, **settings: Any) -> Report:
     """One tick of one watchdog, `settings` as a command line gives them."""
     given = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-    (report,) = watch(project, [watchdog(project, kind, given)])
+    (report,) = watch(project, [load_watchdog(project, kind, given)])
     return report
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from resilience.finding import Finding, Verdict
 from resilience.job import Job, JobId, JobState
+from resilience.records import from_record, to_record
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
@@ -21,7 +22,6 @@ from resilience.watch.checks._job.reading import JobReading
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
-from resilience.watch.readings import from_record, to_record
 from resilience.watch.watchdogs import scene_of
 from tests.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 

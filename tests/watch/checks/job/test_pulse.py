@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from resilience.job import Job, JobId, JobState
-from resilience.watch.checks._job.pulse import is_due, last_pulses, pulse_line, pulse_words
-from resilience.watch.checks._job.pulse_file import _claim
+from resilience.watch.checks._job.pulse import _claim, is_due, last_pulses, pulse_line, pulse_words
 from resilience.watch.checks._job.reading import fold
 from tests.fakes import DOWN, NOW, FakeScheduler, a_job
 from tests.watch.checks.job.stage import HOUR, OK, Stage, running
@@ -242,7 +241,7 @@ def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("resilience.watch.checks._job.pulse_file.os.write", full)
+        patched.setattr("resilience.watch.checks._job.pulse.os.write", full)
         assert "pulse-file" in pulsing.faults(pulse_file="pulse.log")
     assert pulsing.faults(pulse_file="pulse.log") == {"": OK}
     assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 1

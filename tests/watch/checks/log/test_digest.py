@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.watch.checks._log.digest import digest, trimmed
+from resilience.watch.checks._log.judge import findings
 from resilience.watch.checks._log.lines import SHOWN, shown
-from resilience.watch.checks._log.sentences import findings
-from resilience.watch.checks._log.tail import Looker
-from resilience.watch.checks._log.words import LogReading, LogSettings, LogState, packed, unpacked
+from resilience.watch.checks._log.reading import LogReading, LogSettings, LogState, packed, unpacked
+from resilience.watch.checks._log.tail import LogReader
 
 
 def test_of_old_intervals_the_pauses_are_kept_and_neither_the_usual_nor_a_fault() -> None:
@@ -71,7 +71,7 @@ def test_wherever_the_looks_cut_a_log_its_last_step_is_found_and_never_a_regress
             with open(path, "ab") as file:
                 file.write(whole[start:end])
             os.utime(path, (1e9 + number, 1e9 + number))
-            looker = Looker(LogSettings(), (1e9 + number, 0.0, ""))
-            state = unpacked(looker.log(str(path), packed(state) if state else None, 1e9 + number - 1))
+            reader = LogReader(LogSettings(), (1e9 + number, 0.0, ""))
+            state = unpacked(reader.log(str(path), packed(state) if state else None, 1e9 + number - 1))
     assert state is not None and not state.trouble
     assert (state.step, state.fell_from, state.offset) == (94 + len(content), None, len(whole))

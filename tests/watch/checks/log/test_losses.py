@@ -15,7 +15,7 @@ from resilience.guard import TrainingGuard
 from resilience.guard.mirror.journal import as_line
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
-from resilience.watch.checks._log.words import LogReading
+from resilience.watch.checks._log.reading import LogReading
 from tests.fakes import NOW, FakeClock
 from tests.guard.guarded import a_launch
 from tests.guard.guards import QUIET, job_environ, wait_until
@@ -268,7 +268,7 @@ def run(tmp_path: Path, clock: FakeClock) -> Run:
 
 
 @pytest.fixture
-def dog(tmp_path: Path, clock: FakeClock) -> LogWatcher:
+def watchdog(tmp_path: Path, clock: FakeClock) -> LogWatcher:
     return LogWatcher(tmp_path, clock=clock)
 
 
@@ -288,10 +288,10 @@ def stopped(run: Run, attempt: int, step: int = 12) -> None:
     run.end(attempt, "exited")
 
 
-def test_many_ranks_and_one_fault_are_one_finding(dog: LogWatcher, run: Run) -> None:
+def test_many_ranks_and_one_fault_are_one_finding(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + b"".join(nan(12, rank=rank) for rank in range(64)) + stop(12))
     run.end(1, "exited")
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("CRITICAL", "loss-nonfinite") and (finding.subject, finding.run) == ("gpt", "gpt")
     assert finding.summary == (
         "the loss is NaN at step 12 on rank 0 and 63 others: the guard has stopped the training; "
@@ -299,18 +299,18 @@ def test_many_ranks_and_one_fault_are_one_finding(dog: LogWatcher, run: Run) -> 
     )
 
 
-def test_so_many_ranks_are_counted_as_are_read(dog: LogWatcher, run: Run) -> None:
+def test_so_many_ranks_are_counted_as_are_read(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + b"".join(nan(12, rank=rank) for rank in range(300)))
-    assert "on rank 0 and at least 99 others" in dog.one().summary
+    assert "on rank 0 and at least 99 others" in watchdog.one().summary
 
 
 def test_each_attempt_that_stops_at_the_same_step_is_the_same_fault_and_they_are_counted(
-    dog: LogWatcher, run: Run
+    watchdog: LogWatcher, run: Run
 ) -> None:
     said = []
     for attempt in range(1, 8):
         stopped(run, attempt)
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("CRITICAL", "loss-nonfinite")
         said.append(finding.summary.partition(":")[0])
     assert said[0] == "the loss is NaN at step 12"
@@ -321,47 +321,49 @@ def test_each_attempt_that_stops_at_the_same_step_is_the_same_fault_and_they_are
     assert said[5:] == said[4:5] * 2
 
 
-def test_attempts_of_one_job_that_was_requeued_are_told_apart(dog: LogWatcher, run: Run) -> None:
+def test_attempts_of_one_job_that_was_requeued_are_told_apart(watchdog: LogWatcher, run: Run) -> None:
     for attempt in (1, 2, 3):
         run.attempt(attempt, 101)
         write(run, 101, start(10, attempt=attempt) + nan(12, attempt=attempt) + stop(12, attempt=attempt))
         run.end(attempt, "exited")
-    assert "for the third time in a row, at step 12" in dog.one().summary
+    assert "for the third time in a row, at step 12" in watchdog.one().summary
 
 
 def test_a_fault_lasts_until_a_later_attempt_has_trained_past_its_step(
-    dog: LogWatcher, run: Run, clock: FakeClock
+    watchdog: LogWatcher, run: Run, clock: FakeClock
 ) -> None:
     stopped(run, 1)
     clock.sleep(MINUTE)
     run.attempt(2, 102)  # and not even its guard has begun
-    assert told(dog.look()[0]) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.look()[0]) == ("CRITICAL", "loss-nonfinite")
     write(run, 102, start(10, attempt=2))
     for step in (11, 12, 13):
         clock.sleep(MINUTE)
         run.beat(102, {0: (step, 0.1, "train")}, attempt=2)
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("CRITICAL", "loss-nonfinite")
         assert "in attempt 1; attempt 2 has not trained past that step yet" in finding.summary
     clock.sleep(MINUTE)
     run.beat(102, {0: (20, 0.1, "train")}, attempt=2)
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_heartbeat_that_is_ahead_of_the_journal_ends_nothing(dog: LogWatcher, run: Run, clock: FakeClock) -> None:
+def test_a_heartbeat_that_is_ahead_of_the_journal_ends_nothing(
+    watchdog: LogWatcher, run: Run, clock: FakeClock
+) -> None:
     """All ranks stop a step or two later than the one that saw it; the heartbeat may tell of that first."""
     stopped(run, 1)
     run.attempt(2, 102)
     write(run, 102, start(10, attempt=2))
     run.beat(102, {0: (11, 0.1, "train")}, attempt=2)
-    dog.look()
+    watchdog.look()
     clock.sleep(MINUTE)
     run.beat(102, {0: (14, 0.1, "train")}, attempt=2)
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     write(run, 102, nan(12, attempt=2) + stop(14, attempt=2))
     run.end(2, "exited")
     clock.sleep(MINUTE)
-    assert "for the second time in a row, at step 12" in dog.one().summary
+    assert "for the second time in a row, at step 12" in watchdog.one().summary
 
 
 def test_an_attempt_that_never_trained_hides_nothing(tmp_path: Path, run: Run, clock: FakeClock) -> None:
@@ -373,102 +375,104 @@ def test_an_attempt_that_never_trained_hides_nothing(tmp_path: Path, run: Run, c
     assert told(finding) == ("CRITICAL", "loss-nonfinite") and "attempt 3 has not trained past" in finding.summary
 
 
-def test_a_finished_run_has_no_fault(dog: LogWatcher, run: Run) -> None:
+def test_a_finished_run_has_no_fault(watchdog: LogWatcher, run: Run) -> None:
     stopped(run, 1)
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     (run.path / "finished").write_text("attempt = 1\n")
-    os.utime(run.path / "finished", (dog.clock.now(), dog.clock.now()))
-    assert told(dog.one()) == ("OK", "")
+    os.utime(run.path / "finished", (watchdog.clock.now(), watchdog.clock.now()))
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_what_was_wrong_with_a_run_that_was_removed_is_over(dog: LogWatcher, run: Run) -> None:
+def test_what_was_wrong_with_a_run_that_was_removed_is_over(watchdog: LogWatcher, run: Run) -> None:
     stopped(run, 1)
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     shutil.rmtree(run.path)
-    assert told(dog.one()) == ("OK", "")
-    assert dog.look() == []
+    assert told(watchdog.one()) == ("OK", "")
+    assert watchdog.look() == []
 
 
-def test_what_stopped_a_run_long_ago_is_not_said_to_be_over(dog: LogWatcher, run: Run, clock: FakeClock) -> None:
+def test_what_stopped_a_run_long_ago_is_not_said_to_be_over(watchdog: LogWatcher, run: Run, clock: FakeClock) -> None:
     stopped(run, 1)
-    dog.look()
+    watchdog.look()
     clock.sleep(48 * HOUR)
-    assert dog.look() == []
-    assert told(LogWatcher(dog.scene.project, "gpt", clock=clock).one()) == ("CRITICAL", "loss-nonfinite")
+    assert watchdog.look() == []
+    assert told(LogWatcher(watchdog.scene.project, "gpt", clock=clock).one()) == ("CRITICAL", "loss-nonfinite")
     run.attempt(2, 102)
     write(run, 102, start(10, attempt=2) + save(13, attempt=2))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_loss_that_is_odd_is_told_besides_what_else_is_wrong(dog: LogWatcher, run: Run, clock: FakeClock) -> None:
+def test_a_loss_that_is_odd_is_told_besides_what_else_is_wrong(
+    watchdog: LogWatcher, run: Run, clock: FakeClock
+) -> None:
     run.beat(101, {0: (12, 0.0, "train")})
     write(run, 101, start() + nan(12))
-    dog.look()
+    watchdog.look()
     clock.sleep(5 * HOUR)
-    assert {told(finding) for finding in dog.look()} == {("CRITICAL", "loss-nonfinite"), ("CRITICAL", "silent")}
+    assert {told(finding) for finding in watchdog.look()} == {("CRITICAL", "loss-nonfinite"), ("CRITICAL", "silent")}
 
 
 # ---- what is read
 
 
 def test_a_fault_that_the_end_of_a_long_journal_does_not_show_any_more_lasts(
-    dog: LogWatcher, run: Run, clock: FakeClock
+    watchdog: LogWatcher, run: Run, clock: FakeClock
 ) -> None:
     write(run, 101, start() + nan(12))
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     write(run, 101, b"".join(save(step) for step in range(13, 1013)))
     for _ in range(3):
         clock.sleep(MINUTE)
-        assert "the loss is NaN since step 12" in dog.one().summary
+        assert "the loss is NaN since step 12" in watchdog.one().summary
     write(run, 101, finite(1013))
-    assert told(dog.one()) == ("WARNING", "loss-nonfinite")
+    assert told(watchdog.one()) == ("WARNING", "loss-nonfinite")
     clock.sleep(3 * HOUR)
     run.beat(101, {0: (2000, 0.1, "train")})
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(dog: LogWatcher, run: Run) -> None:
+def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(watchdog: LogWatcher, run: Run) -> None:
     path = run.path / "journal" / "101.0.jsonl"
     path.mkdir()
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
     path.rmdir()
     write(run, 101, start() + nan(12))
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     for place in (path, path.parent):
         aside = place.with_name("aside")
         place.rename(aside)
         place.touch() if place == path.parent else os.mkfifo(place)
-        assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+        assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
         place.unlink()
         aside.rename(place)
 
 
 def test_a_run_that_cannot_be_looked_at_is_unknown_and_ends_no_fault(
-    dog: LogWatcher, run: Run, clock: FakeClock
+    watchdog: LogWatcher, run: Run, clock: FakeClock
 ) -> None:
     write(run, 101, start() + nan(12))
-    dog.look()
+    watchdog.look()
     write(run, 101, b"".join(save(step) for step in range(13, 1013)))
     attempts = run.path / "attempts"
     attempts.rename(run.path / "aside")
     attempts.symlink_to("attempts")  # cannot be listed: ELOOP
-    assert told(dog.one()) == ("UNKNOWN", "not-read")
+    assert told(watchdog.one()) == ("UNKNOWN", "not-read")
     attempts.unlink()
     (run.path / "aside").rename(attempts)
-    assert "the loss is NaN since step 12" in dog.one().summary
+    assert "the loss is NaN since step 12" in watchdog.one().summary
 
 
-def test_of_a_huge_journal_only_the_end_is_read(dog: LogWatcher, run: Run) -> None:
+def test_of_a_huge_journal_only_the_end_is_read(watchdog: LogWatcher, run: Run) -> None:
     path = run.path / "journal" / "101.0.jsonl"
     with open(path, "wb") as file:
         file.truncate(2**36)  # a hole, which nobody could read to its end
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + nan(12))
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
 
 
 def test_a_healthy_attempt_costs_no_look_at_those_before(
-    dog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
+    watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     tail = rundirs._tail
@@ -481,9 +485,9 @@ def test_a_healthy_attempt_costs_no_look_at_those_before(
     for attempt in range(1, 10):
         run.attempt(attempt, 100 + attempt)
         write(run, 100 + attempt, start(10 * attempt, attempt=attempt) + save(10 * attempt + 5, attempt=attempt))
-    dog.look()
+    watchdog.look()
     assert read == ["109.0.jsonl", "108.0.jsonl"]
-    dog.look()
+    watchdog.look()
     assert read[2:] == ["109.0.jsonl"]
 
 
@@ -498,15 +502,15 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(tmp_path: Path, clock: 
     run = Run(tmp_path, clock)
     run.beat(7, {0: (12, 0.0, "train")}, attempt=0)
     write(run, 7, start(attempt=0) + nan(12, attempt=0) + stop(12, attempt=0))
-    dog = LogWatcher(tmp_path, clock=clock)
-    finding = dog.one()
+    watchdog = LogWatcher(tmp_path, clock=clock)
+    finding = watchdog.one()
     assert told(finding) == ("CRITICAL", "loss-nonfinite") and "the guard was closed at step 12" in finding.summary
     clock.sleep(MINUTE)
     run.beat(8, {0: (10, 0.0, "train")}, attempt=0)
     write(run, 8, start(10, attempt=0, at=500.0))
-    assert told(dog.one()) == ("CRITICAL", "loss-nonfinite")
+    assert told(watchdog.one()) == ("CRITICAL", "loss-nonfinite")
     write(run, 8, save(13, attempt=0, at=510.0))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 # ---- real guards
@@ -518,17 +522,17 @@ def guarded(run: Run, attempt: int, **options: Any) -> TrainingGuard:
     return TrainingGuard.from_env(environ, **{**QUIET, "say": lambda text: None, **options})
 
 
-def test_a_guarded_training_whose_loss_is_quiet_is_ok(dog: LogWatcher, run: Run) -> None:
+def test_a_guarded_training_whose_loss_is_quiet_is_ok(watchdog: LogWatcher, run: Run) -> None:
     with guarded(run, 1) as guard:
         for step in range(1, 500):
             assert not guard.step(loss=2.0 + 0.01 * (step % 7))
-        assert told(dog.one()) == ("OK", "")
-    assert told(dog.one()) == ("OK", "")
+        assert told(watchdog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run: Run) -> None:
     """The whole way of one that only reports: a spike comes and goes, NaN comes and goes."""
-    dog = LogWatcher(tmp_path)
+    watchdog = LogWatcher(tmp_path)
     journal = run.path / "journal" / "101.0.jsonl"
 
     def until_told(word: bytes) -> None:
@@ -540,18 +544,18 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
         for _ in range(3):
             guard.step(loss=50.0)
         until_told(b'"loss_spike"')
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("WARNING", "loss-spike")
         assert "the loss went up to 50 from a median of 2.03 at step 203" in finding.summary
         guard.step(loss=2.0)
         until_told(b'"loss_normal"')
-        assert told(dog.one()) == ("OK", "")
+        assert told(watchdog.one()) == ("OK", "")
         guard.step(loss=math.nan)
         until_told(b'"loss_nonfinite"')
-        assert "the loss is NaN since step 205" in dog.one().summary
+        assert "the loss is NaN since step 205" in watchdog.one().summary
         guard.step(loss=2.0)
         until_told(b'"loss_finite"')
-        assert told(dog.one()) == ("WARNING", "loss-nonfinite")
+        assert told(watchdog.one()) == ("WARNING", "loss-nonfinite")
 
 
 def test_ranks_that_see_the_same_nan_are_one_finding(tmp_path: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from resilience.watch.checks._log.digest import digest
 from resilience.watch.checks._log.patterns import find, seconds_per_step
-from resilience.watch.checks._log.words import LogState
+from resilience.watch.checks._log.reading import LogState
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "logs"
 

@@ -50,48 +50,48 @@ def is_critical(finding: Finding) -> bool:
 
 
 def test_a_stopped_process_is_a_hang_and_goes_on_when_it_is_continued(tmp_path: Path) -> None:
-    dog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
+    watchdog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
     with a_training(tmp_path / "train.log") as process:
-        dog.until(is_ok)
+        watchdog.until(is_ok)
         process.send_signal(signal.SIGSTOP)
-        finding = dog.until(is_critical)
+        finding = watchdog.until(is_critical)
         assert finding.fault == "silent" and "last line: step" in finding.summary
         process.send_signal(signal.SIGCONT)
-        dog.until(is_ok)
+        watchdog.until(is_ok)
 
 
 def test_a_process_that_talks_without_progress_is_a_hang(tmp_path: Path) -> None:
-    dog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
+    watchdog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
     with a_training(tmp_path / "train.log"):
-        dog.until(is_ok)
+        watchdog.until(is_ok)
         (tmp_path / "train.log.mute").touch()
-        finding = dog.until(is_critical)
+        finding = watchdog.until(is_critical)
         assert finding.fault == "no-progress" and "last line: waiting for rank 3" in finding.summary
         (tmp_path / "train.log.mute").unlink()
-        dog.until(is_ok)
+        watchdog.until(is_ok)
 
 
 def test_a_log_that_is_rotated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    dog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
+    watchdog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
     with a_training(log):
-        dog.until(is_ok)
+        watchdog.until(is_ok)
         for number in range(5):
             wait_until(log.exists)
             log.rename(tmp_path / f"train.log.{number}")
-            assert not any(map(is_critical, dog.look()))
-            dog.until(is_ok)
+            assert not any(map(is_critical, watchdog.look()))
+            watchdog.until(is_ok)
 
 
 def test_a_log_that_is_truncated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    dog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
+    watchdog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
     with a_training(log, _WRITER):
         for _ in range(3):
-            dog.until(is_ok)
+            watchdog.until(is_ok)
             with open(log, "r+b") as file:
                 file.truncate(0)
-            assert not any(map(is_critical, dog.look()))
+            assert not any(map(is_critical, watchdog.look()))
 
 
 def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> Non
     (run / layout.RUN_FILE).write_text('[run]\nname = "demo"\n')
     attempt = 'number = 3\njob_id = 12\nlabel = "12"\nstart = 5\n'
     (run / "attempts" / layout.attempt_file(3)).write_text(attempt)
-    dog = LogWatcher(tmp_path, timeout_s=2.0)
+    watchdog = LogWatcher(tmp_path, timeout_s=2.0)
     with a_launch(tmp_path / "launch", run, 3) as launch:
         launch.wait_for_steps()
-        finding = dog.until(lambda finding: is_ok(finding) and "heartbeat of 3 ranks" in finding.summary)
+        finding = watchdog.until(lambda finding: is_ok(finding) and "heartbeat of 3 ranks" in finding.summary)
         launch.signal(1, signal.SIGSTOP)
-        finding = dog.until(is_critical)
+        finding = watchdog.until(is_critical)
         assert "rank 1 on n1 is the slowest of 3" in finding.summary
         launch.signal(1, signal.SIGCONT)
-        dog.until(is_ok)
+        watchdog.until(is_ok)
         launch.kill(2)
-        finding = dog.until(lambda finding: finding.fault == "rank-gone")
+        finding = watchdog.until(lambda finding: finding.fault == "rank-gone")
         assert "rank 2 on n1 has ended without a word" in finding.summary

@@ -85,24 +85,24 @@ def test_without_runs_nothing_is_awaited_and_that_is_said(tmp_path: Path, clock:
 
 def test_the_newest_attempts_log_is_watched_without_configuration(tmp_path: Path, clock: FakeClock, run: Run) -> None:
     run.log(100, "step 900 loss\n", age_s=5 * HOUR)
-    dog = watcher(tmp_path, clock)
-    assert told(dog.one()) == ("OK", "")
+    watchdog = watcher(tmp_path, clock)
+    assert told(watchdog.one()) == ("OK", "")
     run.log(101, "step 901 loss\n")
-    finding = dog.one()
+    finding = watchdog.one()
     assert (finding.subject, finding.run, finding.summary[:8]) == ("gpt", "gpt", "step 901")
     clock.sleep(HOUR)
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("CRITICAL", "silent") and "resil logs gpt" in finding.advice
 
 
 def test_a_job_that_just_began_may_take_its_time(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
-    assert "no log and no heartbeat yet" in dog.one().summary
+    watchdog = watcher(tmp_path, clock)
+    assert "no log and no heartbeat yet" in watchdog.one().summary
     clock.sleep(HOUR)
-    assert told(dog.one()) == ("UNKNOWN", "missing")
+    assert told(watchdog.one()) == ("UNKNOWN", "missing")
     run.log(101, "building the data set\n", age_s=2 * HOUR)  # appended to what the job before left
     run.attempt(2, 101)
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 def test_what_the_job_before_left_in_the_log_does_not_hurry_the_next(
@@ -128,19 +128,19 @@ def test_the_log_of_a_job_that_is_over_does_not_hang(tmp_path: Path, clock: Fake
 def test_a_finished_run_is_not_awaited_and_later_not_even_looked_at(tmp_path: Path, clock: FakeClock, run: Run) -> None:
     run.log(101, "step 901 loss\n")
     write(run.path / "finished", "attempt = 1\n", at=clock.time)
-    dog = watcher(tmp_path, clock)
-    assert dog.one().summary.startswith("the run is finished")
+    watchdog = watcher(tmp_path, clock)
+    assert watchdog.one().summary.startswith("the run is finished")
     clock.sleep(48 * HOUR)
-    assert dog.look() == []
+    assert watchdog.look() == []
     assert watcher(tmp_path, clock, "gpt").one().summary.startswith("the run is finished")
 
 
 def test_a_heartbeat_beats_a_silent_log(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     run.log(101, "step 1 loss\n")
     for tick in range(100):
         run.beat(101, {0: (10 * tick, 1.0, "train"), 1: (10 * tick, 2.0, "train")})
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("OK", "")
         clock.sleep(MINUTE)
     assert finding.summary == "step 990 2 s ago, usually every 6 s (heartbeat of 2 ranks)"
@@ -148,12 +148,12 @@ def test_a_heartbeat_beats_a_silent_log(tmp_path: Path, clock: FakeClock, run: R
 
 
 def test_a_rank_that_stands_still_is_named_though_the_log_goes_on(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     for tick in range(12):
         run.log(101, f"step {tick} loss\n")
         run.beat(101, {0: (tick, 1.0, "train"), 1: (tick, 1.0, "train")}, host="n1")
         run.beat(101, {2: (tick, 1.0, "train"), 3: (min(tick, 4), max(0, tick - 4) * MINUTE, "train")}, host="n2")
-        finding = dog.one()
+        finding = watchdog.one()
         clock.sleep(MINUTE)
     assert told(finding) == ("CRITICAL", "no-progress")
     assert "rank 3 on n2 is the slowest of 4" in finding.summary and "(4 at " in finding.summary
@@ -162,63 +162,63 @@ def test_a_rank_that_stands_still_is_named_though_the_log_goes_on(tmp_path: Path
 
 @pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
 def test_a_node_whose_clock_is_wrong_does_not_hang(tmp_path: Path, clock: FakeClock, run: Run, ahead_s: float) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     for tick in range(5):
         run.beat(101, {0: (tick, 1.0, "train")}, ahead_s=ahead_s)
-        assert told(dog.one()) == ("OK", "")
+        assert told(watchdog.one()) == ("OK", "")
         clock.sleep(MINUTE)
 
 
 def test_a_heartbeat_whose_mirror_is_dead_gives_way_to_the_log(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     run.beat(101, {0: (5, 1.0, "train")})
     for step in range(5, 40):
         run.log(101, f"step {step} loss\n")
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("OK", "")
         clock.sleep(MINUTE)
     assert finding.summary.startswith("step 39")
     assert any("mirror is dead" in line for line in finding.looked)
     clock.sleep(HOUR)
-    assert told(dog.one()) == ("CRITICAL", "silent")
+    assert told(watchdog.one()) == ("CRITICAL", "silent")
 
 
 def test_a_heartbeat_that_stands_still_with_the_log_is_a_hang(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     for step in range(5):
         run.log(101, f"step {step} loss\n")
         run.beat(101, {0: (step, 0.0, "train")})
-        dog.look()
+        watchdog.look()
         clock.sleep(MINUTE)
     clock.sleep(HOUR)
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("CRITICAL", "silent") and "its heartbeat stands still as well" in finding.summary
 
 
 @pytest.mark.parametrize("phase", ["eval", "validation", "save", "start"])
 def test_a_phase_of_the_heartbeat_has_its_own_allowance(tmp_path: Path, clock: FakeClock, run: Run, phase: str) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     for step in range(5):
         run.beat(101, {0: (step, 0.0, "train"), 1: (step, 0.0, "train")})
-        dog.look()
+        watchdog.look()
         clock.sleep(10.0)
     clock.sleep(20 * MINUTE)
     quiet_s = 20 * MINUTE + 10
     run.beat(101, {0: (4, quiet_s, phase), 1: (4, quiet_s, "train")})  # the others wait for the one that saves
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
     clock.sleep(20 * MINUTE)
     run.beat(101, {0: (4, quiet_s + 20 * MINUTE, phase), 1: (4, quiet_s + 20 * MINUTE, "train")})
-    assert told(dog.one()) == ("CRITICAL", "silent")
+    assert told(watchdog.one()) == ("CRITICAL", "silent")
 
 
 def test_a_rank_that_ended_without_a_word_is_told(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     run.beat(101, {0: (9, 1.0, "train"), 1: (9, 1.0, "train")}, gone=(1,))
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("WARNING", "rank-gone") and "rank 1 on n1 has ended without a word" in finding.summary
     clock.sleep(10 * MINUTE)
     run.beat(101, {0: (9, 601.0, "train"), 1: (9, 601.0, "train")}, gone=(1,))
-    assert told(dog.one()) == ("CRITICAL", "rank-gone")
+    assert told(watchdog.one()) == ("CRITICAL", "rank-gone")
 
 
 def test_a_heartbeat_of_an_earlier_attempt_says_nothing(tmp_path: Path, clock: FakeClock, run: Run) -> None:
@@ -230,25 +230,25 @@ def test_a_heartbeat_of_an_earlier_attempt_says_nothing(tmp_path: Path, clock: F
 
 
 def test_a_new_attempt_may_begin_below_the_last_step(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     run.log(101, "".join(f"step {n} loss\n" for n in range(90, 101)))
-    dog.look()
+    watchdog.look()
     clock.sleep(MINUTE)
     run.attempt(2, 101)
     run.log(101, "step 51 loss\nstep 52 loss\n")
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("OK", "") and finding.summary.startswith("step 52")
 
 
 def test_what_was_wrong_with_a_run_that_was_removed_is_over(tmp_path: Path, clock: FakeClock, run: Run) -> None:
     run.log(101, "step 5 loss\n")
-    dog = watcher(tmp_path, clock)
+    watchdog = watcher(tmp_path, clock)
     clock.sleep(5 * HOUR)
-    assert told(dog.one()) == ("CRITICAL", "silent")
+    assert told(watchdog.one()) == ("CRITICAL", "silent")
     shutil.rmtree(run.path)
-    finding = dog.one()
+    finding = watchdog.one()
     assert (finding.subject, *told(finding)) == ("gpt", "OK", "") and "no longer there" in finding.summary
-    assert dog.look() == []
+    assert watchdog.look() == []
 
 
 def test_damaged_heartbeats_are_passed_over(tmp_path: Path, clock: FakeClock, run: Run) -> None:
@@ -262,34 +262,34 @@ def test_damaged_heartbeats_are_passed_over(tmp_path: Path, clock: FakeClock, ru
 
 
 def test_one_of_a_runs_logs_that_goes_on_is_enough(tmp_path: Path, clock: FakeClock, run: Run) -> None:
-    dog = watcher(tmp_path, clock, timeout_s=300.0)
+    watchdog = watcher(tmp_path, clock, timeout_s=300.0)
     for tick in range(10):
         for rank in range(3):
             if rank == 0 or tick == 0:
                 path = run.path / "logs" / f"gpt-101.rank{rank}.out"
                 write(path, f"step {tick} loss\n", at=clock.time, append=True)
-        finding = dog.one()
+        finding = watchdog.one()
         clock.sleep(MINUTE)
     assert told(finding) == ("OK", "") and finding.subject == "gpt"
 
 
 def test_a_training_said_done_whose_job_never_ends_is_told(tmp_path: Path, clock: FakeClock, run: Run) -> None:
     run.log(101, "step 5 loss\n[exiting program after 10 minutes]\n")
-    dog = watcher(tmp_path, clock)
-    assert told(dog.one()) == ("OK", "")
+    watchdog = watcher(tmp_path, clock)
+    assert told(watchdog.one()) == ("OK", "")
     clock.sleep(2 * HOUR)
-    assert told(dog.one()) == ("WARNING", "not-ended")
+    assert told(watchdog.one()) == ("WARNING", "not-ended")
 
 
 def test_the_guards_last_event_ends_a_training_that_no_template_started(tmp_path: Path, clock: FakeClock) -> None:
     run = Run(tmp_path, clock)
     run.beat(7, {0: (5, 0.0, "train")}, attempt=0)
-    dog = watcher(tmp_path, clock)
-    assert dog.one().summary.startswith("step 5")
+    watchdog = watcher(tmp_path, clock)
+    assert watchdog.one().summary.startswith("step 5")
     event = f'{{"event":"end","time":{clock.time},"step":5,"exit_code":0}}\n'
     (run.path / "journal" / "7.0.jsonl").write_text('{"event":"start"}\n' + event)
     clock.sleep(2 * HOUR)
-    assert dog.one().summary.startswith("the guard was closed at step 5")
+    assert watchdog.one().summary.startswith("the guard was closed at step 5")
 
 
 def test_many_runs_have_a_finding_each(tmp_path: Path, clock: FakeClock) -> None:

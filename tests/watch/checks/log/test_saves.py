@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from resilience.records import from_record
 from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.runs.last_save import LastSave, last_save
 from resilience.system.files import parse_lines
-from resilience.watch.checks._log import look_runs
-from resilience.watch.checks._log.saves import failed_save, still_failed
-from resilience.watch.checks._log.words import LogReading
+from resilience.watch.checks._log import runs as look_runs
+from resilience.watch.checks._log.reading import LogReading
+from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
-from resilience.watch.readings import from_record
 from tests.fakes import NOW, FakeClock
 from tests.guard.guards import wait_until
 from tests.watch.checks.log.test_losses import guarded, line, nan, start, write
@@ -137,166 +137,166 @@ def run(tmp_path: Path, clock: FakeClock) -> Run:
 
 
 @pytest.fixture
-def dog(tmp_path: Path, clock: FakeClock) -> LogWatcher:
+def watchdog(tmp_path: Path, clock: FakeClock) -> LogWatcher:
     return LogWatcher(tmp_path, clock=clock)
 
 
-def test_a_failure_is_told_until_a_save_is_durable(dog: LogWatcher, run: Run) -> None:
+def test_a_failure_is_told_until_a_save_is_durable(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + save(40))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
     for step in (80, 120):
         write(run, 101, failed(step))
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("CRITICAL", "save-failed") and (finding.subject, finding.run) == ("gpt", "gpt")
         assert finding.summary == (
             f"the save of step {step} failed: {FULL}; the newest durable one is of step 40, 15 min ago"
         )
     write(run, 101, save(160))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_failure_that_was_made_good_before_the_look_is_none(dog: LogWatcher, run: Run) -> None:
+def test_a_failure_that_was_made_good_before_the_look_is_none(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + failed(80) + save(90))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(
-    dog: LogWatcher, run: Run, clock: FakeClock
+    watchdog: LogWatcher, run: Run, clock: FakeClock
 ) -> None:
     write(run, 101, start() + save(40))
-    dog.look()
+    watchdog.look()
     write(run, 101, failed(80))
     run.end(1, "exited")
-    finding = dog.one()
+    finding = watchdog.one()
     assert told(finding) == ("CRITICAL", "save-failed")
     assert finding.summary.endswith("; job 101 is over: exited with 1")
     for attempt in (2, 3):  # and the second ends before it has saved
         run.attempt(attempt, 100 + attempt)
-        assert f"in attempt 1 failed: {FULL}; attempt {attempt} has not saved yet" in dog.one().summary
+        assert f"in attempt 1 failed: {FULL}; attempt {attempt} has not saved yet" in watchdog.one().summary
         write(run, 100 + attempt, start(40, attempt=attempt) + begun(80, attempt=attempt))
         clock.sleep(MINUTE)
-        assert f"attempt {attempt} has not saved yet; the newest durable one is of step 40" in dog.one().summary
-        assert told(LogWatcher(dog.scene.project, clock=clock).one())[1] == "save-failed"  # nothing is remembered
+        assert f"attempt {attempt} has not saved yet; the newest durable one is of step 40" in watchdog.one().summary
+        assert told(LogWatcher(watchdog.scene.project, clock=clock).one())[1] == "save-failed"  # nothing is remembered
         run.end(attempt, "terminated")
     run.attempt(4, 104)
     write(run, 104, start(40, attempt=4) + save(80, attempt=4))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_save_that_the_end_of_its_attempt_cut_off_is_no_failure(dog: LogWatcher, run: Run) -> None:
+def test_a_save_that_the_end_of_its_attempt_cut_off_is_no_failure(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + save(40) + begun(80))
     run.end(1, "lost")
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_requeued_job_has_one_journal_for_its_attempts(dog: LogWatcher, run: Run) -> None:
+def test_a_requeued_job_has_one_journal_for_its_attempts(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + failed(80))
     run.attempt(2, 101)
     write(run, 101, start(attempt=2))
-    assert "attempt 2 has not saved yet; there is no durable one yet" in dog.one().summary
+    assert "attempt 2 has not saved yet; there is no durable one yet" in watchdog.one().summary
     write(run, 101, save(20, attempt=2))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_finished_run_has_no_fault(dog: LogWatcher, run: Run) -> None:
+def test_a_finished_run_has_no_fault(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + failed(80))
-    assert told(dog.one()) == ("CRITICAL", "save-failed")
+    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
     (run.path / "finished").write_text("attempt = 1\n")
-    os.utime(run.path / "finished", (dog.clock.now(), dog.clock.now()))
-    assert told(dog.one()) == ("OK", "")
+    os.utime(run.path / "finished", (watchdog.clock.now(), watchdog.clock.now()))
+    assert told(watchdog.one()) == ("OK", "")
 
 
 def test_what_failed_long_ago_is_not_said_to_be_over_unless_the_run_was_removed(
-    dog: LogWatcher, run: Run, clock: FakeClock
+    watchdog: LogWatcher, run: Run, clock: FakeClock
 ) -> None:
     write(run, 101, start() + failed(80))
     run.end(1, "exited")
-    dog.look()
+    watchdog.look()
     clock.sleep(48 * HOUR)
-    assert dog.look() == []
-    assert told(LogWatcher(dog.scene.project, "gpt", clock=clock).one()) == ("CRITICAL", "save-failed")
+    assert watchdog.look() == []
+    assert told(LogWatcher(watchdog.scene.project, "gpt", clock=clock).one()) == ("CRITICAL", "save-failed")
     shutil.rmtree(run.path)
-    assert told(dog.one()) == ("OK", "")
-    assert dog.look() == []
+    assert told(watchdog.one()) == ("OK", "")
+    assert watchdog.look() == []
 
 
-def test_a_failed_save_is_told_besides_what_else_is_wrong(dog: LogWatcher, run: Run, clock: FakeClock) -> None:
+def test_a_failed_save_is_told_besides_what_else_is_wrong(watchdog: LogWatcher, run: Run, clock: FakeClock) -> None:
     run.beat(101, {0: (80, 0.0, "train")})
     write(run, 101, start() + failed(80) + nan(90))
-    dog.look()
+    watchdog.look()
     clock.sleep(5 * HOUR)
-    assert {finding.fault for finding in dog.look()} == {"save-failed", "loss-nonfinite", "silent"}
+    assert {finding.fault for finding in watchdog.look()} == {"save-failed", "loss-nonfinite", "silent"}
 
 
 def test_without_attempts_the_newest_jobs_guard_is_heard(tmp_path: Path, clock: FakeClock) -> None:
     run = Run(tmp_path, clock)
-    dog = LogWatcher(tmp_path, clock=clock)
+    watchdog = LogWatcher(tmp_path, clock=clock)
     run.beat(7, {0: (80, 0.0, "train")}, attempt=0)
     write(run, 7, start(attempt=0) + failed(80, attempt=0))
-    assert dog.one().summary == SAYS + NONE
+    assert watchdog.one().summary == SAYS + NONE
     clock.sleep(MINUTE)
     run.beat(8, {0: (40, 0.0, "train")}, attempt=0)
     write(run, 8, start(attempt=0, at=500.0))
-    assert dog.one().summary == SAYS + NONE
+    assert watchdog.one().summary == SAYS + NONE
     write(run, 8, save(80, attempt=0, at=510.0))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 # ---- what is read
 
 
-def test_a_failure_that_the_end_of_a_long_journal_does_not_show_any_more_lasts(dog: LogWatcher, run: Run) -> None:
+def test_a_failure_that_the_end_of_a_long_journal_does_not_show_any_more_lasts(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + failed(80))
-    assert told(dog.one()) == ("CRITICAL", "save-failed")
+    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
     with open(run.path / "journal" / "101.0.jsonl", "ab") as file:
         file.write(line("phase", 90, phase="eval") * (TAIL_BYTES // 50))
-    assert dog.one().summary == SAYS + NONE
+    assert watchdog.one().summary == SAYS + NONE
     write(run, 101, save(100))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
-def test_a_durable_save_of_long_ago_is_found_or_not_denied(dog: LogWatcher, run: Run) -> None:
+def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + save(40))
     for number in range(2, 9):
         run.end(number - 1, "exited")
         run.attempt(number, 100 + number)
         write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
-    assert "; the newest durable one is of step 40," in dog.one().summary
+    assert "; the newest durable one is of step 40," in watchdog.one().summary
     for number in range(9, 2 + ATTEMPTS_WITHOUT_SAVE):
         run.end(number - 1, "exited")
         run.attempt(number, 100 + number)
         write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
-    dog.memory.clear()  # a watchdog that begins only now
-    assert dog.one().summary.endswith("; no durable one in the newest journals")
+    watchdog.memory.clear()  # a watchdog that begins only now
+    assert watchdog.one().summary.endswith("; no durable one in the newest journals")
 
 
-def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(dog: LogWatcher, run: Run) -> None:
+def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(watchdog: LogWatcher, run: Run) -> None:
     path = run.path / "journal" / "101.0.jsonl"
     path.mkdir()
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
     path.rmdir()
     write(run, 101, start() + save(40) + failed(80))
-    assert told(dog.one()) == ("CRITICAL", "save-failed")
+    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
     for place in (path, path.parent):
         aside = place.with_name("aside")
         place.rename(aside)
         place.touch() if place == path.parent else os.mkfifo(place)
-        assert dog.one().summary.startswith(f"{SAYS}; the newest durable one is of step 40,")
+        assert watchdog.one().summary.startswith(f"{SAYS}; the newest durable one is of step 40,")
         place.unlink()
         aside.rename(place)
 
 
-def test_a_run_that_cannot_be_looked_at_is_unknown_and_ends_no_fault(dog: LogWatcher, run: Run) -> None:
+def test_a_run_that_cannot_be_looked_at_is_unknown_and_ends_no_fault(watchdog: LogWatcher, run: Run) -> None:
     write(run, 101, start() + failed(80))
-    dog.look()
+    watchdog.look()
     (run.path / "journal" / "101.0.jsonl").unlink()
     attempts = run.path / "attempts"
     attempts.rename(run.path / "aside")
     attempts.symlink_to("attempts")  # cannot be listed: ELOOP
-    assert told(dog.one()) == ("UNKNOWN", "not-read")
+    assert told(watchdog.one()) == ("UNKNOWN", "not-read")
     attempts.unlink()
     (run.path / "aside").rename(attempts)
-    assert dog.one().summary == SAYS + NONE
+    assert watchdog.one().summary == SAYS + NONE
 
 
 def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
@@ -306,13 +306,13 @@ def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
 
 
 def test_a_training_that_saves_well_costs_no_look_at_the_attempts(
-    dog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
+    watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(run, 101, start() + save(40))
-    dog.look()
+    watchdog.look()
     monkeypatch.setattr(look_runs, "newest_save", lambda *_: pytest.fail("looked for the newest save"))
     write(run, 101, save(80))
-    assert told(dog.one()) == ("OK", "")
+    assert told(watchdog.one()) == ("OK", "")
 
 
 def is_in(path: Path, word: bytes) -> bool:
@@ -320,7 +320,7 @@ def is_in(path: Path, word: bytes) -> bool:
 
 
 def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_path: Path, run: Run) -> None:
-    dog = LogWatcher(tmp_path)
+    watchdog = LogWatcher(tmp_path)
     journal = run.path / "journal" / "101.0.jsonl"
     with guarded(run, 1) as guard:
         for error in (None, OSError(28, "No space left on device")):
@@ -328,14 +328,14 @@ def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_
             future: Future[None] = Future()
             with guard.saving() as saving:
                 saving.until(future)
-            assert told(dog.one()) == ("OK", "")
+            assert told(watchdog.one()) == ("OK", "")
             future.set_result(None) if error is None else future.set_exception(error)
             word = b'"save"' if error is None else b'"save_failed"'
             wait_until(partial(is_in, journal, word))
-        finding = dog.one()
+        finding = watchdog.one()
         assert told(finding) == ("CRITICAL", "save-failed") and "newest durable one is of step 1, " in finding.summary
         guard.step()
         with guard.saving():
             pass
         wait_until(lambda: journal.read_bytes().count(b'"event":"save"') == 2)
-        assert told(dog.one()) == ("OK", "")
+        assert told(watchdog.one()) == ("OK", "")

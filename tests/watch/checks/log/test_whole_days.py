@@ -107,7 +107,7 @@ def buffered(written: Written) -> Written:
 def night(folder: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
     """What a person would be told, with the seconds since the evening."""
     clock, log = FakeClock(), folder / "train.log"
-    dog = LogWatcher(folder, log, clock=clock)
+    watchdog = LogWatcher(folder, log, clock=clock)
     at, told = NOW, []
     write(log, "", at=NOW)
     wait_s, text = next(written)
@@ -118,7 +118,7 @@ def night(folder: Path, written: Written, hours: float, hangs_at: float = float(
             wait_s, text = next(written)
         if new:
             write(log, new, at=at, append=True)
-        told += [(clock.time - NOW, f.summary) for f in dog.look() if f.verdict is not Verdict.OK]
+        told += [(clock.time - NOW, f.summary) for f in watchdog.look() if f.verdict is not Verdict.OK]
         clock.sleep(60)
     return told
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resilience.finding import Finding
+from resilience.records import from_record, to_record
 from resilience.runs.context import Scene
 from resilience.system.clock import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
-from resilience.watch.readings import from_record, to_record
 from tests.fakes import FakeClock, make_world
 
 

@@ -1,0 +1,117 @@
+"""Dataclasses and named tuples as plain JSON values, and back. Pure.
+
+Written is what is not as by default, so that a record of an earlier version and one of a later version are both read
+as far as they go: a missing field takes its default, and an unknown key is passed over.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+ValueT = TypeVar("ValueT")
+Converter = Callable[[Any], Any]
+
+_PLAIN = (str, int, float, bool, type(None))
+_NESTED = (list, tuple, dict)
+
+
+def to_record(value: Any) -> dict[str, Any]:
+    """Given a dataclass or named tuple, return its fields that are not as by default, as JSON takes them.
+
+    Enumerations become their values, and dataclasses inside become records of their own.
+    """
+    return {
+        name: item if type(item) in _PLAIN else _plain(item)
+        for name, default in defaults_of(type(value)).items()
+        if (item := getattr(value, name)) != default
+    }
+
+
+def from_record(owner: type[ValueT], record: Mapping[str, Any]) -> ValueT:
+    """Given what `to_record` returned, or what JSON made of it, return the value; lists become tuples.
+
+    A field whose annotation is an enumeration, a dataclass or a named tuple (also `X | None`, `tuple[X, ...]`) is
+    read as one. Raise TypeError if a field without a default is missing (a record of another version), or a part is no
+    record; ValueError if an enumeration has no such value.
+    """
+    if not isinstance(record, Mapping):
+        raise TypeError(f"{type(record).__name__} is no record of {owner.__name__}")
+    names, converters = defaults_of(owner), _converters_of(owner)
+    values = {}
+    for key, value in record.items():
+        if key in converters:
+            values[key] = converters[key](value)
+        elif key in names:
+            values[key] = _tupled(value) if type(value) in _NESTED else value
+    return owner(**values)
+
+
+_defaults: dict[type, dict[str, Any]] = {}
+_converters: dict[type, dict[str, Converter]] = {}
+
+
+def defaults_of(owner: type) -> Mapping[str, Any]:
+    """The fields of a dataclass or named tuple with their defaults; MISSING, which equals nothing, for those without.
+
+    A `default_factory` counts as none: such a field is always written. Raise TypeError if `owner` is neither.
+    """
+    if owner not in _defaults:  # ten thousand readings are of one class
+        if is_dataclass(owner):
+            _defaults[owner] = {field.name: field.default for field in fields(owner) if field.init}
+        elif hasattr(owner, "_field_defaults"):
+            _defaults[owner] = {name: owner._field_defaults.get(name, MISSING) for name in owner._fields}  # type: ignore[attr-defined]
+        else:
+            raise TypeError(f"{owner.__name__} is neither a dataclass nor a named tuple")
+    return _defaults[owner]
+
+
+def _converters_of(owner: type) -> Mapping[str, Converter]:
+    """Converters of the fields that are not plain. Annotations that only a type checker resolves leave all plain."""
+    if owner not in _converters:
+        try:
+            hints = typing.get_type_hints(owner)
+        except (NameError, AttributeError, TypeError, SyntaxError):
+            hints = {}
+        found = {name: _converter(hint) for name, hint in hints.items() if name in defaults_of(owner)}
+        _converters[owner] = {name: converter for name, converter in found.items() if converter is not None}
+    return _converters[owner]
+
+
+def _converter(hint: Any) -> Converter | None:
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        inner = [found for option in arguments if (found := _converter(option)) is not None]
+        return (lambda value: None if value is None else inner[0](value)) if len(inner) == 1 else None
+    if typing.get_origin(hint) is tuple and len(arguments) == 2 and arguments[1] is ...:
+        each = _converter(arguments[0])
+        return (lambda value: tuple(each(item) for item in value)) if each is not None else None
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, Enum):
+        return hint
+    return (lambda value: from_record(hint, value)) if is_dataclass(hint) or hasattr(hint, "_field_defaults") else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) or hasattr(value, "_field_defaults"):
+        return to_record(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _tupled(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_tupled(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tupled(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,214 @@
+"""The size and interval of checkpoints, and the files that a site's purge policy will delete: measured, within bounds.
+
+A checkpoint of a hundred thousand files is counted as far as `MOST_FILES`. The interval is read in the run's journal.
+
+Sites purge by the last access ("not accessed for 30 days") or the last change; the later of the two is taken, and a
+file system mounted `noatime` or `relatime` may know an access that is a day late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from resilience.watch.checks._filesystem.reading import INODES, median
+
+MOST_FILES = 20_000
+MOST_ENTRIES = 2_000
+MEASURED = 3
+"""The newest so many are measured, and the largest of them counts."""
+SETTLED_S = 60.0
+"""What was changed since is still being written."""
+LEAST_BYTES = 2**20
+"""A file smaller than this beside the checkpoints is none: `latest`, `README`."""
+TAIL_BYTES = 2**18
+MOST_JOURNALS = 3
+LONGEST_S = 7 * 86400.0
+"""Two saves further apart have a pause between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What is known of a run's checkpoints.
+
+    Attributes:
+        folder: where they lie.
+        size: of one, in bytes or inodes; None when there is none to measure.
+        every_s: seconds from one to the next; None when not known.
+        count: how many lie there.
+        saves: how many the journal tells of, in what was read of it; 0 without a journal.
+        source: how that is known.
+    """
+
+    folder: str
+    size: float | None = None
+    every_s: float | None = None
+    count: int = 0
+    saves: int = 0
+    source: str = ""
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether older ones were removed: more were saved than lie there."""
+        return self.saves > self.count + 1
+
+
+def learn(folder: str, journal: str, kind: str, now: float) -> Learned:
+    """Task into the folder of the checkpoints and into the run's journal (empty: none, or not to be touched)."""
+    entries = _entries(folder)
+    sizes: list[int] = []
+    for path, changed in reversed(entries[-MEASURED - 1 :]):
+        if now - changed > SETTLED_S and len(sizes) < MEASURED:
+            size_bytes, files = _measure(path)
+            if size_bytes >= LEAST_BYTES:
+                sizes.append(files if kind == INODES else size_bytes)
+    times = saves_of(_journal_lines(journal)) if journal else ()
+    every_s = interval_s(times)
+    source = "the run's journal"
+    if every_s is None:
+        every_s, source = interval_s([changed for _, changed in entries]), "the times of the checkpoints"
+    return Learned(folder=folder, size=float(max(sizes)) if sizes else None, every_s=every_s, count=len(entries),
+                   saves=len(times), source=source if every_s is not None else "")  # fmt: skip
+
+
+def interval_s(times: Sequence[float]) -> float | None:
+    """Given when checkpoints were written, return the usual time from one to the next; None for less than three."""
+    gaps = [after - before for before, after in pairwise(sorted(times)) if 1 < after - before <= LONGEST_S]
+    return median(gaps) if len(gaps) >= 2 else None
+
+
+def saves_of(lines: Sequence[str]) -> tuple[float, ...]:
+    """Given lines of journals, return when saves ended, as rank 0 tells. Lines that are none are passed over. Pure."""
+    times = []
+    for line in lines:
+        if '"save"' not in line:
+            continue
+        try:
+            record: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or record.get("event") != "save" or record.get("rank", 0) != 0:
+            continue
+        time = record.get("time")
+        if isinstance(time, int | float) and not isinstance(time, bool) and 0 < time < 2**40:
+            times.append(float(time))
+    return tuple(sorted(times))
+
+
+def _journal_lines(folder: str) -> list[str]:
+    """The ends of the newest journals."""
+    lines: list[str] = []
+    with suppress(OSError):
+        found = [entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
+        found = found[:MOST_ENTRIES]
+        found.sort(key=lambda entry: entry.stat().st_mtime)
+        for entry in found[-MOST_JOURNALS:]:
+            if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                continue
+            with open(entry.path, "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - TAIL_BYTES))
+                lines += file.read(TAIL_BYTES).decode("utf-8", "replace").split("\n")
+    return lines
+
+
+def _entries(folder: str) -> list[tuple[str, float]]:
+    """The checkpoints of a folder, oldest first: its folders, and its files that are not small."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MOST_ENTRIES:
+                break
+            if entry.name.startswith("."):
+                continue
+            with suppress(OSError):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode) or (stat.S_ISREG(info.st_mode) and info.st_size >= LEAST_BYTES):
+                    found.append((entry.path, info.st_mtime))
+    return sorted(found, key=lambda item: item[1])
+
+
+def _measure(path: str) -> tuple[int, int]:
+    """Bytes on disk and inodes of a file or of a folder with all below it."""
+    size_bytes = files = 0
+    waiting = [path]
+    with suppress(OSError):
+        info = os.lstat(path)
+        size_bytes, files = info.st_blocks * 512, 1
+        if not stat.S_ISDIR(info.st_mode):
+            return size_bytes, files
+    while waiting and files < MOST_FILES:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    info = entry.stat(follow_symlinks=False)
+                    size_bytes += info.st_blocks * 512
+                    files += 1
+                    if stat.S_ISDIR(info.st_mode):
+                        waiting.append(entry.path)
+                if files >= MOST_FILES:
+                    break
+    return size_bytes, files
+
+
+MOST_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doomed:
+    """What will be deleted soon.
+
+    Attributes:
+        folder: where was looked.
+        files: how many files are that old.
+        size_bytes: what they take.
+        oldest_s: how long the oldest was not used.
+        example: the oldest, by its path.
+        seen: how many files were looked at.
+        is_whole: whether that were all.
+        spares_newest: whether the newest file of all is not among them.
+    """
+
+    folder: str
+    files: int = 0
+    size_bytes: int = 0
+    oldest_s: float = 0.0
+    example: str = ""
+    seen: int = 0
+    is_whole: bool = True
+    spares_newest: bool = True
+
+
+def doomed(folder: str, unused_s: float, now: float) -> Doomed:
+    """Find the files below a folder that were not used for `unused_s`."""
+    files = size_bytes = seen = 0
+    oldest_s, youngest_s, example = 0.0, float("inf"), ""
+    waiting, is_whole, end = [folder], True, time.monotonic() + MOST_S
+    while waiting and is_whole:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if seen >= MOST_FILES or time.monotonic() > end:
+                    is_whole = False
+                    break
+                with suppress(OSError):
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        waiting.append(entry.path)
+                        continue
+                    seen += 1
+                    age_s = now - max(info.st_atime, info.st_mtime)
+                    youngest_s = min(youngest_s, age_s)
+                    if age_s <= unused_s:
+                        continue
+                    files, size_bytes = files + 1, size_bytes + info.st_blocks * 512
+                    if age_s > oldest_s:
+                        oldest_s, example = age_s, entry.path
+    return Doomed(folder=folder, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example, seen=seen,
+                  is_whole=is_whole, spares_newest=youngest_s <= unused_s)  # fmt: skip

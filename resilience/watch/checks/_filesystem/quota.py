@@ -1,0 +1,415 @@
+"""Commands of quota tools, and their output as amounts: lfs, mmlsquota, beegfs-ctl, xfs_quota, quota, and du. Pure.
+
+Recorded outputs lie in tests/recorded/quota.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from resilience.errors import ProbeError, QuantityError
+from resilience.quantities import parse_bytes
+from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
+
+_FIGURE = r"\[?(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<unit>[kKmMgGtTpPeE]?)(?:i?B)?\]?\*?"
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
+_NO_LIMIT = frozenset({"", "-", "none", "unlimited", "no", "off", "∞", "infinite"})
+_GRACE_PART = r"([0-9]{1,9})\s*(weeks?|days?|hours?|minutes?|mins?|seconds?|secs?|w|d|h|m|s)"
+_GRACE_UNITS_S = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_GRACE_CLOCK = r"(?:([0-9]{1,9})\s*days?\s*)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?"
+
+
+def parse_size(text: str, default_unit: str = "B") -> float:
+    """Given a size of a quota tool, return bytes. A bare number is in `default_unit`; `*` and `[]` are its marks.
+
+    For instance, `2000*` with the unit `K` gives 2048000.0, `8T` gives 8 TiB. All of lfs, mmlsquota, quota and
+    xfs_quota count in powers of 1024. Raise ProbeError if it is no size.
+    """
+    match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
+    if match is None:
+        raise ProbeError(f"{text.strip()[:40]!r} is no size")
+    unit = match["unit"] or default_unit
+    return float(match["number"]) * parse_bytes("1" + unit)
+
+
+def parse_count(text: str) -> float:
+    """Given a number of files of a quota tool, return it. `160k` is 160,000: files are counted in tens.
+
+    Raise ProbeError if it is no count.
+    """
+    match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
+    if match is None:
+        raise ProbeError(f"{text.strip()[:40]!r} is no number of files")
+    return float(match["number"]) * _COUNT_UNITS[match["unit"].lower()]
+
+
+def parse_limit(text: str, kind: str, default_unit: str = "B") -> float | None:
+    """Given a limit of a quota tool, return it, or None where there is none: 0, `-`, `none`, `unlimited`."""
+    stripped = text.strip()
+    if stripped.lower() in _NO_LIMIT:
+        return None
+    return (parse_size(stripped, default_unit) if kind == BYTES else parse_count(stripped)) or None
+
+
+def is_figure(text: str) -> bool:
+    """Whether a word of a table is a size or a count."""
+    return re.fullmatch(_FIGURE, text, re.ASCII) is not None
+
+
+def parse_grace_s(text: str, *, is_over: bool) -> float | None:
+    """Given the grace column of a quota tool, return the seconds left; 0.0 when they are over; None: not running.
+
+    `is_over`: whether the soft limit is exceeded. Then `none`, `expired` and `0` say that the time is up (lfs and
+    quota write `none`, xfs_quota `--none--`, mmlsquota `expired`); else they say nothing.
+    """
+    word = text.strip().strip("[]").strip().lower()
+    if not is_over:
+        return None
+    clock = re.fullmatch(_GRACE_CLOCK, word, re.ASCII)
+    if clock is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
+    parts = re.findall(_GRACE_PART, word, re.ASCII)
+    if parts:
+        return float(sum(int(number) * _GRACE_UNITS_S[unit[0]] for number, unit in parts))
+    if word.strip("-") in {"none", "expired", "0", "0seconds"}:
+        return 0.0
+    return None
+
+
+def amount(
+    kind: str, source: str, scope: str, used: str, soft: str, limit: str, grace: str, *, unit: str = "K", note: str = ""
+) -> Amount:
+    """One amount from the words of a quota tool's table. Raise ProbeError if they are not figures."""
+    try:
+        in_use = parse_size(used, unit) if kind == BYTES else parse_count(used)
+        soft_limit, hard_limit = parse_limit(soft, kind, unit), parse_limit(limit, kind, unit)
+    except QuantityError as error:  # a unit that is none
+        raise ProbeError(error.message) from error
+    is_over = soft_limit is not None and in_use > soft_limit
+    notes = [note] if note else []
+    if used.strip().startswith("["):
+        notes.append("some servers did not answer: the use is a lower bound")
+    return Amount(
+        kind=kind, source=source, scope=scope, used=in_use, limit=hard_limit, soft=soft_limit,
+        grace_s=parse_grace_s(grace, is_over=is_over), age_s=None, note="; ".join(notes),
+    )  # fmt: skip
+
+
+def figures_of(words: list[str], what: str) -> tuple[list[str], list[str]]:
+    """Given a row of `used quota limit [grace] files quota limit [grace]`, return its bytes and its inodes, with grace.
+
+    quota leaves the grace column empty where no grace period runs, so a row has six, seven or eight words.
+    Raise ProbeError if it has not.
+    """
+    if len(words) == 8:
+        return words[:4], words[4:]
+    if len(words) == 7 and not is_figure(words[3]):
+        return words[:4], [*words[4:], ""]
+    if len(words) == 7:
+        return [*words[:3], ""], words[3:]
+    if len(words) == 6:
+        return [*words[:3], ""], [*words[3:], ""]
+    raise ProbeError(f"{what} wrote a row of {len(words)} columns, not of 6 to 8")
+
+
+# Lustre: lfs-quota(1) of Lustre 2.15.
+
+LUSTRE = "lfs quota"
+_LUSTRE_HEAD = re.compile(
+    r"Disk quotas for (?P<kind>usr|user|grp|group|prj|project) (?P<name>\S+) \((?:uid|gid|pid) .*\):"
+)
+_LUSTRE_KINDS = {"usr": "user", "grp": "group", "prj": "project"}
+_LUSTRE_TABLE = re.compile(r"\s*Filesystem\s+(?:kbytes|used|bytes)\b")
+
+
+def lustre_command(kind: str, name: str, path: str) -> list[str]:
+    """`lfs quota -u alice /scratch`. `kind`: user, group or project."""
+    return ["lfs", "quota", {"user": "-u", "group": "-g", "project": "-p"}[kind], name, path]
+
+
+def lustre_project_command(path: str) -> list[str]:
+    """`lfs project -d /scratch/lab`: the project that a folder belongs to."""
+    return ["lfs", "project", "-d", path]
+
+
+def parse_lustre_project(text: str) -> str:
+    """Given `1000 P /scratch/lab`, return `1000`; empty for 0, which is nobody's. Raise ProbeError if it is none."""
+    words = text.split(None, 2)
+    if len(words) < 3 or not words[0].isdecimal():
+        raise ProbeError(f"lfs project wrote {text.strip()[:80]!r}")
+    return "" if int(words[0]) == 0 else words[0]
+
+
+def parse_lustre(text: str) -> tuple[Amount, ...]:
+    """Given the output of `lfs quota`, return the amounts of each table in it.
+
+    A long file system name stands on a line of its own, with the figures on the next. Raise ProbeError if there is no
+    table, or a row that is none.
+    """
+    amounts: list[Amount] = []
+    scope, in_table, name = "", False, ""
+    for line in text.split("\n"):
+        head = _LUSTRE_HEAD.match(line.strip())
+        if head is not None:
+            kind = _LUSTRE_KINDS.get(head["kind"], head["kind"])
+            scope, in_table, name = f"{kind} {head['name']}", False, ""
+            continue
+        if _LUSTRE_TABLE.match(line):
+            in_table = True
+            continue
+        words = line.split()
+        if not in_table or not words:
+            continue
+        if not name and len(words) == 1:
+            name = words[0]
+            continue
+        row = words if name else words[1:]
+        size, files = figures_of(row, LUSTRE)
+        amounts.append(amount(BYTES, LUSTRE, scope, *size))
+        amounts.append(amount(INODES, LUSTRE, scope, *files))
+        in_table, name = False, ""  # what follows is per server, or a remark: "uid 1001 is using default ..."
+    if not amounts:
+        raise ProbeError(f"lfs quota wrote no table: {text.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+# IBM Storage Scale (GPFS): mmlsquota(1), "-Y: the output in a parseable format with a colon (:) as a field delimiter",
+# each line led by the command's name; values are percent-encoded. Block figures are in KiB.
+
+GPFS = "mmlsquota"
+_FILESET = re.compile(r"^fileset name:\s*(\S+)\s*$", re.MULTILINE)
+_GPFS_KINDS = {"USR": "user", "GRP": "group", "FILESET": "fileset"}
+_GPFS_COLUMNS = ("filesystemName", "quotaType", "blockUsage", "blockQuota", "blockLimit", "blockGrace",
+            "filesUsage", "filesQuota", "filesLimit", "filesGrace")  # fmt: skip
+
+
+def gpfs_command() -> list[str]:
+    """`mmlsquota -Y`: my own quotas, on every file system."""
+    return ["mmlsquota", "-Y"]
+
+
+def gpfs_fileset_command(fileset: str, device: str) -> list[str]:
+    """`mmlsquota -Y -j work gpfs0`: the quota of a fileset."""
+    return ["mmlsquota", "-Y", "-j", fileset, device]
+
+
+def gpfs_attributes_command(path: str) -> list[str]:
+    """`mmlsattr -L /gpfs/labs/six`: the fileset that a folder belongs to, among others."""
+    return ["mmlsattr", "-L", path]
+
+
+def parse_gpfs_fileset(text: str) -> str:
+    """Given the output of `mmlsattr -L`, return the name of the fileset. Raise ProbeError if it has none."""
+    match = _FILESET.search(text)
+    if match is None:
+        raise ProbeError("mmlsattr named no fileset")
+    return match[1]
+
+
+def gpfs_device(mount_source: str) -> str:
+    """Given a mount's device (`/dev/gpfs0` or `gpfs0`), return the file system's name."""
+    return mount_source.removeprefix("/dev/")
+
+
+def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Amount, ...]:
+    """Given the output of `mmlsquota -Y`, return the amounts of one file system, its name exactly.
+
+    A user's or a group's row may be for one fileset alone; those of others than `filesets` are passed over.
+    Raise ProbeError if it is no such output. A file system that has no quota gives nothing.
+    """
+    header: list[str] = []
+    amounts: list[Amount] = []
+    for line in text.split("\n"):
+        words = line.rstrip("\r").split(":")
+        if len(words) < 3 or not words[0].startswith("mm"):
+            continue
+        if words[2] == "HEADER":
+            header = words
+            continue
+        row = {name: unquote(word) for name, word in zip(header, words, strict=False) if name}
+        if any(name not in row for name in _GPFS_COLUMNS):
+            raise ProbeError("mmlsquota wrote a row without a header that names its columns")
+        own = row.get("filesetname") or row.get("filesetName") or ""
+        kind = _GPFS_KINDS.get(row["quotaType"].upper())
+        if row["filesystemName"] != device or kind is None:
+            continue
+        if kind != "fileset" and own not in ("", "root", *filesets):
+            continue
+        name = row.get("name") or own or row.get("id", "")
+        scope = f"{kind} {name}".strip() + (f" in {own}" if kind != "fileset" and own not in ("", "root") else "")
+        size = (row["blockUsage"], row["blockQuota"], row["blockLimit"], row["blockGrace"])
+        files = (row["filesUsage"], row["filesQuota"], row["filesLimit"], row["filesGrace"])
+        amounts.append(amount(BYTES, GPFS, scope, *size))
+        amounts.append(amount(INODES, GPFS, scope, *files))
+    if not header:
+        raise ProbeError(f"mmlsquota wrote no table: {text.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+# BeeGFS: https://doc.beegfs.io/latest/advanced_topics/quota.html, as a table and as CSV. Several storage pools make
+# several tables.
+
+BEEGFS = "beegfs-ctl --getquota"
+_BYTE = re.compile(r"(?<=[0-9 ])Bytes?")
+_BEEGFS_POOL = re.compile(r"Quota information for storage pool (?P<name>.+?) \(ID: [0-9]+\)")
+
+
+def beegfs_command(kind: str, name: str, mount_point: str) -> list[str]:
+    """`beegfs-ctl --mount=/beegfs --getquota --uid alice`. `kind`: user or group."""
+    return ["beegfs-ctl", f"--mount={mount_point}", "--getquota", "--uid" if kind == "user" else "--gid", name]
+
+
+def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
+    """Given the output for a user or group, return the amounts of each storage pool. The name must match exactly.
+
+    Raise ProbeError if it is no such output.
+    """
+    amounts: list[Amount] = []
+    pool, seen_head = "", False
+    for line in text.split("\n"):
+        match = _BEEGFS_POOL.search(line)
+        if match is not None:
+            pool = match["name"]
+            continue
+        seen_head = seen_head or "user/group" in line or line.startswith("name,id,size")
+        words = [word.strip() for word in re.split(r"\|\|?|,", line)]
+        if len(words) != 6 or name not in words[:2]:
+            continue
+        scope = f"{kind} {name}" + (f" in pool {pool}" if pool and pool != "Default" else "")
+        try:
+            for what, used, limit in ((BYTES, words[2], words[3]), (INODES, words[4], words[5])):
+                in_use, hard = (parse_limit(_BYTE.sub("", word).replace(" ", ""), what) for word in (used, limit))
+                amounts.append(
+                    Amount(kind=what, source=BEEGFS, scope=scope, used=in_use or 0.0, limit=hard, age_s=None)
+                )
+        except (ProbeError, QuantityError) as error:
+            raise ProbeError(f"beegfs-ctl wrote a row that is none: {error.message}") from error
+    if not seen_head:
+        raise ProbeError(f"beegfs-ctl wrote no table: {text.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+# XFS: xfs_quota(8) and quota/quota.c of xfsprogs 6.1: for each form three figures, the number of warnings and the time
+# in brackets. Blocks are of 1 KiB. Project quotas need no asking: statvfs of a folder with one shows its limit.
+
+XFS = "xfs_quota"
+_XFS_HEAD = re.compile(r"Disk quotas for (?P<kind>User|Group|Project) (?P<name>\S+) \(")
+_XFS_FORM = re.compile(r"([0-9]{1,18})\s+([0-9]{1,18})\s+([0-9]{1,18})\s+[0-9]{1,4}\s+\[([^\]\n]*)\]", re.ASCII)
+
+
+def xfs_command(kind: str, name: str, mount_point: str) -> list[str]:
+    """`xfs_quota -c "quota -v -b -i -u alice" /data`. `kind`: user or group.
+
+    xfs_quota splits its command at blanks; names of accounts have none.
+    """
+    return ["xfs_quota", "-c", f"quota -v -b -i {'-u' if kind == 'user' else '-g'} {name}", mount_point]
+
+
+def parse_xfs(text: str) -> tuple[Amount, ...]:
+    """Given the output of `xfs_quota -c "quota -b -i ..."`, return its amounts. Raise ProbeError if it is none.
+
+    Nothing is printed where quotas are off: that gives nothing.
+    """
+    if not text.strip():
+        return ()
+    amounts: list[Amount] = []
+    head = _XFS_HEAD.search(text)
+    if head is None:
+        raise ProbeError(f"xfs_quota wrote no table: {text.strip()[:120]!r}")
+    body = text[head.end() :]
+    only_files = "Blocks" not in body.partition("Mounted on")[0]
+    scope = f"{head['kind'].lower()} {head['name']}"
+    for kind, form in zip((INODES,) if only_files else (BYTES, INODES), _XFS_FORM.findall(body), strict=False):
+        used, soft, limit, grace = form
+        amounts.append(amount(kind, XFS, scope, used, soft, limit, grace))
+    if not amounts:
+        raise ProbeError(f"xfs_quota wrote no figures: {body.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+# Linux and NFS servers: quota(1) of linuxquota 4.06. `-w` keeps a long device name on its row, `-p` writes the end of a
+# grace period in seconds since the epoch, and `-f` asks for one mount point: without it every NFS server is asked, dead
+# ones too. Blocks are of 1 KiB. The exit code is 1 when a quota is exceeded: that is an answer.
+
+UNIX = "quota"
+_UNIX_HEAD = re.compile(
+    r"Disk quotas for (?P<kind>user|group|project) (?P<name>\S+) \((?:uid|gid) .*\):\s*(?P<none>none)?"
+)
+NO_QUOTA = "not found or has no quota enabled"
+"""What quota 4.06 writes to its standard error, with exit code 1, for a mount point without quotas."""
+
+_EPOCH_S = 10**8
+"""A raw grace beyond it is a time, not a rest."""
+
+
+def unix_command(mount_point: str) -> list[str]:
+    """`quota -u -g -v -w -p -f /home`."""
+    return ["quota", "-u", "-g", "-v", "-w", "-p", "-f", mount_point]
+
+
+def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
+    """Given the output of `quota`, return the amounts of one device, its name exactly.
+
+    Raise ProbeError if it is no such output. Quotas of other devices, and `none`, give nothing.
+    """
+    amounts: list[Amount] = []
+    scope, name = "", ""
+    for line in text.split("\n"):
+        head = _UNIX_HEAD.match(line.strip())
+        if head is not None:
+            scope, name = f"{head['kind']} {head['name']}", ""
+            continue
+        words = line.split()
+        if not scope or not words or words[0] == "Filesystem":
+            continue
+        if not name and len(words) == 1:  # without -w, a long name stands on a line of its own
+            name = words[0]
+            continue
+        owner, row = (name, words) if name else (words[0], words[1:])
+        name = ""
+        if owner != device:
+            continue
+        size, files = figures_of(row, UNIX)
+        used, soft, limit, grace = size
+        amounts.append(amount(BYTES, UNIX, scope, used, soft, limit, _rest(grace, now)))
+        used, soft, limit, grace = files
+        amounts.append(amount(INODES, UNIX, scope, used, soft, limit, _rest(grace, now)))
+    if not scope:
+        raise ProbeError(f"quota wrote no table: {text.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+def _rest(grace: str, now: float) -> str:
+    """The grace column, a raw time since the epoch as what is left of it."""
+    if grace.isdecimal() and len(grace) < 19 and int(grace) > _EPOCH_S:
+        return f"{max(0, int(int(grace) - now))}s"
+    return grace
+
+
+# du, where no tool knows: only on request, since it walks every folder. It counts allocated blocks, as quotas do (not
+# `-b`, the apparent size), each hard link once, on one file system.
+
+DU = "du"
+
+
+def du_command(path: str, kind: str) -> list[str]:
+    """`du -s -x --block-size=1 -- /scratch/lab`, or with `--inodes`."""
+    return ["du", "-s", "-x", "--inodes" if kind == INODES else "--block-size=1", "--", path]
+
+
+def parse_du(text: str, errors: str, kind: str, limit: float) -> Amount:
+    """Given what du printed, return the amount against a limit. Raise ProbeError if it printed no total.
+
+    du goes on after folders that it may not read, and tells them on its standard error: the total is a lower bound.
+    """
+    total = text.split(None, 1)[0] if text.strip() else ""
+    if not total.isdecimal() or len(total) > 18:
+        first = errors.strip().split("\n")[0][:160]
+        raise ProbeError(f"du printed no total{': ' + first if first else ''}")
+    unread = sum(1 for line in errors.split("\n") if line.startswith("du: "))
+    note = f"a lower bound: {unread} folder{'s' if unread > 1 else ''} could not be read" if unread else ""
+    return Amount(kind=kind if kind == INODES else BYTES, source=DU, scope="folder", used=float(total), limit=limit,
+                  note=note)  # fmt: skip

@@ -1,0 +1,305 @@
+"""The job watchdog's probe: the run directories, one query for each queue, second sources, PULSE lines. The only I/O.
+
+Three steps for each queue: query it, confirm that missing jobs are gone (confirm.py), and write down a reading for each
+subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from resilience.errors import UsageError
+from resilience.job import Fault, Job, JobState
+from resilience.runs.context import Scene
+from resilience.schedulers import Scheduler
+from resilience.watch.checks._job.confirm import Certainty, Confirmer, Missing
+from resilience.watch.checks._job.judge import is_blocked, many
+from resilience.watch.checks._job.pulse import add_pulses
+from resilience.watch.checks._job.reading import JobReading, SeenJob, fold, lasting, recent
+from resilience.watch.checks._job.runs import RunFacts, describe_attempts, journal_damage, read_runs
+from resilience.watch.checks._job.settings import JobSettings
+from resilience.watch.checks._job.subjects import (
+    QueueAnswer,
+    Subject,
+    Watched,
+    WatchedNames,
+    WatchedRuns,
+    own_job,
+    query,
+)
+from resilience.watch.reading import Timed
+
+NO_RUN = "runs"
+"""The subject when there is no run at all."""
+LAST_S = 15.0
+"""Second sources are no longer asked when this much of the deadline is left: one query may be under way then."""
+SIGN_OF_LIFE_S = 30.0
+"""A heartbeat younger than this contradicts an empty queue. Heartbeats come every 10 s unless set otherwise."""
+IDS_KEPT = 3
+
+Before = Mapping[str, Timed[JobReading]]
+
+
+def queue_subject(scheduler: str) -> str:
+    """The subject of findings about a queue itself."""
+    return f"queue of {scheduler}"
+
+
+def queue_name(scheduler: str, cluster: str) -> str:
+    """The name of a queue: of the scheduler, and of the cluster where one was named."""
+    return f"{scheduler} {cluster}" if cluster else scheduler
+
+
+def deadline_of(settings: JobSettings, scene: Scene) -> float:
+    """How long a probe may take. Never less than one call to the scheduler may: a probe that is killed while it waits
+    for squeue cannot report the silence, nor since when, and the silence would never become CRITICAL."""
+    return max(settings.deadline_s, scene.scheduler_deadline_s + LAST_S)
+
+
+def probe_queues(settings: JobSettings, scene: Scene, before: Before, cluster: str = "") -> dict[str, JobReading]:
+    """Probe all subjects once, at one cluster where several are named.
+
+    A scheduler or run that cannot be read hides none of the others.
+    """
+    clock = scene.world.clock
+    until = clock.monotonic() + deadline_of(settings, scene) - LAST_S
+    readings: dict[str, JobReading] = {}
+    for name, watched in _watched(settings, scene, cluster):
+        try:
+            client = _client(scene, name, cluster)
+        except UsageError as error:
+            answer = QueueAnswer(name, queried_at=clock.now(), error=error.message, advice=error.hint)
+            readings |= _QueueProbe(settings, scene, before, None, watched, until).read(answer)
+            continue
+        answer = query(client, clock, watched.users, watched.keep, queue_name(client.name, cluster))
+        readings |= _QueueProbe(settings, scene, before, client, watched, until).read(answer)
+    return readings or {NO_RUN: JobReading(kind="none", asked=clock.now(), looked=(f"no run in {scene.state_dir}",))}
+
+
+def _client(scene: Scene, name: str, cluster: str) -> Scheduler:
+    if cluster:
+        return scene.scheduler(name, cluster=cluster)
+    return scene.scheduler(name) if name else scene.scheduler()
+
+
+def _watched(settings: JobSettings, scene: Scene, cluster: str) -> Sequence[tuple[str, Watched]]:
+    """Schedulers with the subjects watched there; the empty name is the one that new jobs go to."""
+    if settings.names:
+        own = own_job(scene.world.environ, _client(scene, "", cluster).name, cluster)
+        return [("", WatchedNames(settings, own, cluster))]
+    me, now = scene.world.host.user, scene.world.clock.now()
+    facts = tuple(read_runs(scene.runs(), me=me, now=now, within_s=settings.churn_s))
+    if not facts:
+        return []
+    default = scene.scheduler().name
+    by_scheduler: dict[str, list[RunFacts]] = {}
+    for one in facts:
+        by_scheduler.setdefault(one.scheduler or default, []).append(one)
+    return [
+        ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(scene.world.environ, name)))
+        for name in sorted(by_scheduler, key=lambda name: (name != default, name))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueProbe:
+    """One probe of one queue, for all subjects watched there."""
+
+    settings: JobSettings
+    scene: Scene
+    before: Before
+    client: Scheduler | None
+    watched: Watched
+    until: float
+
+    def read(self, answer: QueueAnswer) -> dict[str, JobReading]:
+        """Given the queue's answer, return a reading for each subject and one for the queue."""
+        jobs = self.watched.sort(answer.jobs)
+        readings: dict[str, JobReading] = {}
+        if not answer.error:
+            certain = self._confirm(jobs)
+            for subject in self.watched.subjects:
+                reading = self._reading(subject, answer, jobs.get(subject.name, []), certain.get(subject.name))
+                if reading is not None:
+                    readings[subject.name] = reading
+        if self.settings.pulse_file:
+            due = [(subject, readings.get(subject.name)) for subject in self.watched.subjects]
+            for name, error in add_pulses(self.settings, self.scene, self.client, answer, due).items():
+                if name in readings:
+                    readings[name] = replace(readings[name], pulse=error)
+        return {**readings, queue_subject(answer.scheduler): self._queue_reading(answer)}
+
+    def _confirm(self, jobs: Mapping[str, Sequence[Job]]) -> dict[str, Certainty]:
+        """Ask second sources about all subjects that should live and have no live job in the answer."""
+        missing = []
+        for subject in self.watched.subjects:
+            rows, facts, earlier = jobs.get(subject.name, ()), subject.facts, self.before.get(subject.name)
+            is_over = facts is not None and (facts.over or facts.error)
+            if is_over or self.watched.error_of(subject) or any(job.state.is_alive for job in rows):
+                continue
+            ids = facts.ids if facts is not None else earlier.reading.ids if earlier is not None else ()
+            if facts is not None and not ids:
+                continue  # it never had a job: there is nothing to look up
+            since = earlier.reading.since.get("missing") if earlier is not None else None
+            missing.append(Missing(subject.name, ids, tuple(rows), subject.is_ours, subject.mine, since))
+        if not missing or self.client is None:
+            return {}
+        client, clock = self.client, self.scene.world.clock
+
+        def again() -> QueueAnswer:
+            return query(client, clock, self.watched.users, self.watched.keep)
+
+        return Confirmer(client, clock, again, self.watched.sort, self.until).confirm(missing)
+
+    def _queue_reading(self, answer: QueueAnswer) -> JobReading:
+        silent = {"unreachable": None} if answer.error else {}
+        names = ", ".join(subject.shown for subject in self.watched.subjects[:5])
+        more = "" if len(self.watched.subjects) <= 5 else f" and {len(self.watched.subjects) - 5} more"
+        return JobReading(
+            kind="queue",
+            scheduler=answer.scheduler,
+            asked=answer.queried_at,
+            rows=len(answer.jobs),
+            took_s=answer.took_s,
+            trouble=answer.error,
+            unsure=answer.advice,
+            since=lasting(self.before.get(queue_subject(answer.scheduler)), silent, answer.queried_at),
+            looked=(self._question(answer), f"watched there: {names}{more}"),
+        )
+
+    def _question(self, answer: QueueAnswer) -> str:
+        users = self.watched.users
+        whose = "everybody's" if users == () else "my own" if users is None else f"those of {', '.join(users)}"
+        return f"one query of the {answer.scheduler} queue for {whose} jobs, ended ones included; {answer.took_s:.2f} s"
+
+    def _reading(
+        self, subject: Subject, answer: QueueAnswer, jobs: Sequence[Job], certain: Certainty | None
+    ) -> JobReading | None:
+        """The reading of one subject; None for a run that was over long ago."""
+        now, facts, earlier = answer.queried_at, subject.facts, self.before.get(subject.name)
+        past = earlier.reading if earlier is not None else None
+        certain = certain or Certainty()
+        alive = [certain.job] if certain.job is not None else [job for job in jobs if job.state.is_alive]
+        is_old = facts is not None and facts.over_since is not None and now - facts.over_since > self.settings.forget_s
+        if is_old and not alive:
+            return None
+        error = self.watched.error_of(subject) or (facts.error if facts is not None else "")
+        gone, unsure = certain.gone, certain.unsure
+        if facts is not None and not alive and not facts.over:
+            gone, unsure = _weigh_files(facts, gone, unsure, now)
+        seen = fold(alive)
+        ended = [job for job in jobs if not job.state.is_alive]
+        ends = [job.end_time for job in ended] + ([facts.last_end] if facts is not None else [])
+        last_end = max((end for end in ends if end is not None), default=None)
+        restarts = {str(job.raw_id): job.restarts for job in alive if job.restarts}
+        failures = [*(past.failures if past else ()), *_failures(ended), *_requeues(past, restarts, now)]
+        reading = JobReading(
+            kind="run" if facts is not None else "name",
+            scheduler=answer.scheduler,
+            asked=now,
+            rows=len(jobs),
+            took_s=answer.took_s,
+            jobs=seen,
+            ended=_describe_end(ended),
+            last_end=last_end,
+            ids=_newest_ids(subject, jobs, past),
+            over=facts.over if facts is not None else "",
+            over_since=facts.over_since if facts is not None else None,
+            trouble=error,
+            gone=gone,
+            unsure=unsure,
+            since=lasting(earlier, _conditions(seen, last_end, now, is_missing=not alive and not error), now),
+            starts=facts.starts if facts is not None else (),
+            failures=recent(failures, now, self.settings.churn_s),
+            restarts=restarts,
+            is_chain=_is_chain(subject, jobs, past),
+            own=self.watched.own_name(subject),
+            looked=self._explanation(subject, answer, len(jobs), gone or unsure),
+        )
+        if facts is not None and self.settings.churn_count and len(facts.starts) >= self.settings.churn_count:
+            reading = replace(reading, attempts=describe_attempts(facts.directory))
+        return reading
+
+    def _explanation(self, subject: Subject, answer: QueueAnswer, rows: int, second: str) -> tuple[str, ...]:
+        how = "by the tokens in its journal" if subject.facts is not None else "by name"
+        lines = [self._question(answer), f"{many(rows, 'row')} of {subject.shown}, known {how}"]
+        if subject.facts is not None:
+            lines.append(f"its files in {subject.facts.directory.path}: finished, kill switch, attempts")
+        if second:
+            lines.append(f"second source: {second}")
+        if self.watched.own.ids:
+            lines.append(f"left out: this watchdog's own job {', '.join(map(str, sorted(self.watched.own.ids)))}")
+        return tuple(lines)
+
+
+def _conditions(
+    seen: Sequence[SeenJob], last_end: float | None, now: float, *, is_missing: bool
+) -> dict[str, float | None]:
+    """The conditions that hold now and may last, with the time each began, None where the queue does not say."""
+    found: dict[str, float | None] = {"missing": None} if is_missing else {}
+    if seen and all(job.waits for job in seen):
+        found["waiting"] = max(filter(None, (last_end, min(job.submit or now for job in seen))), default=now)
+    if is_blocked(seen):
+        found["blocked"] = None
+    for job in seen:
+        if job.job_state in (JobState.SUSPENDED, JobState.STOPPED):
+            found[f"suspended:{job.raw}"] = None
+        elif job.job_state is JobState.COMPLETING:
+            found[f"completing:{job.raw}"] = job.end
+    return found
+
+
+def _weigh_files(facts: RunFacts, gone: str, unsure: str, now: float) -> tuple[str, str]:
+    """Given what the second sources say, return (gone, unsure) with what the run's own files add or contradict."""
+    if facts.last_beat is not None and facts.last_end is None and abs(now - facts.last_beat) < SIGN_OF_LIFE_S:
+        age = f"{max(0.0, now - facts.last_beat):.0f} s ago"
+        return "", f"the queue shows no job, yet its newest attempt showed a sign of life {age}"
+    if facts.submitting:
+        return "", facts.submitting
+    if damage := journal_damage(facts.directory):
+        return "", f"{damage}: see whether a job of it is in the queue; the next `resil submit` mends it"
+    return (gone, unsure) if facts.ids else ("no job was ever queued for it", "")
+
+
+def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> tuple[int, ...]:
+    if subject.facts is not None:
+        return subject.facts.ids[-IDS_KEPT:]
+    seen = sorted({job.id.array for job in jobs})
+    return tuple(dict.fromkeys((*(past.ids if past is not None and not seen else ()), *seen)))[-IDS_KEPT:]
+
+
+def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
+    """Whether its jobs follow one another. Those that match a pattern may be many that have nothing in common."""
+    if past is not None and past.is_chain:
+        return True
+    waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
+    if waits or any("%" in job.tasks for job in jobs):
+        return True
+    if subject.requested is not None and subject.requested.is_pattern:
+        return False
+    known = subject.facts.ids if subject.facts is not None else ()
+    return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in jobs)
+
+
+def _failures(ended: Sequence[Job]) -> list[float]:
+    """When jobs ended by a fault of the training or the cluster."""
+    faults = (Fault.TRAINING, Fault.CLUSTER)
+    return [job.end_time for job in ended if job.end_time is not None and job.state.fault in faults]
+
+
+def _requeues(past: JobReading | None, restarts: Mapping[str, int], now: float) -> list[float]:
+    """A moment for each requeue since the last probe; apart by a millisecond, so that each counts."""
+    if past is None:
+        return []
+    known = {str(job.raw) for job in past.jobs}
+    grown = sum(max(0, count - past.restarts.get(raw, 0)) for raw, count in restarts.items() if raw in known)
+    return [now - number / 1000 for number in range(min(grown, 50))]
+
+
+def _describe_end(ended: Sequence[Job]) -> str:
+    job = max(ended, key=lambda job: (job.end_time or 0.0, job.raw_id), default=None)
+    if job is None:
+        return ""
+    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    return f"job {job.id} ended: {job.state}{code}"

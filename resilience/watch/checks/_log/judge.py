@@ -1,0 +1,388 @@
+"""The findings of a log or a run, with figures, evidence and advice: which log counts, whether the heartbeat does, and
+since when there was no progress. Pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from shlex import quote
+from typing import NamedTuple
+
+from resilience.finding import Figure, Finding, Verdict
+from resilience.quantities import format_bytes, format_duration
+from resilience.watch.checks._log.losses import odd_losses
+from resilience.watch.checks._log.patterns import EPOCH
+from resilience.watch.checks._log.reading import (
+    Allowance,
+    Beat,
+    LogReading,
+    LogSettings,
+    LogState,
+    allowance,
+    in_blocks,
+    phase_of,
+    unpacked,
+)
+from resilience.watch.checks._log.runs import beat_of, failed_save
+
+
+class View(NamedTuple):
+    """All that a sentence may need.
+
+    Attributes:
+        path: of the log that counts, `log` what is known of it; None when there is none.
+        beats: whether the heartbeat counts more than the log.
+        since: when it last went on; `quiet_s` is how long ago that is.
+        allowed: how long it may show nothing.
+    """
+
+    subject: str
+    reading: LogReading
+    settings: LogSettings
+    now: float
+    path: str
+    log: LogState | None
+    beat: Beat | None
+    beats: bool
+    since: float
+    allowed: Allowance
+    quiet_s: float
+
+
+def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float) -> View:
+    """Given a reading, say what counts in it."""
+    path, log = _main_log(reading, settings, now)
+    beat = beat_of(reading)
+    if beat is not None and beat.ranks > beat.left:
+        phase = phase_of(beat.phase)
+    else:
+        # What a job before has left in the log says nothing of the one that has begun since.
+        phase = log.phase if log is not None and log.last_progress_at >= reading.began else "start"
+    intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
+    allowed = allowance(intervals, phase, settings)
+    since = max(log.last_progress_at if log is not None else 0.0, reading.began)
+    beats = beat is not None and _beat_counts(beat, log, allowed, settings, now)
+    if beats and beat is not None:
+        since = max(beat.advanced, reading.began)
+    return View(subject, reading, settings, now, path, log, beat, beats, since, allowed, max(0.0, now - since))
+
+
+def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
+    """The log that has gone on last, of those that can be read if there are any."""
+    if len(reading.logs) == 1:
+        path, text = reading.logs[0]
+        return path, unpacked(text)
+    logs = [(path, unpacked(text)) for path, text in reading.logs]
+    read = [one for one in logs if not one[1].trouble or is_rotating(one[1], settings, now)]
+    return max(read or logs, key=lambda one: one[1].last_progress_at, default=("", None))
+
+
+def is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
+    """Whether a log that was there a moment ago may come back: renamed, and not made again yet."""
+    return (
+        log.trouble_kind == "missing"
+        and log.looked > 0
+        and now - log.troubled <= min(settings.floor_s, settings.timeout_s or 1e9)
+    )
+
+
+def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
+    """Whether the heartbeat beats the log: unless its mirror is dead, and the log has gone on without it."""
+    if beat.ranks == beat.left or len(beat.gone) == beat.ranks:
+        return False
+    is_alive = now - beat.written <= min(settings.floor_s, allowed.seconds)
+    return is_alive or log is None or log.step is None or log.last_progress_at <= beat.written
+
+
+MANY_RESTARTS = 3
+SKEW_TOLD_S = 120.0
+
+
+def findings(subject: str, reading: LogReading, settings: LogSettings, now: float) -> list[Finding]:
+    """Given what was read of one subject, say what is wrong with it, or one OK finding."""
+    if reading.nothing:
+        return [_nothing(subject, reading)]
+    view = view_of(subject, reading, settings, now)
+    wrong = [
+        _finding(view, verdict, fault, text, advice=advice)
+        for verdict, fault, text, advice in (*odd_losses(reading, now), *failed_save(reading, now))
+    ]
+    if reading.over:
+        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
+    if view.log is None and view.beat is None:
+        rest = [_no_log(view)]
+    else:
+        rest = list(_wrongs(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
+    return [*wrong, *(finding for finding in rest if finding.fault)] or rest
+
+
+def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float, float] | None:
+    """(paths of its logs, when it last went on, how long it may be silent): when a daemon must look again.
+
+    None when nothing is awaited, or when something else tells more than the log's last write does.
+    """
+    if reading.nothing or reading.over or not reading.logs:
+        return None
+    view = view_of("", reading, settings, now)
+    if view.beats or view.log is None or view.log.trouble or view.log.end or view.quiet_s > view.allowed.seconds:
+        return None
+    return tuple(path for path, _ in reading.logs), view.since, view.allowed.seconds
+
+
+def _wrongs(view: View) -> Iterator[Finding]:
+    log, beat = view.log, view.beat
+    if log is not None and log.trouble and not is_rotating(log, view.settings, view.now) and not view.beats:
+        yield _troubled(view, log)
+        return
+    told = False
+    for finding in (_failing(view), _gone(view)):
+        if finding is not None:
+            told = True
+            yield finding
+    if view.quiet_s > view.allowed.seconds and not told:
+        if log is not None and log.end and not view.beats:
+            if view.reading.run and view.quiet_s > max(view.allowed.seconds, view.settings.ceiling_s):
+                yield _finding(
+                    view, Verdict.WARNING, "not-ended",
+                    f"it said {format_duration(view.quiet_s)} ago that it is done, and its job is not over",
+                    advice=f"see what it waits for: resil logs {view.reading.run}",
+                )  # fmt: skip
+                return
+        elif log is not None and log.size == 0 and not view.beats:
+            yield _empty(view)
+        else:
+            yield _hung(view)
+    if log is not None and (wrong := _regressing(view, log)) is not None and beat is None:
+        yield wrong
+
+
+def _failing(view: View) -> Finding | None:
+    log = view.log
+    if log is None or not log.error:
+        return None
+    if view.beats and view.since > log.errored:
+        return None
+    quiet_s = view.now - log.errored
+    usual_s = view.allowed.usual_s or 0.0
+    soon_s = max(2 * usual_s, min(30.0, view.allowed.seconds))
+    is_caught = quiet_s <= {"exception": soon_s, "slurm": view.allowed.seconds}.get(log.error_kind, -1.0)
+    verdict = Verdict.WARNING if is_caught else Verdict.CRITICAL
+    text = f"{log.error_kind}: {log.error}; no step since{_at_step(view)}"
+    return _finding(view, verdict, "failing", text, advice=_look_into(view), first=log.error)
+
+
+def _gone(view: View) -> Finding | None:
+    beat = view.beat
+    if beat is None or not beat.gone or (beat.left + len(beat.gone) == beat.ranks and view.quiet_s <= 60.0):
+        return None
+    which = ", ".join(beat.gone[:5]) + (f" and {len(beat.gone) - 5} more" if len(beat.gone) > 5 else "")
+    verdict = Verdict.CRITICAL if view.quiet_s > min(view.settings.floor_s, view.allowed.seconds) else Verdict.WARNING
+    return _finding(
+        view, verdict, "rank-gone", f"rank {which} has ended without a word{_at_step(view)}", advice=_look_into(view)
+    )
+
+
+def _hung(view: View) -> Finding:
+    log, beat = view.log, view.beat
+    quiet = format_duration(view.quiet_s)
+    has_step = view.beats or (log is not None and log.step is not None)
+    what = "no new step" if has_step else "nothing new"
+    parts = [f"{what} for {quiet}{_at_step(view)}"]
+    parts[0] += _usual(view)
+    phase = phase_of(beat.phase) if view.beats and beat is not None else log.phase if log is not None else ""
+    if phase and phase != "train":
+        parts.append(f"phase {phase}")
+    talks = False
+    if log is not None:
+        talks = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
+        talks = talks or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
+    if view.beats and beat is not None:
+        parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
+        if view.now - beat.written > view.allowed.seconds:
+            parts.append(f"its heartbeat stands still as well, for {format_duration(view.now - beat.written)}")
+    if talks and log is not None:
+        many = f", {log.repeats} times what it had said before" if log.repeats else ""
+        parts.append(f"it still writes{many}")
+    if log is not None and not view.beats and in_blocks(log.size, log.unfinished):
+        parts.append("or its output is buffered, it comes in blocks: set PYTHONUNBUFFERED=1")
+    if view.reading.lines:
+        parts.append(f"last line: {view.reading.lines[-1]}")
+    fault = (
+        "no-progress"
+        if talks or (view.beats and log is not None and log.last_progress_at > view.since + 60)
+        else "silent"
+    )
+    return _finding(view, Verdict.CRITICAL, fault, "; ".join(parts), advice=_look_into(view))
+
+
+def _empty(view: View) -> Finding:
+    return _finding(
+        view, Verdict.WARNING, "empty",
+        f"empty for {format_duration(view.quiet_s)}: it is buffered, or the training has not come as far",
+        advice="set PYTHONUNBUFFERED=1 (or python -u) in the job, so that the log shows what happens when it happens",
+    )  # fmt: skip
+
+
+def _regressing(view: View, log: LogState) -> Finding | None:
+    if log.fell_from is not None:
+        text = f"the step went back from {log.fell_from:g} to {log.text}, and no new attempt has begun"
+        return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
+    if log.restarts >= MANY_RESTARTS and log.best is not None:
+        text = f"it has begun again {log.restarts} times without getting further than step {log.best:g}"
+        return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
+    return None
+
+
+def _nothing(subject: str, reading: LogReading) -> Finding:
+    kind = reading.notes[0] if reading.notes else "missing"
+    if kind == "none":
+        return Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=(reading.nothing,))
+    advice = {
+        "missing": "check the path, or whether the job has begun: resil status",
+        "old": "name the log to watch it all the same",
+    }.get(kind, "look at its permissions and at the file system")
+    return Finding(
+        subject=subject, verdict=Verdict.UNKNOWN, fault=kind, summary=reading.nothing, advice=advice, run=reading.run,
+        looked=(reading.nothing,),
+    )  # fmt: skip
+
+
+def _no_log(view: View) -> Finding:
+    reading = view.reading
+    if not reading.attempt:
+        return _finding(view, Verdict.OK, "", "it has not begun: no log yet", with_lines=False)
+    waited_s = view.now - reading.began
+    if waited_s <= view.settings.startup_s:
+        text = f"job {reading.label} began {format_duration(waited_s)} ago: no log and no heartbeat yet"
+        return _finding(view, Verdict.OK, "", text, with_lines=False)
+    return _finding(
+        view, Verdict.UNKNOWN, "missing", f"job {reading.label} has neither a log nor a heartbeat in its run directory",
+        advice="name its log: resil watch log PATH",
+    )  # fmt: skip
+
+
+def _troubled(view: View, log: LogState) -> Finding:
+    if log.trouble_kind == "missing" and log.looked:
+        text = f"it was there and is gone for {format_duration(view.now - log.troubled)}{_at_step(view)}"
+        advice = "was it renamed and not opened again? see: resil status"
+    else:
+        text = log.trouble
+        advice = (
+            "check the path, or whether the job has begun: resil status" if log.trouble_kind == "missing"
+            else "look at its permissions and at the file system"
+        )  # fmt: skip
+    return _finding(view, Verdict.UNKNOWN, log.trouble_kind, text, advice=advice)
+
+
+def _ok_summary(view: View) -> str:
+    log = view.log
+    if log is not None and log.end and not view.beats:
+        return f"it says that it is done: {log.end}"
+    ago = f"{format_duration(view.quiet_s)} ago"
+    if view.beats and view.beat is not None:
+        return (
+            f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} "
+            f"(heartbeat of {_ranks(view.beat.ranks)})"
+        )
+    if log is None:
+        return f"nothing is awaited before {format_duration(view.allowed.seconds)}"
+    if log.size == 0:
+        return f"empty since {ago.removesuffix(' ago')}"
+    if log.step is None:
+        return f"it grew {ago}; no step found in it, so only its growth is judged{_phase(log.phase)}"
+    return f"{_step(log)} {ago}{_usual(view)}{_phase(log.phase)}"
+
+
+def _usual(view: View) -> str:
+    usual_s = view.allowed.usual_s
+    if usual_s is None:
+        return ""
+    return f", usually every {format_duration(usual_s)}" if usual_s >= 0.1 else ", usually many in a second"
+
+
+def _phase(phase: str) -> str:
+    return "" if phase in ("", "train") else f", phase {phase}"
+
+
+def _step(log: LogState) -> str:
+    return log.text if log.kind == EPOCH or log.text.startswith("epoch") else f"step {log.text}"
+
+
+def _at_step(view: View) -> str:
+    """` (42780 at 13:02:11)`."""
+    if view.beats and view.beat is not None:
+        return f" ({view.beat.step} at {_clock(view.since, view.now)})"
+    if view.log is None or view.log.step is None:
+        return ""
+    return f" ({view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
+
+
+def _clock(at: float, now: float) -> str:
+    return time.strftime("%H:%M:%S" if now - at < 43200 else "%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _look_into(view: View) -> str:
+    run = view.reading.run
+    read = f"resil logs {run}" if run else f"tail -n 50 {quote(view.path)}"
+    where = ""
+    if view.beats and view.beat is not None and view.beat.host:
+        where = f" on {view.beat.host}"
+    return (
+        f"read it: {read}; then see where it stands{where}: py-spy dump --pid PID of a rank, before anything is killed"
+    )
+
+
+def _finding(
+    view: View,
+    verdict: Verdict,
+    fault: str,
+    summary: str,
+    *,
+    advice: str = "",
+    with_lines: bool = True,
+    first: str = "",
+) -> Finding:
+    reading = view.reading
+    lines = reading.lines if with_lines else ()
+    if first and first not in lines:
+        lines = (first, *lines)
+    return Finding(
+        subject=view.subject, verdict=verdict, fault=fault, summary=summary, advice=advice, run=reading.run,
+        figures=_figures(view), evidence=lines, looked=_looked(view),
+    )  # fmt: skip
+
+
+def _figures(view: View) -> tuple[Figure, ...]:
+    quiet = Figure(label="quiet", value=round(view.quiet_s, 1), unit="s", crit=round(view.allowed.seconds, 1))
+    step = view.beat.step if view.beats and view.beat is not None else view.log.step if view.log is not None else None
+    return (quiet,) if step is None else (quiet, Figure(label="step", value=step))
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _looked(view: View) -> tuple[str, ...]:
+    log, beat, reading = view.log, view.beat, view.reading
+    said = []
+    if beat is not None:
+        age = format_duration(max(0.0, view.now - beat.written))
+        said.append(f"heartbeat of {beat.ranks} ranks, written {age} ago; slowest: rank {beat.rank} on {beat.host}")
+        if not view.beats and beat.ranks > beat.left + len(beat.gone):
+            said.append("the heartbeat is older than the log and does not count: its mirror is dead or cannot write")
+    if log is not None:
+        how = f"step found as {log.kind}" if log.kind else "no step found in it: set progress_regex"
+        size, silent = format_bytes(log.size), format_duration(max(0.0, view.now - log.last_output_at))
+        said.append(f"{view.path}: {size}, last written {silent} ago; {how}")
+        if log.skipped:
+            said.append(f"{format_bytes(log.skipped)} were new and not read: more than read_bytes")
+        if abs(log.skew_s) >= SKEW_TOLD_S:
+            way = "ahead of" if log.skew_s > 0 else "behind"
+            said.append(f"the file server's clock is at least {format_duration(abs(log.skew_s))} {way} ours")
+        if in_blocks(log.size, log.unfinished):
+            said.append("it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")
+        if log.trouble and view.beats:
+            said.append(f"the log cannot be read: {log.trouble}")
+    said.append(f"allowed without progress: {format_duration(view.allowed.seconds)} ({view.allowed.why})")
+    return (*said, *reading.notes)

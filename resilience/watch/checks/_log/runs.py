@@ -1,0 +1,247 @@
+"""The runs of a state directory as subjects: their heartbeat, their loss, their saves, the logs of their attempt.
+
+A heartbeat (docs/reference/run-directory.md) gives the slowest rank, and whether its writer lives. All times in it are
+of its node's clock, so only their differences are used, and its age comes from our own probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, fields, replace
+from typing import Any
+
+from resilience.errors import StateDirectoryError
+from resilience.finding import Verdict
+from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
+from resilience.runs.last_save import LastSave, when
+from resilience.runs.run_directory import RunDirectory
+from resilience.watch.checks._log.digest import INTERVALS
+from resilience.watch.checks._log.losses import Loss, losses_of, standing
+from resilience.watch.checks._log.reading import Beat, LogReading, packed, phase_of, unpacked
+from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
+from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, last_lines
+
+
+def parse_beat(content: bytes) -> Mapping[str, Any] | None:
+    """Given a heartbeat's file, return its table, or None when it is damaged."""
+    import tomllib
+
+    try:
+        table = tomllib.loads(content.decode("utf-8", "replace"))
+        float(table["time"]), dict(table["rank"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return table
+
+
+def merge_beats(
+    files: Sequence[tuple[str, bytes, float]], attempt: int, before: Beat | None, now: float, since: float = 0.0
+) -> Beat | None:
+    """Given the heartbeats of all nodes, return the state of the attempt's slowest rank; None when there is none.
+
+    `attempt` 0 takes them whatever attempt they are of. `files` are (name, content, mtime). `since` is when we looked
+    before: a heartbeat that has gone on was written after that, whatever the file server's clock says.
+    """
+    known = {name: (value, since) for name, value, since in before.stamps} if before is not None else {}
+    stamps: list[tuple[str, float, float]] = []
+    ranks: list[tuple[float, int, int, str, str, float]] = []
+    gone: list[str] = []
+    left = count = 0
+    for name, content, mtime in files:
+        table = parse_beat(content)
+        if table is None or (attempt and table.get("attempt") not in (attempt, 0)):
+            continue
+        value = float(table["time"])
+        old = known.get(name)
+        went_on = min(now, mtime if old is None else max(since, mtime))
+        written = old[1] if old is not None and old[0] == value else went_on
+        stamps.append((name, value, written))
+        host = str(table.get("host", ""))
+        for number, rank in dict(table["rank"]).items():
+            try:
+                step, advanced = int(rank["step"]), float(rank["advanced"])
+            except (KeyError, TypeError, ValueError):
+                continue
+            count += 1
+            if rank.get("gone"):
+                gone.append(f"{number} on {host}")
+            elif rank.get("left"):
+                left += 1
+            else:
+                quiet_s = max(0.0, value - advanced)
+                ranks.append((written - quiet_s, step, int(number), host, str(rank.get("phase", "")), written))
+    if not count:
+        return None
+    if not ranks:
+        written = max(since for _, _, since in stamps)
+        return Beat(stamps=tuple(stamps), written=written, advanced=written, ranks=count, gone=tuple(gone), left=left)
+    # Ranks wait for each other: the one with the fewest steps keeps the others, and any that stands still is too many.
+    advanced = min(rank[0] for rank in ranks)
+    _, step, number, host, phase, written = min(ranks, key=lambda rank: (rank[1], rank[0], rank[2]))
+    phases = {phase_of(rank[4]) for rank in ranks}
+    phase = next((word for word in ("save", "eval", "start") if word in phases), phase)
+    intervals = before.intervals if before is not None else ()
+    if before is not None and step > before.step and advanced > before.advanced > 0:
+        intervals = (*intervals, (advanced - before.advanced) / (step - before.step))[-INTERVALS:]
+    return Beat(
+        step=step, rank=number, host=host, phase=phase, advanced=advanced, written=written, stamps=tuple(stamps),
+        intervals=intervals, ranks=count, gone=tuple(gone), left=left,
+    )  # fmt: skip
+
+
+def save_of(reading: LogReading | None) -> LastSave | None:
+    """That of a reading, whose newest save failed; None when none did, or when another version of resil wrote it."""
+    return LastSave(*reading.save) if reading is not None and len(reading.save) == len(fields(LastSave)) else None
+
+
+def still_failed(save: LastSave | None, known: LastSave | None) -> LastSave | None:
+    """Given what the journals tell now and the failure known before, return the failure that people should hear of.
+
+    It lasts where a journal could not be read, or was not from so far back on.
+    """
+    if known is not None and (save is None or _newest(save) < _newest(known)):
+        return known
+    if save is None or save.failed_step is None:
+        return None
+    if known is not None and (known.attempt, known.time) > (save.attempt, save.time):
+        return replace(save, step=known.step, time=known.time, attempt=known.attempt)
+    return save
+
+
+def _newest(save: LastSave) -> tuple[int, float]:
+    """The number of the attempt counts first: clocks of nodes differ."""
+    return max((save.attempt, save.time), (save.failed_attempt, save.failed_time))
+
+
+def failed_save(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
+    """Given a reading, say which save failed, if the newest did: verdict, fault, a sentence, and what to do."""
+    save = save_of(reading)
+    if save is None:
+        return
+    is_earlier = 0 < save.failed_attempt < reading.attempt
+    text = f"the save of step {save.failed_step}" + (f" in attempt {save.failed_attempt}" if is_earlier else "")
+    text += " failed" + (f": {save.why}" if save.why else "")
+    text += f"; attempt {reading.attempt} has not saved yet" if is_earlier else ""
+    nothing = "there is no durable one yet" if save.is_whole else "no durable one in the newest journals"
+    text += (
+        f"; {nothing}"
+        if save.step is None
+        else f"; the newest durable one is of step {save.step}{when(save.time, now)}"
+    )
+    text += f"; {reading.over}" if reading.over else ""
+    advice = (
+        f"resil watch fs shows whether the disk is full; see also: resil status {reading.run}; resil logs {reading.run}"
+    )
+    yield Verdict.CRITICAL, "save-failed", text, advice
+
+
+_BEAT_FIELDS = tuple(field.name for field in fields(Beat))
+
+
+def beat_of(reading: LogReading) -> Beat | None:
+    """The heartbeat of a reading; JSON has made lists of its tuples."""
+    if not reading.beat:
+        return None
+    known = {key: value for key, value in reading.beat.items() if key in _BEAT_FIELDS}
+    known["stamps"] = tuple((str(n), float(v), float(s)) for n, v, s in known.get("stamps", ()))
+    known["intervals"] = tuple(known.get("intervals", ()))
+    known["gone"] = tuple(known.get("gone", ()))
+    return Beat(**known)
+
+
+def probe_runs(
+    directories: Sequence[RunDirectory],
+    before: Mapping[str, LogReading],
+    reader: LogReader,
+    *,
+    named: bool = False,
+) -> dict[str, LogReading]:
+    """Look at these runs, and return a reading of each; runs that were over long ago only when they are `named`."""
+    readings = {}
+    for directory in directories:
+        known = before.get(directory.run)
+        try:
+            reading, ended = _probe_run(directory, known, reader, named=named)
+        except StateDirectoryError as error:
+            readings[directory.run] = LogReading(
+                run=directory.run, nothing=error.message, notes=("not-read",), clock=reader.moment,
+                losses=known.losses if known is not None else (), save=known.save if known is not None else (),
+            )  # fmt: skip
+            continue
+        if named or not reading.over or reader.now - ended <= reader.settings.ignore_older_s:
+            readings[directory.run] = reading
+    return readings
+
+
+def _probe_run(
+    directory: RunDirectory, before: LogReading | None, reader: LogReader, *, named: bool
+) -> tuple[LogReading, float]:
+    now = reader.now
+    run = run_now(directory, now)
+    attempt = run.attempt
+    number, began = (attempt.number, attempt.start_time) if attempt is not None else (0, 0.0)
+    about: dict[str, Any] = {
+        "run": directory.run,
+        "attempt": number,
+        "label": attempt.label if attempt is not None else run.job_id,
+        "began": min(began, now),
+        "over": run.over,
+        "notes": run.notes,
+    }
+    if before is not None and before.attempt != number:
+        before = _of_new_attempt(before, min(began, now) or now)
+    beat = None
+    if reader.settings.heartbeat and run.job_id:
+        since = before.clock[0] if before is not None else 0.0
+        beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
+    reading = reader.reading(run.logs, before) if run.logs else LogReading(clock=reader.moment)
+    reading = replace(reading, beat=_record(beat), **about)
+    if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= reader.settings.ignore_older_s):
+        losses = _losses(directory, run.job_id, reading, before)
+        save = _failed_save(directory, run.job_id, reading, before)
+        reading = replace(
+            reading, losses=tuple(tuple(loss) for loss in losses), save=astuple(save) if save is not None else ()
+        )
+    if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, reader.settings.floor_s):
+        reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
+    return reading, run.ended
+
+
+def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None) -> tuple[Loss, ...]:
+    known = losses_of(before)
+    is_open = before is None or before.attempt != reading.attempt or any(not loss.until for loss in known)
+    trainings = read_trainings(directory, job_id, earlier=is_open)
+    beat, last = beat_of(reading), beat_of(before) if before is not None else None
+    if beat is not None and last is not None and trainings and 0 < trainings[-1].attempt == reading.attempt:
+        # The journal is written seconds after the heartbeat: a step counts that was done at the look before.
+        trainings[-1].reached = max(trainings[-1].reached, min(beat.step, last.step))
+    return standing(trainings, known)
+
+
+def _failed_save(
+    directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None
+) -> LastSave | None:
+    known = save_of(before)
+    is_open = before is None or before.attempt != reading.attempt or known is not None
+    # As long as no save fails, the lines are not worth the time to parse.
+    if not is_open and not last_events(directory, job_id, "0", (b'"save_failed"',)):
+        return None
+    job_ids = [str(attempt.job_id) for attempt in read_attempts(directory, newest=ATTEMPTS_WITHOUT_SAVE + 1)]
+    return still_failed(newest_save(directory, job_ids or [job_id]), known)
+
+
+def _of_new_attempt(before: LogReading, began: float) -> LogReading:
+    """What is remembered of the logs when another attempt goes on with them: the step begins at a checkpoint again."""
+    logs = []
+    for path, text in before.logs:
+        known = unpacked(text)
+        known = known._replace(
+            best=None, fell_from=None, restarts=0, phase="start", end="", error="", error_kind="", errored=0.0,
+            last_progress_at=max(known.last_progress_at, began),
+        )  # fmt: skip
+        logs.append((path, packed(known)))
+    return replace(before, logs=tuple(logs), beat=None)
+
+
+def _record(beat: Beat | None) -> dict[str, Any] | None:
+    return None if beat is None else {name: getattr(beat, name) for name in _BEAT_FIELDS}

@@ -1,0 +1,292 @@
+"""`resil watch fs --top`: which folders hold most and which grow fastest, chosen so that the list tells something."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.system.spare_folder import spare_place
+from resilience.watch.scan.memory import Snapshot
+from resilience.watch.scan.scan import Progress, Scan, scan
+from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
+
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.system.world import World
+
+NEARLY_ALL = 0.95
+"""A folder that holds this part of the one it lies in stands for it: `runs/gpt/checkpoints` says more than `runs`."""
+
+MOST_OF_IT = 0.9
+HALF = 0.5
+DAY_S = 86400.0
+
+CHECKPOINT_FOLDER = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
+"""Hugging Face: checkpoint-500. DeepSpeed: global_step500. Megatron-LM: iter_0000500. Lightning: step=5.ckpt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopFolder:
+    """One line of the list.
+
+    Attributes:
+        path: from the root of the scan; empty for the root itself.
+        bytes: allocated, with all below.
+        files: with all below; everything that is no folder.
+        folders: with all below, itself included.
+        share: of the whole, 0 to 1, by what the list is sorted by.
+        rest: the same of what does not lie in another folder of the list.
+        newest: the newest change, seconds since the epoch.
+        owners: login names with their part of the bytes, most first.
+        grew_bytes, grew_inodes: since the scan that this one is compared with; None if that is not known.
+        is_lower_bound: whether something below was not read.
+    """
+
+    path: bytes
+    bytes: int
+    files: int
+    folders: int
+    share: float
+    rest: float
+    newest: int
+    owners: tuple[tuple[str, float], ...] = ()
+    grew_bytes: int | None = None
+    grew_inodes: int | None = None
+    is_lower_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopReport:
+    """What is to be said about one folder that was scanned.
+
+    Attributes:
+        scan: where the figures are from.
+        largest: by bytes or inodes, most first.
+        growing: those that grew, fastest first.
+        checkpoint_bytes, checkpoint_folders: what checkpoints take, and in how many folders.
+        since_s: how long ago the scan was that growth is measured from; None if there was none.
+        owners: whether files of several people lie there.
+        unread: folders not read to their end.
+        stuck: folders that do not answer.
+        unreadable: (path, errno) of folders that may not be read, or are broken.
+        elsewhere: where other file systems begin.
+    """
+
+    scan: Scan
+    largest: tuple[TopFolder, ...] = ()
+    growing: tuple[TopFolder, ...] = ()
+    checkpoint_bytes: int = 0
+    checkpoint_folders: int = 0
+    since_s: float | None = None
+    owners: bool = False
+    unread: tuple[bytes, ...] = ()
+    stuck: tuple[bytes, ...] = ()
+    unreadable: tuple[tuple[bytes, int], ...] = ()
+    elsewhere: tuple[bytes, ...] = ()
+
+
+def scan_folder(world: World, root: Path, deadline_s: float | None, tell: Callable[[Progress], None]) -> Scan:
+    """Scan a folder, and remember it among what this person's account remembers, else on this node."""
+    memory = world.cache_home / "resil" / "scan"
+    spare = spare_place(world, memory)
+    return scan(root, memory, spare=spare, now=world.clock.now(), deadline_s=deadline_s, tell=tell)
+
+
+def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:
+    """Say which folders matter. `by`: "bytes" or "inodes". Pure, but for what `login_name` asks."""
+    if found.error:
+        return TopReport(found)
+    tree, totals = found.tree, found.totals
+    bytes_of = [count * BLOCK_BYTES for count in totals.blocks]
+    inodes_of = [files + folders for files, folders in zip(totals.files, totals.folders, strict=True)]
+    weights = bytes_of if by == "bytes" else inodes_of
+    children = tree.below()
+    before = found.before
+    grew = {"bytes": growth(tree, bytes_of, totals.missing, before, 0, BLOCK_BYTES)}
+    grew["inodes"] = growth(tree, inodes_of, totals.missing, before, 1, 1)
+    several = len({uid for uid in tree.uid if uid >= 0}) > 1
+    ends = tree.ends() if several else []
+
+    def line(row: int, rest: float) -> TopFolder:
+        whole = weights[0] or 1
+        return TopFolder(
+            path=tree.paths[row],
+            bytes=bytes_of[row],
+            files=totals.files[row],
+            folders=totals.folders[row],
+            share=weights[row] / whole,
+            rest=rest / whole,
+            newest=totals.newest[row],
+            owners=_owners(tree, row, ends[row], login_name) if several else (),
+            grew_bytes=grew["bytes"][row],
+            grew_inodes=grew["inodes"][row],
+            is_lower_bound=totals.missing[row] > 0,
+        )
+
+    gains = gross(tree, grew[by], children)
+    growing = [row for row in choose(gains, children, limit) if (grew[by][row] or 0) > 0]
+    growing.sort(key=lambda row: -(grew[by][row] or 0))
+    checkpoint_bytes, checkpoint_folders = checkpoints(tree, totals.blocks)
+    return TopReport(
+        found,
+        largest=tuple(line(row, rest) for row, rest in choose(weights, children, limit).items()),
+        growing=tuple(line(row, 0.0) for row in growing),
+        checkpoint_bytes=checkpoint_bytes,
+        checkpoint_folders=checkpoint_folders,
+        since_s=None if before is None else found.time - before.time,
+        owners=several,
+        unread=_in_state(tree, UNREAD, PARTIAL),
+        stuck=_in_state(tree, STUCK),
+        unreadable=tuple((tree.paths[r], tree.trouble[r]) for r, s in enumerate(tree.state) if s == UNREADABLE),
+        elsewhere=_in_state(tree, ELSEWHERE),
+    )
+
+
+def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: int) -> dict[int, float]:
+    """Given what each folder holds, return the rows that tell most: row -> what lies in none of the others. Pure.
+
+    It begins with the root and replaces, largest first, a folder by those in it while they say more: by the one that
+    holds nearly everything of it, or by several that hold at least half of it. A folder of a thousand equal ones stays
+    one line. A folder stays besides those below it if much of it lies in none of them. Lines that are left go to the
+    largest of those passed over.
+    """
+    if not weights or weights[0] <= 0 or limit < 1:
+        return {}
+    final: set[int] = set()
+    passed: list[int] = []
+    heap: list[tuple[float, int]] = [(-weights[0], 0)]
+    while heap:
+        row = heapq.heappop(heap)[1]
+        inside = sorted((child for child in children[row] if weights[child] > 0), key=lambda child: -weights[child])
+        if inside and weights[inside[0]] >= NEARLY_ALL * weights[row]:
+            heapq.heappush(heap, (-weights[inside[0]], inside[0]))
+            passed += inside[1:]
+            continue
+        free = limit - len(final) - len(heap)
+        parts: list[int] = []
+        held = 0.0
+        for child in inside[:free]:
+            if held >= MOST_OF_IT * weights[row]:
+                break
+            parts.append(child)
+            held += weights[child]
+        stays = held < MOST_OF_IT * weights[row]
+        if stays and len(parts) == free and parts:
+            held -= weights[parts.pop()]
+        tells = len(parts) >= 2 and held >= HALF * weights[row]
+        if parts and (tells or row == 0):
+            for child in parts:
+                heapq.heappush(heap, (-weights[child], child))
+            passed += inside[len(parts) :]
+            if stays:
+                final.add(row)
+        else:
+            final.add(row)
+    parents = {child: row for row, inside_ in enumerate(children) for child in inside_}
+    for row in sorted(set(passed) - final, key=lambda row: -weights[row])[: max(0, limit - len(final))]:
+        final.add(row)
+    rest = {row: float(weights[row]) for row in sorted(final, key=lambda row: (-weights[row], row))}
+    for row in final:
+        above = parents.get(row)
+        while above is not None and above not in rest:
+            above = parents.get(above)
+        if above is not None:
+            rest[above] -= weights[row]
+    return rest
+
+
+def growth(
+    tree: Tree, sums: Sequence[int], missing: Sequence[int], before: Snapshot | None, which: int, unit: int
+) -> list[int | None]:
+    """By row, how much more a folder holds than it did before; None where that is not known. Pure.
+
+    `which`: 0 for blocks, 1 for inodes; `unit`: what one of them counts. A folder that was not there before grew by all
+    that it holds; one of which the earlier scan had not come to the end did not.
+    """
+    if before is None:
+        return [None] * len(tree)
+    holes = set(before.holes)
+    above_holes = {b"/".join(hole.split(b"/")[:depth]) for hole in holes for depth in range(hole.count(b"/") + 1)}
+    known: list[int | None] = []
+    in_hole: list[bool] = []
+    for row, path in enumerate(tree.paths):
+        parent = tree.parent[row]
+        in_hole.append(path in holes or (parent >= 0 and in_hole[parent]))
+        earlier = before.sums.get(path)
+        if missing[row] or tree.state[row] == ELSEWHERE:
+            known.append(None)
+        elif earlier is not None:
+            known.append(sums[row] - earlier[which] * unit)
+        elif before.whole and not in_hole[row] and path not in above_holes:
+            known.append(sums[row])
+        else:
+            known.append(None)
+    return known
+
+
+def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[int]]) -> list[float]:
+    """By row, what was added below, whatever was deleted elsewhere: so that folders can be chosen by it. Pure."""
+    gains = [0.0] * len(tree)
+    for row in range(len(tree) - 1, -1, -1):
+        gain = grew[row]
+        below = sum(gains[child] for child in children[row])
+        own = 0.0 if gain is None else gain - sum(grew[child] or 0 for child in children[row])
+        gains[row] = below + max(0.0, own)
+    return gains
+
+
+def checkpoints(tree: Tree, blocks: Sequence[int]) -> tuple[int, int]:
+    """Bytes and folders of checkpoints, known by the names of their folders or files. Pure."""
+    ends = tree.ends()
+    total = folders = row = 0
+    while row < len(tree):
+        if row and blocks[row] and CHECKPOINT_FOLDER.fullmatch(tree.names[row]):
+            total += blocks[row]
+            folders += 1
+            row = ends[row]
+            continue
+        if tree.checkpoint_blocks[row]:
+            total += tree.checkpoint_blocks[row]
+            folders += 1
+        row += 1
+    return total * BLOCK_BYTES, folders
+
+
+def _owners(tree: Tree, row: int, end: int, login_name: Callable[[int], str]) -> tuple[tuple[str, float], ...]:
+    held: dict[int, int] = {}
+    for number in range(row, end):
+        if tree.uid[number] >= 0:
+            held[tree.uid[number]] = held.get(tree.uid[number], 0) + tree.blocks[number]
+    whole = sum(held.values()) or 1
+    most = sorted(held, key=lambda uid: -held[uid])[:3]
+    return tuple((login_name(uid), held[uid] / whole) for uid in most)
+
+
+def _in_state(tree: Tree, *states: int) -> tuple[bytes, ...]:
+    return tuple(tree.paths[row] for row, state in enumerate(tree.state) if state in states)
+
+
+def folders_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
+    """The folders that a person means, each once, as the watchdogs of file systems understand them; none: the project.
+
+    Raise UsageError for a path that cannot be meant. Nothing is touched.
+    """
+    from resilience.watch.places import named_places
+
+    world, base = project.world, project.loaded.project
+    places = named_places(paths, base=base, home=world.host.home, environ=world.environ)
+    return tuple(Path(place.path) for place in places) or (base,)
+
+
+def login_name(uid: int) -> str:
+    """The name of an account, or its number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,69 @@
+"""Settings on a disk that hangs: what was named is waited for in vain, the user's own are done without, aloud."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.errors import ProbeError
+from resilience.finding import Verdict
+from resilience.runs.project import Project
+from resilience.settings.load import load
+from resilience.system.clock import SystemClock
+from resilience.system.stuck import StuckMemory
+from resilience.system.world import World
+from resilience.watch import watchdogs
+from resilience.watch.watch import watch
+from resilience.watch.watchdogs import open_in_child
+from tests.fakes import make_world
+from tests.system.hung import hung_folder
+
+
+@pytest.fixture
+def hung_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, world: cls([tmp_path / "node" / "stuck"])))
+    monkeypatch.setattr(watchdogs, "START_S", 0.3)
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("needs /dev/fuse")
+    try:
+        with hung_folder(tmp_path / "home") as folder:
+            yield folder
+    except PermissionError as error:
+        pytest.skip(f"mounting is not permitted: {error}")
+
+
+def a_world(folder: Path, home: Path, **environ: str) -> World:
+    folder.mkdir()
+    return make_world(folder, {"XDG_CONFIG_HOME": str(home / "config"), **environ}, clock=SystemClock())
+
+
+def test_a_home_that_hangs_keeps_nobody_from_looking_at_the_rest_and_is_told(tmp_path: Path, hung_home: Path) -> None:
+    world = a_world(tmp_path / "project", hung_home)
+    for words in ("no answer within 0.3 s", "STUCK since"):
+        project = open_in_child(world)
+        (report,) = watch(project, [])
+        (found,) = report.findings
+        assert (report.check, found.verdict) == ("settings", Verdict.UNKNOWN)
+        assert f"{hung_home}/config/resil/config.toml cannot be read, and the defaults count" in found.summary
+        assert words in found.summary
+
+
+def test_a_file_that_was_named_is_not_done_without(tmp_path: Path, hung_home: Path) -> None:
+    world = a_world(tmp_path / "project", hung_home)
+    with pytest.raises(ProbeError, match="no answer within"):
+        open_in_child(world, path=hung_home / "resil.toml")
+
+
+def test_a_folder_of_path_that_hangs_hangs_no_watchdog(
+    tmp_path: Path, hung_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdogs, "SEARCH_S", 0.3)
+    world = a_world(tmp_path / "project", tmp_path, PATH=f"{hung_home}/bin:/usr/bin")
+    project = Project(world, load(world))
+    (report,) = watch(project, [watchdogs.load_watchdog(project, "job")])
+    (found,) = report.findings
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.summary == "cannot tell whether sbatch is installed: no answer within 0.3 s"
