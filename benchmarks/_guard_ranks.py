@@ -43,7 +43,7 @@ class Wisher:
 
 def note_commits(gate: Any, hear: Callable[[Any], None], place: Any) -> Any:
     """The usual agreement, with the moment of each commit noted on rank 0."""
-    from resilience.guard.agreement.meeting import meet
+    from resilience.guard.agreement.rendezvous import meet
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 

@@ -9,8 +9,8 @@ import os
 import threading
 import time
 
-from resilience.guard.agreement.alone import Alone
-from resilience.guard.agreement.attendance import name_ranks
+from resilience.guard.agreement.base import Alone
+from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import (
     CONTINUE,
     DONE,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.base import Heard
     from resilience.guard.decision import Trigger
     from resilience.guard.ending import Ending
     from resilience.guard.running import RunningGuard
@@ -502,7 +502,7 @@ class Parts:
             return factory(self._guard, self.hear, self._place)
         if self._place.world == 1:
             return Alone(self._guard, self.hear)
-        from resilience.guard.agreement.meeting import meet
+        from resilience.guard.agreement.rendezvous import meet
 
         return meet(
             self._guard, self.hear, self._place, self._guard.settings, self._mirror.locate, self._recorder,

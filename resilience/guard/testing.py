@@ -18,7 +18,7 @@ import os
 import re
 
 from resilience.errors import GuardError
-from resilience.guard.agreement.alone import Agreement
+from resilience.guard.agreement.base import Agreement
 from resilience.guard.decision import CONTINUE, EXIT_STOPPED, IN_FLIGHT, OBEYED, SAVED, Decision
 from resilience.guard.gate import NEVER
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.base import Heard
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Heard
 from resilience.guard.decision import Decision, Request
 from tests.guard.guards import Wisher, make_guard, make_run, train
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Agreement, Alone, Farewell, Heard, calm
 from resilience.guard.agreement.messages import read_request, sendable
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 

@@ -10,26 +10,54 @@ from __future__ import annotations
 import collections
 import contextlib
 import selectors
+import socket
 import threading
 import time
 
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.contact import Contact
+from resilience.guard.agreement.base import Heard
+from resilience.guard.agreement.client import Contact, Uplink
 from resilience.guard.agreement.coordinator import Coordinator
-from resilience.guard.agreement.heard import Heard
-from resilience.guard.agreement.hub import Hub
 from resilience.guard.agreement.member import Member
-from resilience.guard.agreement.uplink import Uplink
-from resilience.guard.agreement.wakeup import Wakeup
+from resilience.guard.agreement.server import Hub
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
+    from resilience.guard.agreement.address_file import Address
     from resilience.guard.agreement.messages import Message
-    from resilience.guard.agreement.wire import Address
     from resilience.guard.gate import Gate
+
+
+class Wakeup:
+    """Becomes readable when somebody rings.
+
+    Attributes:
+        ear: what to wait for.
+    """
+
+    def __init__(self) -> None:
+        self.ear, self._bell = socket.socketpair()
+        for end in (self.ear, self._bell):
+            end.setblocking(False)
+
+    def ring(self) -> None:
+        """Wake the thread. Safe from every thread, and when it is over."""
+        with contextlib.suppress(OSError):  # full: it will wake; closed: nobody is there
+            self._bell.send(b".")
+
+    def heard(self) -> None:
+        """Make it quiet again."""
+        with contextlib.suppress(BlockingIOError):
+            while self.ear.recv(4096):
+                pass
+
+    def close(self) -> None:
+        """Nobody rings any more."""
+        self.ear.close()
+        self._bell.close()
+
 
 LAST_WORDS_S = 1.0
 LONGEST_SLEEP_S = 60.0

@@ -9,14 +9,11 @@ how it went. A rank that ends says LEAVE, and how; rank 0 says BYE.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.attendance import Attendance, name_ranks
-from resilience.guard.agreement.heard import Heard as Heard
+from resilience.guard.agreement.base import Heard as Heard
 from resilience.guard.agreement.messages import COMMITTED, PROMISED
-from resilience.guard.agreement.open_round import OpenRound
-from resilience.guard.agreement.patience import Patience
+from resilience.guard.agreement.ranks import Attendance, name_ranks
 from resilience.guard.agreement.recovery import EarlierRounds, recover
-from resilience.guard.agreement.void import VoidRound
-from resilience.guard.agreement.wishes import Wishes
+from resilience.guard.agreement.rounds import OpenRound, Patience, VoidRound, Wishes
 from resilience.guard.decision import FAILED, Decision
 from resilience.quantities import format_duration
 

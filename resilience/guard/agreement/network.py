@@ -6,12 +6,11 @@ import os
 import time
 
 from resilience.errors import AgreementLost
-from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
-from resilience.guard.agreement.contact import Contact
+from resilience.guard.agreement.base import Agreement, Alone, Farewell, calm
+from resilience.guard.agreement.client import Contact
 from resilience.guard.agreement.control import Control
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED
-from resilience.guard.agreement.wire import Address as Address
 from resilience.guard.decision import FAILED, OBEYED, Decision, Request
 
 TYPE_CHECKING = False
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.address_file import Address
+    from resilience.guard.agreement.base import Heard
     from resilience.guard.gate import Gate
 
 LOST_S = 6.0

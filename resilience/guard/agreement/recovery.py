@@ -7,7 +7,7 @@ acted, and everybody may be set free. Therefore it must have heard every rank.
 from __future__ import annotations
 
 from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED, read_request
-from resilience.guard.agreement.selection import effect
+from resilience.guard.agreement.rounds import effect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

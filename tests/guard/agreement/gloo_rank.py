@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.guard import Collective, Decision, TrainingGuard
-from resilience.guard.agreement.hub import Hub
+from resilience.guard.agreement.server import Hub
 from tests.guard.guards import QUIET, Wisher, job_environ
 
 PATIENCE_S = 30.0

@@ -12,9 +12,9 @@ from typing import Any
 
 from resilience.guard import Decision, Request
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.address_file import Address
+from resilience.guard.agreement.base import Heard
 from resilience.guard.agreement.network import NetworkAgreement
-from resilience.guard.agreement.wire import Address
 from resilience.guard.gate import Gate
 from tests.guard.guards import wait_until
 

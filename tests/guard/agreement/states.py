@@ -6,7 +6,7 @@ import operator
 from collections.abc import Hashable
 from typing import Any
 
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Heard
 from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
 

@@ -9,8 +9,8 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Alone, Collective
+from resilience.guard.agreement.base import Heard
 from resilience.guard.agreement.collective import CollectiveAgreement
-from resilience.guard.agreement.heard import Heard
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
 from tests.guard.agreement.campaign import Event, Plan, Pool, check, need_torch

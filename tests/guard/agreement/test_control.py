@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from resilience.guard.agreement import control as control_module
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Heard
+from resilience.guard.agreement.control import Wakeup
 from tests.guard.agreement.ranks import Meeting, meeting, save
 from tests.guard.guards import wait_until
 
@@ -198,3 +200,24 @@ def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
 
         wait_until(is_over)
     ranks.leave()
+
+
+def is_ringing(wakeup: Wakeup) -> bool:
+    return bool(select.select([wakeup.ear], [], [], 0)[0])
+
+
+def test_it_rings_until_it_was_heard_however_often_somebody_rang() -> None:
+    wakeup = Wakeup()
+    assert not is_ringing(wakeup)
+    for _ in range(100_000):  # more than a socket holds: nobody waits
+        wakeup.ring()
+    assert is_ringing(wakeup)
+    wakeup.heard()
+    assert not is_ringing(wakeup)
+    wakeup.close()
+
+
+def test_to_ring_when_it_is_over_is_nothing() -> None:
+    wakeup = Wakeup()
+    wakeup.close()
+    wakeup.ring()

@@ -8,7 +8,7 @@ import pytest
 
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import check_coordinator_message
-from resilience.guard.agreement.patience import FIRST_RETRY_S, LAST_RETRY_S
+from resilience.guard.agreement.rounds import FIRST_RETRY_S, LAST_RETRY_S
 from resilience.guard.decision import DONE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)

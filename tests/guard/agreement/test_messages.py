@@ -20,7 +20,7 @@ from resilience.guard.agreement.messages import (
     check_member_message,
     read_decision,
 )
-from resilience.guard.agreement.selection import MOST_REQUESTS
+from resilience.guard.agreement.rounds import MOST_REQUESTS
 from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
 

@@ -11,8 +11,7 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE
-from resilience.guard.agreement.open_round import OpenRound
-from resilience.guard.agreement.wishes import Wishes
+from resilience.guard.agreement.rounds import OpenRound, Wishes
 from resilience.guard.decision import IN_FLIGHT, SAVED, Request
 from tests.guard.agreement.explorer import Case, Violation, explore, wander
 

@@ -8,10 +8,9 @@ import pytest
 
 from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
-from resilience.guard.agreement import uplink as uplink_module
-from resilience.guard.agreement import wire as wire_module
-from resilience.guard.agreement.alone import Farewell
-from resilience.guard.agreement.wire import Address
+from resilience.guard.agreement import client, connection
+from resilience.guard.agreement.address_file import Address
+from resilience.guard.agreement.base import Farewell
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
 from tests.guard.guards import wait_until
 
@@ -71,7 +70,7 @@ def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
 def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr(uplink_module, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(client, "HANDSHAKE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as stranger, meeting(2, start=False) as ranks:
         port = stranger.getsockname()[1]
         other = Meeting(2)
@@ -343,14 +342,14 @@ def test_the_token_never_travels() -> None:
     seen = bytearray()
     cable = Proxy(lambda: ranks.true_address)
     ranks.address = cable.address
-    receive = wire_module.Wire._decode
+    receive = connection.Wire._decode
 
-    def remember(wire: wire_module.Wire, data: bytes) -> Any:
+    def remember(wire: connection.Wire, data: bytes) -> Any:
         seen.extend(data)
         return receive(wire, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire_module.Wire, "_decode", remember)
+        patch.setattr(connection.Wire, "_decode", remember)
         ranks.start()
         with ranks.training() as given:
             ranks.ranks[1].wish(save("a reason that travels"))

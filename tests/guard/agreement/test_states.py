@@ -9,7 +9,7 @@ import pytest
 
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
-from resilience.guard.agreement.open_round import OpenRound
+from resilience.guard.agreement.rounds import OpenRound
 from resilience.guard.decision import SAVED, Decision, Request
 from resilience.guard.gate import Gate
 from tests.guard.agreement.explorer import Case, explore

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.agreement import frames
-from resilience.guard.agreement import hub as hub_module
+from resilience.guard.agreement import frames, server
 from tests.guard.agreement.ranks import Impostor, Meeting, meeting, save
 from tests.guard.guards import wait_until
 
@@ -90,7 +89,7 @@ def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: 
 def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
     with knock(ranks) as silent, knock(ranks) as slow:
         begin = time.monotonic()
         with contextlib.suppress(OSError):
@@ -113,7 +112,7 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
             if number % 500 == 0:
                 hub = ranks.ranks[0]._control._hub
                 assert hub is not None
-                assert len(hub._strangers) <= hub_module.SPARE_STRANGERS + 3
+                assert len(hub._strangers) <= server.SPARE_STRANGERS + 3
             if len(held) > 300:
                 held.pop(0).close()
         assert_they_agree(ranks)  # while they are all there
@@ -170,9 +169,9 @@ def test_a_true_member_that_says_nonsense_is_dropped_and_may_come_again(
 def test_a_member_that_never_reads_is_dropped_before_memory_grows(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from resilience.guard.agreement import wire as wire_module
+    from resilience.guard.agreement import connection
 
-    monkeypatch.setattr(wire_module, "MOST_UNSENT", 10_000)
+    monkeypatch.setattr(connection, "MOST_UNSENT", 10_000)
     assert ranks.true_address is not None
     impostor = Impostor(ranks.true_address, 2)
     with impostor.socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.guard.agreement.attendance import Attendance, name_ranks
+from resilience.guard.agreement.ranks import Attendance, name_ranks
 
 
 def joined(world: int = 3) -> Attendance:

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import selectors
@@ -7,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.guard.agreement import frames
-from resilience.guard.agreement import wire as wire_module
-from resilience.guard.agreement.wire import Wire, WireBroken
+from resilience.guard.agreement import connection, frames
+from resilience.guard.agreement.connection import Wire, WireBroken
 
 TOKEN = "the run's token"
 
@@ -116,7 +117,7 @@ def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pai
 
 
 def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "MOST_UNSENT", 200_000)
+    monkeypatch.setattr(connection, "MOST_UNSENT", 200_000)
     with pytest.raises(WireBroken, match="does not read"):
         for _ in range(1000):
             pair.coordinator.send({"text": "x" * 100_000})

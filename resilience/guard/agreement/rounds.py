@@ -1,4 +1,4 @@
-"""A round: what ranks have promised, what was decided, who has not obeyed it yet, and whose save is in flight. Pure.
+"""Requests, the rounds that decide them, and the timing of retries. Pure.
 
 Normally all ranks obey after the same step, the largest promise. Decided by time, each obeys after its own promise: at
 the same moment, for ranks that nothing holds together in every step.
@@ -6,19 +6,206 @@ the same moment, for ranks that nothing holds together in every step.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.attendance import name_ranks
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Heard
 from resilience.guard.agreement.messages import read_request
-from resilience.guard.agreement.selection import select
+from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Callable, Iterable, Mapping, Set
     from typing import Any
 
     from resilience.guard.agreement.recovery import Recovered
-    from resilience.guard.agreement.wishes import Wishes
+    from resilience.guard.decision import Request
+
+KNOWN_WISHES = 10_000
+"""How many answered wishes are remembered: more than ranks can have said again since."""
+
+
+class Wishes:
+    """The wishes of all ranks.
+
+    Attributes:
+        open: those that no verdict has answered, by their names, oldest first: the rank, and what it wishes.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, tuple[int, Request]] = {}
+        self._answered: dict[str, None] = {}  # oldest first
+
+    def hear(self, rank: int, name: str, fields: dict[str, Any]) -> None:
+        """A rank wishes something, perhaps not for the first time. Raise ValueError if it is no request."""
+        if name not in self._answered:
+            self.open[name] = rank, read_request(fields)
+
+    def answer(self, names: Iterable[str]) -> None:
+        """A verdict answers these."""
+        for name in list(names):
+            self.open.pop(name, None)
+            self._answered[name] = None
+        while len(self._answered) > KNOWN_WISHES:
+            del self._answered[next(iter(self._answered))]
+
+    def ask_anew(self, wishes: Mapping[str, tuple[int, Request]]) -> None:
+        """The verdict that answered these is void."""
+        self.open |= wishes
+        for name in wishes:
+            self._answered.pop(name, None)
+
+    def drop(self) -> None:
+        """Nothing will be decided any more."""
+        self.open.clear()
+
+
+MOST_REQUESTS = 16
+"""How many different requests one verdict carries: it goes to every rank, and people read its reasons."""
+
+
+def select(requests: Iterable[Request]) -> list[Request]:
+    """One of each kind, of the lowest rank that wishes it, and not more than people read.
+
+    `merge` makes the same decision of the result as of everything, save for reasons and names of triggers that are
+    too many.
+    """
+    kinds: dict[tuple[object, ...], Request] = {}
+    for request in sorted(requests, key=lambda request: (request.rank, request.trigger, request.why)):
+        fields = request.as_dict()
+        del fields["rank"]
+        kinds.setdefault(tuple(fields.values()), request)
+    different = list(kinds.values())
+    if len(different) <= MOST_REQUESTS:
+        return different
+    code = merge(different, 0).exit_code
+    decisive: list[Callable[[Request], bool]] = [
+        lambda request: request.discard,
+        lambda request: request.stop and request.exit_code == code,
+        lambda request: request.stop,
+        lambda request: bool(request.label),
+        lambda request: request.save,
+    ]
+    first = [next((request for request in different if decides(request)), None) for decides in decisive]
+    weighty = sorted(different, key=lambda request: (not request.discard, not request.stop, not request.save))
+    chosen: list[Request] = []
+    for wanted in (*first, *weighty):
+        if wanted is not None and not any(wanted is other for other in chosen):
+            chosen.append(wanted)
+    return chosen[:MOST_REQUESTS]
+
+
+def effect(request: Request) -> tuple[object, ...]:
+    """What a request comes to, whoever wishes it, and however the reason is put."""
+    return (request.trigger, request.save, request.stop, request.label, request.discard, request.exit_code)
+
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 10.0
+"""Each round that fails doubles the pause before the next, from the first to the last."""
+
+LONG_AGO = float("-inf")
+
+
+class Patience:
+    """Pauses between rounds that fail. All times are monotonic seconds.
+
+    Attributes:
+        retry_at: when the next round may begin.
+        retry_s: the pause after the next round that fails.
+    """
+
+    def __init__(self, absent_s: float) -> None:
+        self.retry_at = LONG_AGO
+        self.retry_s = FIRST_RETRY_S
+        self._absent_s = absent_s
+        self._missing_since: float | None = None
+        self._skewed_since: float | None = None
+
+    def failed(self, now: float) -> None:
+        """A round has failed."""
+        self.retry_at = now + self.retry_s
+        self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
+
+    def start_afresh(self) -> None:
+        """What kept the ranks from agreeing may be over."""
+        self.retry_at, self.retry_s = LONG_AGO, FIRST_RETRY_S
+
+    def succeeded(self) -> None:
+        """A round was committed."""
+        self.start_afresh()
+        self._skewed_since = None
+
+    def is_missing_long(self, now: float) -> bool:
+        """A decision is wanted and ranks are missing: whether they have been for `absent_s`."""
+        if self._missing_since is None:
+            self._missing_since = now
+        return now - self._missing_since >= self._absent_s
+
+    def none_is_missing(self) -> None:
+        """All ranks are there."""
+        self._missing_since = None
+
+    def is_skewed_long(self, now: float) -> bool:
+        """The ranks count differently: whether that is more than checkpoints loaded by one rank after the other."""
+        if self._skewed_since is None:
+            self._skewed_since = now
+        return now - self._skewed_since >= LAST_RETRY_S
+
+    def next_look(self) -> float:
+        """When there is something to do about a wish: to name who is missing, or to try again."""
+        return self.retry_at if self._missing_since is None else self._missing_since + self._absent_s
+
+    def is_anybody_missing(self) -> bool:
+        """Whether ranks are known to be missing."""
+        return self._missing_since is not None
+
+
+class VoidRound:
+    """The last round that was taken back.
+
+    A rank that has heard of the verdict, and not yet that it is void, would obey it while others go on. So whoever goes
+    on from another step waits until nobody is left who could, and no round begins before.
+
+    Attributes:
+        number: of the round; 0 when there was none.
+        is_open: whether anybody waits.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._waiting: set[int] = set()
+        self._unheard: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    def begin(self, number: int, ranks: Iterable[int]) -> None:
+        """The round is void from now on; these ranks may not know it yet."""
+        self.number = number
+        self._waiting = set()
+        self._unheard = set(ranks)
+
+    def wait(self, rank: int) -> None:
+        """A rank has given it up by itself, and waits for the others."""
+        self._waiting.add(rank)
+        self._unheard.discard(rank)
+
+    def heard(self, rank: int) -> None:
+        """A rank cannot obey it any more."""
+        self._unheard.discard(rank)
+
+    def forget(self, rank: int) -> None:
+        """A rank has left, or its process is another one: it obeys nothing and waits for nothing."""
+        self._unheard.discard(rank)
+        self._waiting.discard(rank)
+
+    def release(self) -> list[int]:
+        """Who need not wait any longer: all, once everybody has heard. They are named once."""
+        if self._unheard:
+            return []
+        released, self._waiting = sorted(self._waiting), set()
+        return released
 
 
 class OpenRound:

@@ -29,17 +29,6 @@ class WireBroken(Exception):
     """The connection has ended, or what arrived is nothing that one of us says; the text says which."""
 
 
-class Address:
-    """Where rank 0 listens, and the token that proves that one belongs to the run."""
-
-    __slots__ = ("host", "port", "token")
-
-    def __init__(self, host: str, port: int, token: str) -> None:
-        self.host = host
-        self.port = port
-        self.token = token
-
-
 class Wire:
     """One connection, registered with a selector as long as it is open.
 

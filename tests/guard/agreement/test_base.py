@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from resilience.guard.agreement.alone import Agreement, Alone
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Agreement, Alone, Heard
 from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request
 from resilience.guard.gate import NEVER, Gate
 
@@ -155,3 +154,16 @@ def test_a_signal_that_the_training_thread_has_not_looked_at_is_not_shut_out() -
     gate.urgent = False
     nobody.arrive_at_poll()
     assert gate.limit == gate.poll_limit == NEVER
+
+
+def test_news_does_not_change_after_it_was_told() -> None:
+    """The host hears it in another thread, while the agreement goes on with its own list."""
+    requests = [Request("signal", "SIGUSR1 came")]
+    heard = Heard("committed", "a sentence", requests=requests)
+    requests.clear()
+    assert [request.why for request in heard.requests] == ["SIGUSR1 came"]
+
+
+def test_news_of_no_decision_claims_no_save() -> None:
+    heard = Heard("absent", "rank 3 did not join the guard")
+    assert (heard.decision, heard.requests, heard.outcome, heard.seconds) == (None, (), OBEYED, 0.0)

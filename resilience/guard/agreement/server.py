@@ -10,8 +10,8 @@ import contextlib
 import selectors
 import socket
 
+from resilience.guard.agreement.connection import HANDSHAKE_S, Wire, WireBroken
 from resilience.guard.agreement.messages import check_member_message
-from resilience.guard.agreement.wire import HANDSHAKE_S, Wire, WireBroken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
