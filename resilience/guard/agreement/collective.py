@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.agreement.base import Agreement, Alone, Farewell, Heard, calm
+from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone, ExitSummary, unhurried
 from resilience.guard.agreement.messages import read_request, sendable
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
@@ -43,11 +43,13 @@ class Collective:
         self.every = every
         self.group = group
 
-    def __call__(self, gate: Gate, hear: Callable[[Heard], None], place: Place) -> CollectiveAgreement | Alone:
+    def __call__(
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place
+    ) -> CollectiveAgreement | Alone:
         """The agreement of this process; called by the guard."""
         if place.world == 1:
-            return Alone(gate, hear)
-        return CollectiveAgreement(gate, hear, place, every=self.every, group=self.group)
+            return Alone(gate, on_event)
+        return CollectiveAgreement(gate, on_event, place, every=self.every, group=self.group)
 
 
 class _Decided:
@@ -68,17 +70,17 @@ class CollectiveAgreement(Agreement):
     """What `Collective` makes on each rank."""
 
     def __init__(
-        self, gate: Gate, hear: Callable[[Heard], None], place: Place, *, every: int, group: Any = None
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place, *, every: int, group: Any = None
     ) -> None:
         super().__init__(gate)
         self.world = place.world
-        self._hear = hear
+        self._on_event = on_event
         self._place = place
         self._every = every
         self._given_group = group
         self._group: Any = None
         self._made_under: Any = None  # torch's default group when ours was made: it may be formed anew
-        self._wishes: list[Request] = []
+        self._requests: list[Request] = []
         self._lock = threading.Lock()
         self._start = threading.Event()
         self._start_decision: Decision | None = None
@@ -88,10 +90,10 @@ class CollectiveAgreement(Agreement):
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
-    def wish(self, request: Request) -> None:
+    def request(self, request: Request) -> None:
         """Ask for something: the next meeting decides."""
         with self._lock:
-            self._wishes.append(sendable(request, self._place.rank))
+            self._requests.append(sendable(request, self._place.rank))
 
     def decide_start(self, decision: Decision) -> None:
         """On rank 0: what to do before the first step. The first word counts."""
@@ -119,7 +121,7 @@ class CollectiveAgreement(Agreement):
         told: Any = next((fields for fields in self._gather(mine) if fields is not None), None)
         return None if told is None else Decision(**told)
 
-    def arrive(self) -> Decision:
+    def on_step(self) -> Decision:
         """The training has done a step that reached the limit: a meeting, or something of this rank alone."""
         step = self._gate.count
         if self._stopped is not None:
@@ -128,14 +130,14 @@ class CollectiveAgreement(Agreement):
             self.restore()
             return CONTINUE
         with self._lock:
-            wishes = list(self._wishes)
+            requested = list(self._requests)
         decision = CONTINUE
-        if self._is_anything_asked(bool(wishes) or any(one.told() for one in self._decided.values())):
-            decision = self._decide(wishes, step)
+        if self._is_anything_asked(bool(requested) or any(one.told() for one in self._decided.values())):
+            decision = self._decide(requested, step)
         self.restore()
         return decision
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """Ranks may poll unequally often: only a stop that was decided already is announced."""
         self.restore()
         if self._stopped is None:
@@ -170,7 +172,9 @@ class CollectiveAgreement(Agreement):
             self._close(number, [(FAILED, 0.0)])
         self.restore()
 
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
         """After a stop, all ranks tell each other how their saves went and how they leave: once, for at most `wait_s`
         seconds. A rank with a fault meets nobody: the others notice that it is gone."""
         mine = {"outcomes": [one.told() for one in self._decided.values()], "how": how, "why": why}
@@ -187,20 +191,20 @@ class CollectiveAgreement(Agreement):
         faults = [f"rank {rank} left with {one['why']}" for rank, one in enumerate(told) if one["how"] == FAILED]
         if self._stopped is not None and len(told) == 1 and how != FAILED:
             faults.append(why)
-        return Farewell(self.world, len(told) - len(faults), faults)
+        return ExitSummary(self.world, len(told) - len(faults), faults)
 
     # ---- meetings ---------------------------------------------------------------------------------------------
 
-    def _decide(self, wishes: list[Request], step: int) -> Decision:
+    def _decide(self, requested: list[Request], step: int) -> Decision:
         """Somebody asks for something, or tells how the last save went: exchange it all and merge it."""
         outcomes = [one.told() for one in self._decided.values()]
-        told = self._gather({"outcomes": outcomes, "wishes": [request.as_dict() for request in wishes]})
+        told = self._gather({"outcomes": outcomes, "requests": [request.as_dict() for request in requested]})
         for index, number in enumerate(list(self._decided)):
             if all(fields["outcomes"][index] for fields in told):
                 self._close(number, [tuple(fields["outcomes"][index]) for fields in told])
-        asked = [read_request(request) for fields in told for request in fields["wishes"]]
+        asked = [read_request(request) for fields in told for request in fields["requests"]]
         with self._lock:
-            del self._wishes[: len(wishes)]
+            del self._requests[: len(requested)]
         if not asked:
             return CONTINUE
         decision = merge(asked, step)
@@ -209,7 +213,7 @@ class CollectiveAgreement(Agreement):
         if decision.stop:
             self._stopped = decision
         if self._place.is_first:
-            self._hear(Heard("committed", str(decision), decision=decision, requests=asked))
+            self._on_event(AgreementEvent("committed", str(decision), decision=decision, requests=asked))
         return decision
 
     def _close(self, number: int, outcomes: Sequence[tuple[str, float]]) -> None:
@@ -222,8 +226,8 @@ class CollectiveAgreement(Agreement):
         if self._place.is_first:
             failed = [rank for rank, (word, _) in enumerate(outcomes) if word == FAILED]
             text = f"{outcome}: {decision}"
-            self._hear(
-                Heard(
+            self._on_event(
+                AgreementEvent(
                     "outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=failed
                 )
             )

@@ -1,7 +1,9 @@
-"""The control thread of a rank: carries messages between this rank's member, rank 0's coordinator and the wires.
+"""The control thread of a rank: carries messages between its member, rank 0's coordinator and the connections.
 
-One lock is around the protocol's state. It is held for microseconds, never while something blocks, and never while
-the host hears news. Sockets are touched by the control thread alone. No file is touched here: a dead file system must
+There is a class for each role: `LeaderControl` on rank 0, `FollowerControl` on every other rank.
+
+One lock protects the protocol's state. It is held for microseconds, never while something blocks, and never while the
+host handles events. Sockets are touched by the control thread alone. No file is touched here: a dead file system must
 not stop ranks from agreeing.
 """
 
@@ -15,118 +17,94 @@ import threading
 import time
 
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.base import Heard
-from resilience.guard.agreement.client import Contact, Uplink
-from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.base import AgreementEvent
+from resilience.guard.agreement.client import Client, LinkMonitor
 from resilience.guard.agreement.member import Member
-from resilience.guard.agreement.server import Hub
+from resilience.guard.agreement.server import Server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilience.guard.agreement.address_file import Address
+    from resilience.guard.agreement.coordinator import Coordinator
     from resilience.guard.agreement.messages import Message
     from resilience.guard.gate import Gate
 
-
-class Wakeup:
-    """Becomes readable when somebody rings.
-
-    Attributes:
-        ear: what to wait for.
-    """
-
-    def __init__(self) -> None:
-        self.ear, self._bell = socket.socketpair()
-        for end in (self.ear, self._bell):
-            end.setblocking(False)
-
-    def ring(self) -> None:
-        """Wake the thread. Safe from every thread, and when it is over."""
-        with contextlib.suppress(OSError):  # full: it will wake; closed: nobody is there
-            self._bell.send(b".")
-
-    def heard(self) -> None:
-        """Make it quiet again."""
-        with contextlib.suppress(BlockingIOError):
-            while self.ear.recv(4096):
-                pass
-
-    def close(self) -> None:
-        """Nobody rings any more."""
-        self.ear.close()
-        self._bell.close()
-
-
 LAST_WORDS_S = 1.0
 LONGEST_SLEEP_S = 60.0
+LOST_S = 6.0
+"""How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
+UNREPORTED_S = 5.0
+"""How long a rank that leaves tries to find rank 0 again, to which it has not reported its last save yet."""
 MOST_FAULTS = 3
 FAULT_PAUSE_S = 0.2
 
 
 class Control:
-    """The thread, the protocol's state and the connections of one rank.
+    """The thread, the protocol's state and the connections of one rank, as far as they are alike in both roles.
 
     Methods whose description says "locked" are to be called with `changed` held.
 
+    Args:
+        on_event: gets events, from the control thread, with no lock held.
+        step_s: returns how long a step takes here, in seconds.
+
     Attributes:
-        changed: the lock around all of this, and what is told when something changed.
+        changed: the lock around all of this, and the condition that is notified of each change.
         member: this rank's side of the protocol.
-        coordinator: rank 0's; None on the others.
-        uplink: a member's connection to rank 0; None on rank 0.
-        contact: what people hear of that connection; of no use on rank 0.
-        outbox: what the member says and nobody has heard yet, oldest first.
-        starts_told: ranks that were told what to do before the first step.
+        outbox: messages of the member that were not sent yet, oldest first.
         closing: set to end the thread.
     """
 
+    _link: Server | Client
+
     def __init__(
-        self,
-        gate: Gate,
-        rank: int,
-        *,
-        coordinator: Coordinator | None,
-        contact: Contact,
-        world: int,
-        locate: Callable[[], Address | None],
-        listen: Callable[[], tuple[socket.socket, str]] | None,
-        hear: Callable[[Heard], None],
-        step_s: Callable[[], float],
-        leader_gone: Callable[[str], bool],
-        leader_back: Callable[[], None],
+        self, gate: Gate, rank: int, on_event: Callable[[AgreementEvent], None], step_s: Callable[[], float]
     ) -> None:
-        """`leader_gone` is called, locked, when rank 0 is gone for good, and returns whether this rank goes on by
-        itself; `leader_back` when there is one again."""
         self.changed = threading.Condition(threading.Lock())
         self.member = Member(gate, rank, frames.random_word())
-        self.coordinator = coordinator
-        self.contact = contact
-        self.uplink: Uplink | None = None
         self.outbox: collections.deque[Message] = collections.deque()
-        self.starts_told: set[int] = set()
         self.closing = False
-        self._listen = listen
-        self._hear = hear
+        self._on_event = on_event
         self._step_s = step_s
-        self._leader_gone = leader_gone
-        self._leader_back = leader_back
-        self._letters: collections.deque[tuple[int, Message]] = collections.deque()  # of the coordinator
-        self._is_delivering = False
-        self._news: list[Heard] = []
-        self._is_telling = False
+        self._events: list[AgreementEvent] = []
+        self._is_reporting = False
         self._noted: set[str] = set()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
-        self._wakeup = Wakeup()
-        self._hub: Hub | None = None
-        self._side: Hub | Uplink
-        if coordinator is not None:
-            hub = Hub(self._selector, world, receive=self._heard_rank, lost=self._lost_rank, note=self._note)
-            self._side = self._hub = hub
-        else:
-            uplink = Uplink(self._selector, rank, locate, self._joining, self._heard_coordinator, self._note)
-            self._side = self.uplink = uplink
+        self._reader, self._writer = socket.socketpair()  # other threads wake the control thread by writing
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+
+    # ---- the role ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Begin to listen, on rank 0."""
+
+    def _proceed(self, now: float) -> float | None:
+        """Locked. Do all that is due at `now` except for sending; return when something else is due, or None."""
+        raise NotImplementedError
+
+    def _send_outbox(self) -> None:
+        """Locked. Send what can be sent."""
+        raise NotImplementedError
+
+    def _connect(self) -> None:
+        """Look for rank 0, on other ranks, if it is time to."""
+
+    def _take_events(self) -> list[AgreementEvent]:
+        """Locked. The events to report now."""
+        events, self._events = self._events, []
+        self._is_reporting = bool(events)
+        return events
+
+    def _say_last_words(self) -> None:
+        """Locked. Send what is said at the end."""
+
+    def may_leave(self, leaving_s: float, *, is_stopped: bool, has_stepped: bool) -> bool:
+        """Locked. Whether this rank may go, `leaving_s` seconds after it has said that it leaves."""
+        raise NotImplementedError
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
@@ -137,7 +115,9 @@ class Control:
             thread.start()
         except RuntimeError as error:  # no thread can be had: the training goes on without decisions
             self._shut()
-            self._tell([Heard("broken", f"nothing can be decided: the guard's thread did not start: {error}")])
+            self._report(
+                [AgreementEvent("broken", f"nothing can be decided: the guard's thread did not start: {error}")]
+            )
         else:
             self._thread = thread
 
@@ -146,8 +126,9 @@ class Control:
         return self._thread is not None and self._thread.is_alive()
 
     def wake(self) -> None:
-        """There is something to be said."""
-        self._wakeup.ring()
+        """Have the thread send what is to be sent. Safe from every thread, and when the thread has ended."""
+        with contextlib.suppress(OSError):  # full: the thread will wake; closed: the thread has ended
+            self._writer.send(b".")
 
     def end(self) -> None:
         """Wait until the thread has said its last words; not for long, since it may hang in looking for rank 0."""
@@ -158,30 +139,19 @@ class Control:
 
     def abandon(self) -> None:
         """In a forked child: the connections are the parent's. Close our copies without a word, and take no lock."""
-        self._side.abandon()
-        self._wakeup.close()
-        self._selector.close()
+        self._link.abandon()
+        self._close_wakeup()
 
-    def is_over(self, *, lost_too: bool = True) -> bool:
-        """Locked. On rank 0: whether every rank has obeyed, or every one not lost, and our host has heard of it."""
-        if self.coordinator is None or not self.is_alive():
-            return True
-        is_untold = self.coordinator.heard or self._is_telling or any(said["say"] == "done" for said in self.outbox)
-        return self.coordinator.is_over(lost_too) and not is_untold
-
-    def has_said_all(self) -> bool:
-        """Locked. Whether the kernel has taken everything that was to be said here."""
-        return not self.outbox and not self._letters and not self._side.has_unsent()
-
-    def send_later(self, said: list[tuple[int, Message]]) -> None:
-        """Locked. What the coordinator says to ranks: the thread sends it when it is woken."""
-        self._letters.extend(said)
+    def has_sent_all(self) -> bool:
+        """Locked. Whether the kernel has taken everything that was to be sent here."""
+        return not self.outbox and not self._link.has_unsent()
 
     # ---- control thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         faults = 0
         try:
+            self._selector.register(self._reader, selectors.EVENT_READ, self._woken)
             self._open()
             while True:
                 try:
@@ -191,151 +161,71 @@ class Control:
                     faults += 1
                     if faults == MOST_FAULTS:
                         raise
-                    self._tell([Heard("fault", f"the agreement has failed and goes on: {error!r}")])
+                    self._report([AgreementEvent("fault", f"the agreement has failed and goes on: {error!r}")])
                     time.sleep(FAULT_PAUSE_S)
         except Exception as error:  # the training goes on, without an agreement
-            self._tell([Heard("broken", f"the agreement has failed and nothing will be decided: {error!r}")])
+            text = f"the agreement has failed and nothing will be decided: {error!r}"
+            self._report([AgreementEvent("broken", text)])
         finally:
             with self.changed:
-                if self.coordinator is not None:
-                    with contextlib.suppress(Exception):  # the last words, whatever has failed
-                        self._deliver(self.coordinator.end())
-                news = self._take_news()  # how the very last save went
-            self._tell(news)
-            if self.uplink is not None:
-                self.uplink.end(LAST_WORDS_S)
+                with contextlib.suppress(Exception):  # the last words, whatever has failed
+                    self._say_last_words()
+                events = self._take_events()  # how the very last save went
+            self._report(events)
             self._shut()
 
-    def _open(self) -> None:
-        self._selector.register(self._wakeup.ear, selectors.EVENT_READ, None)
-        if self.coordinator is None:
-            return
-        with self.changed:
-            for said in self._joining():
-                self._deliver(self.coordinator.receive(0, said, time.monotonic()))
-        if self._listen is not None and self._hub is not None:
-            try:
-                self._hub.open(*self._listen())
-            except OSError as error:
-                self._tell([Heard("broken", f"nothing can be decided: rank 0 cannot listen: {error}")])
-
     def _turn(self) -> bool:
-        """One look at everything. Return whether there is to be another."""
+        """Do what is due and wait for the next message. Return whether there is to be another turn."""
         now = time.monotonic()
         with self.changed:
             if self.closing:
                 return False
-            if self.coordinator is not None:
-                self._deliver(self.coordinator.proceed(now))
-            self._side.sweep(now)
-            self._flush_outbox()
+            deadlines = [self._proceed(now), self._link.next_deadline()]
             self.changed.notify_all()
-            if self.uplink is not None:
-                self._look_for_leader(now, self.uplink)
-            deadlines = [self._side.next_deadline(), (self.coordinator or self.contact).next_deadline()]
-            news = self._take_news()
-        self._tell(news)
+            events = self._take_events()
+        self._report(events)
         wait_s = min((deadline - now for deadline in deadlines if deadline is not None), default=LONGEST_SLEEP_S)
         for key, mask in self._selector.select(max(0.0, min(wait_s, LONGEST_SLEEP_S))):
-            self._serve(key, mask)
-        if self.uplink is not None:
-            found = self.uplink.find(time.monotonic())
-            if found is not None:
-                with self.changed:
-                    self.uplink.adopt(*found, time.monotonic())
+            with self.changed:
+                key.data(mask)
+                self.changed.notify_all()
+        self._connect()
         return True
 
-    def _look_for_leader(self, now: float, uplink: Uplink) -> None:
-        self.contact.look(now, uplink.is_up(), self.member)
-        if self.contact.is_alone:
-            self.contact.is_alone = not uplink.is_up()
-            if not self.contact.is_alone:
-                self._leader_back()
-        elif why := self.contact.gone(now, self.member, is_refused=uplink.is_refused):
-            self.contact.is_alone = self._leader_gone(why)
-            if self.contact.is_alone:
-                self._news.append(Heard("alone", why))
+    def _woken(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+        self._send_outbox()
 
-    def _serve(self, key: selectors.SelectorKey, mask: int) -> None:
-        with self.changed:
-            if key.data is None:
-                self._wakeup.heard()
-                self._flush_outbox()
-            elif self._hub is not None:
-                self._hub.serve(None if key.data is self._hub else key.data, mask, time.monotonic())
-            elif self.uplink is not None:
-                self.uplink.serve(key.data, mask)
-            self.changed.notify_all()
-
-    def _tell(self, news: list[Heard]) -> None:
-        for heard in news:
+    def _report(self, events: list[AgreementEvent]) -> None:
+        for event in events:
             with contextlib.suppress(Exception):  # the host's own fault, which must not end the agreement
-                self._hear(heard)
-        if self._is_telling:
+                self._on_event(event)
+        if self._is_reporting:
             with self.changed:
-                self._is_telling = False
+                self._is_reporting = False
                 self.changed.notify_all()
 
     def _shut(self) -> None:
         with self.changed:
-            if self._hub is not None:
-                self._hub.close()
-            if self.uplink is not None:
-                self.uplink.drop()
-            self._wakeup.close()
-            self._selector.close()
+            self._link.close()
+            self._close_wakeup()
             self.changed.notify_all()
+
+    def _close_wakeup(self) -> None:
+        self._reader.close()
+        self._writer.close()
+        self._selector.close()
 
     # ---- locked -----------------------------------------------------------------------------------------------
 
-    def _joining(self) -> list[Message]:
+    def _join(self) -> list[Message]:
         """What is said first on a new connection: everything that was to be said is said again by `join`."""
         self.outbox.clear()
         return self.member.join()
 
-    def _flush_outbox(self) -> None:
-        self._deliver([])
-        while self.outbox:
-            if self.coordinator is not None:
-                self._deliver(self.coordinator.receive(0, self.outbox.popleft(), time.monotonic()))
-            elif self.uplink is not None and self.uplink.is_up():
-                self.uplink.say(self.outbox.popleft())
-            else:
-                break
-
-    def _deliver(self, said: list[tuple[int, Message]]) -> None:
-        """Send what the coordinator says, in its order: what it says meanwhile, because a wire breaks, comes after."""
-        self._letters.extend(said)
-        if self._is_delivering or self.coordinator is None or self._hub is None:
-            return
-        self._is_delivering = True
-        try:
-            while self._letters:
-                rank, message = self._letters.popleft()
-                if rank == 0:
-                    for answer in self._received(message):
-                        self._letters.extend(self.coordinator.receive(0, answer, time.monotonic()))
-                else:
-                    self._hub.say(rank, message)
-                    if message["say"] == "start":
-                        self.starts_told.add(rank)
-        finally:
-            self._is_delivering = False
-
-    def _heard_rank(self, rank: int, message: Message) -> None:
-        assert self.coordinator is not None
-        self._deliver(self.coordinator.receive(rank, message, time.monotonic()))
-
-    def _lost_rank(self, rank: int) -> None:
-        assert self.coordinator is not None
-        self._deliver(self.coordinator.lost(rank, time.monotonic()))
-
-    def _heard_coordinator(self, message: Message) -> None:
-        assert self.uplink is not None
-        for answer in self._received(message):
-            self.uplink.say(answer)
-
-    def _received(self, message: Message) -> list[Message]:
+    def _receive(self, message: Message) -> list[Message]:
         if message["say"] == "prepare":
             self.member.step_s = self._step_s()
         return self.member.receive(message)
@@ -343,12 +233,182 @@ class Control:
     def _note(self, kind: str, text: str) -> None:
         if kind not in self._noted:
             self._noted.add(kind)
-            self._news.append(Heard(kind, text[:300]))
+            self._events.append(AgreementEvent(kind, text[:300]))
 
-    def _take_news(self) -> list[Heard]:
-        news, self._news = self._news, []
-        teller = self.coordinator or self.contact
-        news += teller.heard
-        teller.heard = []
-        self._is_telling = bool(news)
-        return news
+
+class LeaderControl(Control):
+    """Rank 0: listens, and runs the coordinator. Its own member needs no connection.
+
+    Attributes:
+        starts_sent: ranks that were sent what to do before the first step.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        coordinator: Coordinator,
+        world: int,
+        *,
+        listen: Callable[[], tuple[socket.socket, str]] | None,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float],
+    ) -> None:
+        super().__init__(gate, 0, on_event, step_s)
+        self.coordinator = coordinator
+        self.starts_sent: set[int] = set()
+        self._world = world
+        self._listen = listen
+        self._to_send: collections.deque[tuple[int, Message]] = collections.deque()
+        self._is_delivering = False
+        self._link = self.server = Server(
+            self._selector, world, receive=self._receive_of_rank, lost=self._lost_rank, note=self._note
+        )
+
+    def is_over(self, *, lost_too: bool = True) -> bool:
+        """Locked. Whether every rank has obeyed, or every one not lost, and our host has handled the outcome."""
+        if not self.is_alive():
+            return True
+        is_pending = self.coordinator.events or self._is_reporting or any(said["say"] == "done" for said in self.outbox)
+        return self.coordinator.is_over(lost_too) and not is_pending
+
+    def has_sent_all(self) -> bool:
+        """See `Control`."""
+        return not self._to_send and super().has_sent_all()
+
+    def may_leave(self, leaving_s: float, *, is_stopped: bool, has_stepped: bool) -> bool:
+        """See `Control`. Before the first step rank 0 stays until all ranks are told what to do: late ones ask it."""
+        if not self.has_sent_all() or not self.coordinator.is_over(lost_too=leaving_s < LOST_S):
+            return False
+        return has_stepped or len(self.starts_sent) >= self._world - 1
+
+    def send_later(self, said: list[tuple[int, Message]]) -> None:
+        """Locked. Messages of the coordinator: the thread sends them when it is woken."""
+        self._to_send.extend(said)
+
+    def _open(self) -> None:
+        with self.changed:
+            for said in self._join():
+                self._deliver(self.coordinator.receive(0, said, time.monotonic()))
+        if self._listen is not None:
+            try:
+                self.server.open(*self._listen())
+            except OSError as error:
+                self._report([AgreementEvent("broken", f"nothing can be decided: rank 0 cannot listen: {error}")])
+
+    def _proceed(self, now: float) -> float | None:
+        self._deliver(self.coordinator.proceed(now))
+        self.server.drop_slow(now)
+        self._send_outbox()
+        return self.coordinator.next_deadline()
+
+    def _send_outbox(self) -> None:
+        self._deliver([])
+        while self.outbox:
+            self._deliver(self.coordinator.receive(0, self.outbox.popleft(), time.monotonic()))
+
+    def _take_events(self) -> list[AgreementEvent]:
+        self._events += self.coordinator.events
+        self.coordinator.events = []
+        return super()._take_events()
+
+    def _say_last_words(self) -> None:
+        self._deliver(self.coordinator.end())
+
+    def _deliver(self, said: list[tuple[int, Message]]) -> None:
+        """Send what the coordinator says, in its order: what it says meanwhile, because a connection breaks, comes
+        after."""
+        self._to_send.extend(said)
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        try:
+            while self._to_send:
+                rank, message = self._to_send.popleft()
+                if rank == 0:
+                    for answer in self._receive(message):
+                        self._to_send.extend(self.coordinator.receive(0, answer, time.monotonic()))
+                else:
+                    self.server.send(rank, message)
+                    if message["say"] == "start":
+                        self.starts_sent.add(rank)
+        finally:
+            self._is_delivering = False
+
+    def _receive_of_rank(self, rank: int, message: Message) -> None:
+        self._deliver(self.coordinator.receive(rank, message, time.monotonic()))
+
+    def _lost_rank(self, rank: int) -> None:
+        self._deliver(self.coordinator.lost(rank, time.monotonic()))
+
+
+class FollowerControl(Control):
+    """Every other rank: keeps a connection to rank 0, and notices when rank 0 is gone for good.
+
+    Args:
+        leader_gone: called, locked, when rank 0 is gone for good; returns whether this rank goes on by itself.
+        leader_back: called, locked, when there is a rank 0 again.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        rank: int,
+        monitor: LinkMonitor,
+        *,
+        locate: Callable[[], Address | None],
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float],
+        leader_gone: Callable[[str], bool],
+        leader_back: Callable[[], None],
+    ) -> None:
+        super().__init__(gate, rank, on_event, step_s)
+        self._monitor = monitor
+        self._leader_gone = leader_gone
+        self._leader_back = leader_back
+        self._link = self.client = Client(
+            self._selector, rank, locate, self._join, self._receive_of_coordinator, self._note
+        )
+
+    def may_leave(self, leaving_s: float, *, is_stopped: bool, has_stepped: bool) -> bool:
+        """See `Control`. After a stop ranks stay until rank 0 hangs up, unless they have failed."""
+        if self.client.is_up():
+            return self.has_sent_all() and (self.member.has_failed or not is_stopped)
+        return leaving_s >= UNREPORTED_S or not any(said["say"] == "done" for said in self.outbox)
+
+    def _proceed(self, now: float) -> float | None:
+        self.client.drop_slow(now)
+        self._send_outbox()
+        monitor = self._monitor
+        monitor.check(now, self.client.is_up(), self.member)
+        if monitor.is_alone:
+            monitor.is_alone = not self.client.is_up()
+            if not monitor.is_alone:
+                self._leader_back()
+        elif why := monitor.why_gone(now, self.member, is_refused=self.client.is_refused):
+            monitor.is_alone = self._leader_gone(why)
+            if monitor.is_alone:
+                self._events.append(AgreementEvent("alone", why))
+        return monitor.next_deadline()
+
+    def _send_outbox(self) -> None:
+        while self.outbox and self.client.is_up():
+            self.client.send(self.outbox.popleft())
+
+    def _connect(self) -> None:
+        found = self.client.find(time.monotonic())
+        if found is not None:
+            with self.changed:
+                self.client.adopt(*found, time.monotonic())
+
+    def _shut(self) -> None:
+        self.client.end(LAST_WORDS_S)
+        super()._shut()
+
+    def _take_events(self) -> list[AgreementEvent]:
+        self._events += self._monitor.events
+        self._monitor.events = []
+        return super()._take_events()
+
+    def _receive_of_coordinator(self, message: Message) -> None:
+        for answer in self._receive(message):
+            self.client.send(answer)

@@ -6,9 +6,9 @@ import os
 import time
 
 from resilience.errors import AgreementLost
-from resilience.guard.agreement.base import Agreement, Alone, Farewell, calm
-from resilience.guard.agreement.client import Contact
-from resilience.guard.agreement.control import Control
+from resilience.guard.agreement.base import Agreement, Alone, ExitSummary, unhurried
+from resilience.guard.agreement.client import LinkMonitor
+from resilience.guard.agreement.control import LOST_S, Control, FollowerControl, LeaderControl
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED
 from resilience.guard.decision import FAILED, OBEYED, Decision, Request
@@ -19,16 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resilience.guard.agreement.address_file import Address
-    from resilience.guard.agreement.base import Heard
+    from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
 
-LOST_S = 6.0
-"""How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
-VOID_S = 3.0
-UNHEARD_S = 5.0
-"""How long a rank that leaves tries to find rank 0 again, when that was not told yet how the last save went."""
+REVOKE_S = 3.0
+"""How long a rank that goes on from another step waits until the others have given up the open round."""
 HURRY_S = 0.1
-"""How often somebody who waits at the end looks whether he is hurried."""
+"""How often a rank that waits at the end checks whether it is hurried."""
 
 SAVE_ALONE, STOP, WAIT = "save_alone", "stop", "wait"
 """What a rank does once rank 0 is gone for good: `on_leader_lost` of the settings."""
@@ -40,13 +37,13 @@ class NetworkAgreement(Agreement):
     Raises AgreementLost from `arrive` when a rank has promised to wait and rank 0 says nothing for `lost_s` seconds.
 
     Args:
-        locate: tells a member where rank 0 listens, or None while that is not known; called by the control thread.
+        locate: returns where rank 0 listens, or None while that is not known; called by the control thread.
         listen: on rank 0, makes the listening socket and the token; called by the control thread.
-        hear: gets news, from the control thread, with no lock held.
-        withdraw: on rank 0, called at the end of `leave`: nobody listens any more.
+        on_event: gets events, from the control thread, with no lock held.
+        withdraw: on rank 0, called at the end of `leave`, when nobody listens any more.
         round_s: see `GuardSettings`; `skew_steps`, `by_time` (decide_by) and `on_leader_lost` likewise.
         absent_s: after how long a rank that is missing is named on rank 0, and rank 0 on another.
-        step_s: tells how long a step takes on this rank, in seconds; 0 while that is not known.
+        step_s: returns how long a step takes on this rank, in seconds; 0 while that is not known.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class NetworkAgreement(Agreement):
         *,
         locate: Callable[[], Address | None],
         listen: Callable[[], tuple[socket.socket, str]] | None,
-        hear: Callable[[Heard], None],
+        on_event: Callable[[AgreementEvent], None],
         withdraw: Callable[[], None] | None = None,
         round_s: float = 10.0,
         lost_s: float = 300.0,
@@ -70,7 +67,7 @@ class NetworkAgreement(Agreement):
         super().__init__(gate)
         self.world = world
         self._rank = rank
-        self._hear = hear
+        self._on_event = on_event
         self._withdraw = withdraw
         self._lost_s = lost_s
         self._on_leader_lost = on_leader_lost
@@ -78,13 +75,19 @@ class NetworkAgreement(Agreement):
         self._has_stepped = False
         self._leaving_since = 0.0
         self._pid = os.getpid()
-        coordinator = None
+        self._leader: LeaderControl | None = None
+        self._control: Control
         if rank == 0:
             coordinator = Coordinator(world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s, by_time=by_time)
-        self._control = Control(
-            gate, rank, coordinator=coordinator, contact=Contact(absent_s, round_s, lost_s), world=world, locate=locate,
-            listen=listen, hear=hear, step_s=step_s, leader_gone=self._leader_gone, leader_back=self._leader_back,
-        )  # fmt: skip
+            self._control = self._leader = LeaderControl(
+                gate, coordinator, world, listen=listen, on_event=on_event, step_s=step_s
+            )
+        else:
+            monitor = LinkMonitor(absent_s, round_s, lost_s)
+            self._control = FollowerControl(
+                gate, rank, monitor, locate=locate, on_event=on_event, step_s=step_s,
+                leader_gone=self._leader_gone, leader_back=self._leader_back,
+            )  # fmt: skip
         self._changed = self._control.changed
 
     # ---- any thread -------------------------------------------------------------------------------------------
@@ -93,26 +96,26 @@ class NetworkAgreement(Agreement):
         """Begin to listen, on rank 0, or to look for rank 0. Nothing here waits for the network or a file."""
         self._control.start()
 
-    def wish(self, request: Request) -> None:
+    def request(self, request: Request) -> None:
         """Ask all ranks for something. Never waits for the network."""
         control = self._control
         with self._changed:
-            # A save alone is wished of all or of nobody: one rank that saves by itself may deadlock the others.
+            # A save alone is requested of all or of nobody: one rank that saves by itself may deadlock the others.
             if self._alone is not None and request.stop:
-                self._alone.wish(request)
+                self._alone.request(request)
             else:
-                control.outbox.extend(control.member.wish(request))
+                control.outbox.extend(control.member.request(request))
         control.wake()
 
     def decide_start(self, decision: Decision) -> None:
         """Rank 0 tells all ranks what to do before the first step."""
-        control = self._control
-        with self._changed:
-            if control.coordinator is not None:
-                control.send_later(control.coordinator.decide_start(decision))
-                control.member.start = control.coordinator.start
+        leader = self._leader
+        if leader is not None:
+            with self._changed:
+                leader.send_later(leader.coordinator.decide_start(decision))
+                leader.member.start = leader.coordinator.start
                 self._changed.notify_all()
-        control.wake()
+            leader.wake()
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
         """What rank 0 has said about the start, or None if it said nothing in time."""
@@ -120,10 +123,10 @@ class NetworkAgreement(Agreement):
             self._changed.wait_for(lambda: self._control.member.start is not None, timeout_s)
             return self._control.member.start
 
-    def awaited(self) -> Decision | None:
+    def pending_decision(self) -> Decision | None:
         """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
         with self._changed:
-            return self._control.member.awaited() if self._alone is None else self._alone.awaited()
+            return self._control.member.pending_decision() if self._alone is None else self._alone.pending_decision()
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
         """See `Agreement`."""
@@ -137,14 +140,14 @@ class NetworkAgreement(Agreement):
 
     # ---- training thread --------------------------------------------------------------------------------------
 
-    def arrive(self) -> Decision:
+    def on_step(self) -> Decision:
         """The training has done a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
         self._has_stepped = True
-        return self._wait(lambda: self._control.member.arrive(), lambda alone: alone.arrive())
+        return self._wait(self._control.member.on_step, Alone.on_step)
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """The same for a poll."""
-        return self._wait(lambda: self._control.member.arrive_at_poll(), lambda alone: alone.arrive_at_poll())
+        return self._wait(self._control.member.on_poll, Alone.on_poll)
 
     def finish(self, outcome: str, seconds: float) -> int:
         """The last decision has been obeyed: tell rank 0."""
@@ -162,8 +165,8 @@ class NetworkAgreement(Agreement):
     def resumed(self) -> None:
         """The counters were set anew, here and on every other rank: what was promised or decided before is void.
 
-        Returns when rank 0 has taken it back from the others, or after `VOID_S`: no rank can complete a step before
-        all have come here, so none obeys what another has given up. Wishes stay.
+        Returns when rank 0 has taken it back from the others, or after `REVOKE_S`: no rank can complete a step before
+        all have come here, so none obeys what another has given up. RequestQueue stay.
         """
         control = self._control
         with self._changed:
@@ -173,10 +176,12 @@ class NetworkAgreement(Agreement):
         control.wake()
         with self._changed:
             self._changed.wait_for(
-                lambda: not control.member.is_voiding or not control.is_alive() or self._alone is not None, VOID_S
+                lambda: not control.member.is_revoking or not control.is_alive() or self._alone is not None, REVOKE_S
             )
 
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
         """Say good-bye. Rank 0 waits until every rank has said it, and what was saved is durable everywhere.
 
         For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again. After a training that
@@ -188,16 +193,18 @@ class NetworkAgreement(Agreement):
             control.outbox.extend(control.member.leave(how, why))
             self._leaving_since = time.monotonic()
         control.wake()
-        coordinator = control.coordinator
-        if coordinator is None:
-            return super().part(how, why, wait_s)
+        leader = self._leader
+        if leader is None:
+            return super().announce_exit(how, why, wait_s)
+
+        coordinator = leader.coordinator
 
         def is_complete(lost_too: bool) -> bool:
-            if not control.is_alive():
+            if not leader.is_alive():
                 return True
             apart = set() if lost_too else coordinator.lost_ranks()
             missing = set(coordinator.missing()) if self._is_stopped() else set()
-            return control.is_over(lost_too=lost_too) and missing <= apart
+            return leader.is_over(lost_too=lost_too) and missing <= apart
 
         with self._changed:
             if not self._wait_for(lambda: is_complete(True), min(wait_s, LOST_S), is_hurried):
@@ -207,9 +214,9 @@ class NetworkAgreement(Agreement):
             if self._is_stopped():
                 faults |= {rank: f"rank {rank} has not said good-bye" for rank in missing}
             well = self.world - 1 - len({*missing, *faults}) + int(how != FAILED)
-            return Farewell(self.world, well, list(faults.values()))
+            return ExitSummary(self.world, well, list(faults.values()))
 
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = calm) -> None:
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
         """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
 
         After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
@@ -232,15 +239,15 @@ class NetworkAgreement(Agreement):
         if self._withdraw is not None:
             self._withdraw()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the connections are the parent's. Close our copies without a word."""
         self._control.abandon()
 
-    def _wait(self, arrive: Callable[[], Decision | None], arrive_alone: Callable[[Alone], Decision]) -> Decision:
+    def _wait(self, ask: Callable[[], Decision | None], ask_alone: Callable[[Alone], Decision]) -> Decision:
         with self._changed:
             deadline = time.monotonic() + self._lost_s
             while True:
-                decision = arrive_alone(self._alone) if self._alone and self._is_free() else arrive()
+                decision = ask_alone(self._alone) if self._alone and self._is_free() else ask()
                 if decision is not None:
                     return decision
                 left = deadline - time.monotonic()
@@ -259,13 +266,13 @@ class NetworkAgreement(Agreement):
         if self._on_leader_lost == WAIT or self._rank == 0:
             return False
         member = self._control.member
-        self._alone = Alone(self._gate, self._hear)
-        for name in [name for name, request in member.wishes.items() if request.stop]:
-            self._alone.wish(member.wishes.pop(name))
+        self._alone = Alone(self._gate, self._on_event)
+        for name in [name for name, request in member.requests.items() if request.stop]:
+            self._alone.request(member.requests.pop(name))
         if member.state == PROMISED:  # to nobody
             member.receive({"say": "abort", "round": member.round})
         if self._on_leader_lost == STOP:
-            self._alone.wish(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=self._rank))
+            self._alone.request(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=self._rank))
         self._restore()
         return True
 
@@ -308,18 +315,7 @@ class NetworkAgreement(Agreement):
         return True
 
     def _may_go(self) -> bool:
-        control = self._control
-        if not control.is_alive() or self._alone is not None:
+        if not self._control.is_alive() or self._alone is not None:
             return True
-        if control.uplink is not None:
-            if control.uplink.is_up():
-                failed = control.member.has_failed
-                return control.has_said_all() and (failed or not self._is_stopped())
-            owes = any(said["say"] == "done" for said in control.outbox)
-            return not owes or time.monotonic() - self._leaving_since >= UNHEARD_S
-        assert control.coordinator is not None
-        is_soon = time.monotonic() - self._leaving_since < LOST_S
-        if not control.has_said_all() or not control.coordinator.is_over(lost_too=is_soon):
-            return False
-        # Stopped before the first step, or nothing was left to do: whoever comes late hears it from nobody else.
-        return self._has_stepped or len(control.starts_told) >= self.world - 1
+        leaving_s = time.monotonic() - self._leaving_since
+        return self._control.may_leave(leaving_s, is_stopped=self._is_stopped(), has_stepped=self._has_stepped)

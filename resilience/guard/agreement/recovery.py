@@ -33,11 +33,11 @@ class EarlierRounds:
 
     def restarted(self, rank: int) -> None:
         """Its process was started again and knows of nothing; what the former one had heard is still true."""
-        self._change(rank, state=FREE, wishes={})
+        self._change(rank, state=FREE, requests={})
 
     def resumed(self, rank: int) -> None:
         """It goes on from another step: nobody may wait for it to obey what it has given up."""
-        self._change(rank, state=FREE, verdict={}, wishes={})
+        self._change(rank, state=FREE, verdict={}, requests={})
 
     def obeyed(self, rank: int, number: int, outcome: str, seconds: float) -> None:
         """It has obeyed the verdict of round `number` and says how; or how the save went that was in flight then."""
@@ -59,8 +59,8 @@ class Recovered:
         outcomes: how those that have told obeyed it, by rank: the word and the seconds of the save.
         places: where each of the others obeys it; the ranks may decide by time.
         waiting: the ranks that have promised and heard nothing since, each with the round of its promise.
-        answers: for each of these, which of its wishes the verdict answers.
-        answered: all wishes that the verdict answers.
+        answers: for each of these, which of its requests the verdict answers.
+        answered: all requests that the verdict answers.
     """
 
     def __init__(self, number: int, verdict: dict[str, Any] | None) -> None:
@@ -83,13 +83,13 @@ def recover(joins: Mapping[int, Message], *, by_time: bool = False) -> Recovered
     number = max(join["round"] for join in joins.values())
     last = {rank: join for rank, join in joins.items() if join["round"] == number}
     verdict = next((join["verdict"] for join in last.values() if join["verdict"]), None)
-    found = Recovered(number, {**verdict, "wishes": []} if verdict is not None else None)
+    found = Recovered(number, {**verdict, "answers": []} if verdict is not None else None)
     found.waiting = [(rank, join["round"]) for rank, join in joins.items() if join["state"] == PROMISED]
     if verdict is None:
         return found
     effects = {effect(read_request(fields)) for fields in verdict["requests"]}
     for rank, join in last.items():
-        found.answered += join["verdict"].get("wishes", [])
+        found.answered += join["verdict"].get("answers", [])
         if join["state"] in (PROMISED, COMMITTED, OBEYING):
             found.holding.append(rank)
         elif "done" in join:
@@ -97,8 +97,8 @@ def recover(joins: Mapping[int, Message], *, by_time: bool = False) -> Recovered
         if join["state"] == PROMISED:
             if by_time:
                 found.places[rank] = (join["steps"], join["polls"])
-            # Its commit was lost, and with it the word which of its wishes were answered.
-            own = [name for name, fields in join["wishes"].items() if effect(read_request(fields)) in effects]
+            # Its commit was lost, and with it the word which of its requests were answered.
+            own = [name for name, fields in join["requests"].items() if effect(read_request(fields)) in effects]
             found.answers[rank] = own
             found.answered += own
     return found

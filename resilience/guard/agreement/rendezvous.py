@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from resilience.guard.agreement.base import Heard
+    from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
     from resilience.guard.recorder import Recorder
@@ -29,9 +29,9 @@ ABSENT_S = 60.0
 """After how long people are told that a rank is missing."""
 
 
-def meet(
+def rendezvous(
     gate: Gate,
-    hear: Callable[[Heard], None],
+    on_event: Callable[[AgreementEvent], None],
     place: Place,
     settings: GuardSettings,
     locate: Callable[[], Address | None] | None,
@@ -67,7 +67,7 @@ def meet(
         locate=locate or (lambda: read_address(path)),
         listen=listen if place.is_first else None,
         withdraw=file.withdraw if place.is_first else None,
-        hear=hear,
+        on_event=on_event,
         round_s=settings.round_s,
         lost_s=settings.agreement_timeout_s,
         skew_steps=settings.skew_steps,

@@ -6,7 +6,7 @@ the same moment, for ranks that nothing holds together in every step.
 
 from __future__ import annotations
 
-from resilience.guard.agreement.base import Heard
+from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.agreement.messages import read_request
 from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.recovery import Recovered
     from resilience.guard.decision import Request
 
-KNOWN_WISHES = 10_000
-"""How many answered wishes are remembered: more than ranks can have said again since."""
+MOST_ANSWERED = 10_000
+"""How many answered requests are remembered: more than ranks can have said again since."""
 
 
-class Wishes:
-    """The wishes of all ranks.
+class RequestQueue:
+    """The requests of all ranks.
 
     Attributes:
-        open: those that no verdict has answered, by their names, oldest first: the rank, and what it wishes.
+        open: those that no verdict has answered, by their names, oldest first: the rank, and what it requests.
     """
 
     def __init__(self) -> None:
         self.open: dict[str, tuple[int, Request]] = {}
         self._answered: dict[str, None] = {}  # oldest first
 
-    def hear(self, rank: int, name: str, fields: dict[str, Any]) -> None:
-        """A rank wishes something, perhaps not for the first time. Raise ValueError if it is no request."""
+    def add(self, rank: int, name: str, fields: dict[str, Any]) -> None:
+        """A rank requests something, perhaps not for the first time. Raise ValueError if it is no request."""
         if name not in self._answered:
             self.open[name] = rank, read_request(fields)
 
     def answer(self, names: Iterable[str]) -> None:
-        """A verdict answers these."""
+        """Mark these as answered by a verdict."""
         for name in list(names):
             self.open.pop(name, None)
             self._answered[name] = None
-        while len(self._answered) > KNOWN_WISHES:
+        while len(self._answered) > MOST_ANSWERED:
             del self._answered[next(iter(self._answered))]
 
-    def ask_anew(self, wishes: Mapping[str, tuple[int, Request]]) -> None:
+    def reopen(self, requests: Mapping[str, tuple[int, Request]]) -> None:
         """The verdict that answered these is void."""
-        self.open |= wishes
-        for name in wishes:
+        self.open |= requests
+        for name in requests:
             self._answered.pop(name, None)
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Nothing will be decided any more."""
         self.open.clear()
 
@@ -63,7 +63,7 @@ MOST_REQUESTS = 16
 
 
 def select(requests: Iterable[Request]) -> list[Request]:
-    """One of each kind, of the lowest rank that wishes it, and not more than people read.
+    """One of each kind, of the lowest rank that requests it, and not more than people read.
 
     `merge` makes the same decision of the result as of everything, save for reasons and names of triggers that are
     too many.
@@ -94,7 +94,7 @@ def select(requests: Iterable[Request]) -> list[Request]:
 
 
 def effect(request: Request) -> tuple[object, ...]:
-    """What a request comes to, whoever wishes it, and however the reason is put."""
+    """What a request comes to, whoever requests it, and however the reason is put."""
     return (request.trigger, request.save, request.stop, request.label, request.discard, request.exit_code)
 
 
@@ -105,7 +105,7 @@ LAST_RETRY_S = 10.0
 LONG_AGO = float("-inf")
 
 
-class Patience:
+class RetryTimer:
     """Pauses between rounds that fail. All times are monotonic seconds.
 
     Attributes:
@@ -125,13 +125,13 @@ class Patience:
         self.retry_at = now + self.retry_s
         self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """What kept the ranks from agreeing may be over."""
         self.retry_at, self.retry_s = LONG_AGO, FIRST_RETRY_S
 
     def succeeded(self) -> None:
         """A round was committed."""
-        self.start_afresh()
+        self.reset()
         self._skewed_since = None
 
     def is_missing_long(self, now: float) -> bool:
@@ -140,7 +140,7 @@ class Patience:
             self._missing_since = now
         return now - self._missing_since >= self._absent_s
 
-    def none_is_missing(self) -> None:
+    def all_are_there(self) -> None:
         """All ranks are there."""
         self._missing_since = None
 
@@ -150,8 +150,8 @@ class Patience:
             self._skewed_since = now
         return now - self._skewed_since >= LAST_RETRY_S
 
-    def next_look(self) -> float:
-        """When there is something to do about a wish: to name who is missing, or to try again."""
+    def next_check(self) -> float:
+        """When there is something to do about a request: to name who is missing, or to try again."""
         return self.retry_at if self._missing_since is None else self._missing_since + self._absent_s
 
     def is_anybody_missing(self) -> bool:
@@ -159,7 +159,7 @@ class Patience:
         return self._missing_since is not None
 
 
-class VoidRound:
+class RevokedRound:
     """The last round that was taken back.
 
     A rank that has heard of the verdict, and not yet that it is void, would obey it while others go on. So whoever goes
@@ -173,7 +173,7 @@ class VoidRound:
     def __init__(self) -> None:
         self.number = 0
         self._waiting: set[int] = set()
-        self._unheard: set[int] = set()
+        self._unacknowledged: set[int] = set()
 
     @property
     def is_open(self) -> bool:
@@ -184,25 +184,25 @@ class VoidRound:
         """The round is void from now on; these ranks may not know it yet."""
         self.number = number
         self._waiting = set()
-        self._unheard = set(ranks)
+        self._unacknowledged = set(ranks)
 
     def wait(self, rank: int) -> None:
         """A rank has given it up by itself, and waits for the others."""
         self._waiting.add(rank)
-        self._unheard.discard(rank)
+        self._unacknowledged.discard(rank)
 
-    def heard(self, rank: int) -> None:
+    def acknowledge(self, rank: int) -> None:
         """A rank cannot obey it any more."""
-        self._unheard.discard(rank)
+        self._unacknowledged.discard(rank)
 
     def forget(self, rank: int) -> None:
         """A rank has left, or its process is another one: it obeys nothing and waits for nothing."""
-        self._unheard.discard(rank)
+        self._unacknowledged.discard(rank)
         self._waiting.discard(rank)
 
     def release(self) -> list[int]:
         """Who need not wait any longer: all, once everybody has heard. They are named once."""
-        if self._unheard:
+        if self._unacknowledged:
             return []
         released, self._waiting = sorted(self._waiting), set()
         return released
@@ -216,10 +216,10 @@ class OpenRound:
         promises: the position (steps, polls) that each rank has promised not to pass; empty once it is committed.
         step_s: how long a step takes on each rank that knows, in seconds.
         places: decided by time, where each rank obeys; else empty.
-        verdict: where all ranks are to do what, as it travels, save for the wishes; empty while the round collects.
-        answers: which wishes of which rank the verdict answers.
-        decided: these wishes themselves, in case that it becomes void.
-        awaited: the ranks that have not obeyed it yet.
+        verdict: where all ranks are to do what, as it travels, save for the requests; empty while the round collects.
+        answers: which requests of which rank the verdict answers.
+        decided: these requests themselves, in case that it becomes void.
+        pending: the ranks that have not obeyed it yet.
         in_flight: the ranks that have obeyed it, and whose save is not durable yet.
         outcome: how the others fared, the worst of them: `failed`, `saved` or `obeyed`.
         failed_on: the ranks on which the save failed.
@@ -234,7 +234,7 @@ class OpenRound:
         self.verdict: dict[str, Any] = {}
         self.answers: dict[int, list[str]] = {}
         self.decided: dict[str, tuple[int, Request]] = {}
-        self.awaited: set[int] = set()
+        self.pending: set[int] = set()
         self.in_flight: set[int] = set()
         self.outcome = OBEYED
         self.failed_on: list[int] = []
@@ -247,7 +247,7 @@ class OpenRound:
         known.verdict = verdict
         known.answers = found.answers
         known.places = found.places
-        known.awaited = {*found.holding, *found.outcomes}
+        known.pending = {*found.holding, *found.outcomes}
         for rank, (outcome, seconds) in found.outcomes.items():
             known.obeyed(rank, outcome, seconds)
         for rank in left:
@@ -281,23 +281,23 @@ class OpenRound:
 
     # ---- the verdict ------------------------------------------------------------------------------------------
 
-    def commit(self, place: tuple[int, int], wishes: Wishes, *, by_time: bool = False) -> Heard:
-        """All who have promised are to obey all open wishes at this position, or, `by_time`, each where it has promised
-        to wait. Return the news of it."""
+    def commit(self, place: tuple[int, int], queue: RequestQueue, *, by_time: bool = False) -> AgreementEvent:
+        """Have all ranks that have promised obey all open requests at this position, or, `by_time`, each where it has
+        promised to wait. Return the event that reports the decision."""
         steps, polls = place
         if by_time:
             self.places = self.promises
-        wished = [request for _, request in wishes.open.values()]
-        requests = [request.as_dict() for request in select(wished)]
-        self.verdict = {"steps": steps, "polls": polls, "requests": requests, "wishes": []}
-        self.decided = dict(wishes.open)
+        asked = [request for _, request in queue.open.values()]
+        requests = [request.as_dict() for request in select(asked)]
+        self.verdict = {"steps": steps, "polls": polls, "requests": requests, "answers": []}
+        self.decided = dict(queue.open)
         for name, (rank, _) in self.decided.items():
             self.answers.setdefault(rank, []).append(name)
-        wishes.answer(self.decided)
-        self.awaited = set(self.promises)
+        queue.answer(self.decided)
+        self.pending = set(self.promises)
         self.promises = {}
         decision = self.decision
-        return Heard("committed", str(decision), decision=decision, requests=wished)
+        return AgreementEvent("committed", str(decision), decision=decision, requests=asked)
 
     @property
     def is_committed(self) -> bool:
@@ -315,13 +315,13 @@ class OpenRound:
         return merge(self.requests, self.verdict["steps"] + 1)
 
     def verdict_for(self, rank: int) -> dict[str, Any]:
-        """The verdict as it travels. A rank hears of its own wishes only: a signal to 4,096 ranks makes as many."""
+        """The verdict as it travels. A rank hears of its own requests only: a signal to 4,096 ranks makes as many."""
         steps, polls = self.places.get(rank, (self.verdict["steps"], self.verdict["polls"]))
-        return {**self.verdict, "steps": steps, "polls": polls, "wishes": self.answers.get(rank, [])}
+        return {**self.verdict, "steps": steps, "polls": polls, "answers": self.answers.get(rank, [])}
 
     def is_obeyed(self, apart_from: Set[int] = frozenset()) -> bool:
         """Whether every rank, apart from these, has obeyed the verdict."""
-        return self.is_committed and self.awaited <= apart_from
+        return self.is_committed and self.pending <= apart_from
 
     def is_settled(self, apart_from: Set[int] = frozenset()) -> bool:
         """Whether every rank, apart from these, has obeyed, and has told whether what it saved is durable."""
@@ -329,8 +329,8 @@ class OpenRound:
 
     def obeyed(self, rank: int, outcome: str, seconds: float) -> None:
         """A rank has obeyed: it says how, and how long its save took. Only its first word counts."""
-        if rank in self.awaited:
-            self.awaited.discard(rank)
+        if rank in self.pending:
+            self.pending.discard(rank)
             if outcome == IN_FLIGHT:
                 self.in_flight.add(rank)
             else:
@@ -348,16 +348,16 @@ class OpenRound:
         If it was to save, or still saved, nobody may say that all have saved.
         """
         self.promises.pop(rank, None)
-        if rank in self.awaited:
+        if rank in self.pending:
             self.obeyed(rank, FAILED if self.decision.save else OBEYED, 0.0)
         self.saved(rank, FAILED, 0.0)
 
-    def end(self) -> Heard:
+    def end(self) -> AgreementEvent:
         """The news how it went, once every rank has told: the worst outcome is that of all. It is rank 0 that hears it:
         the decision is of the step after which that has obeyed."""
         decision = merge(self.requests, self.verdict_for(0)["steps"] + 1)
         on = f" on {name_ranks(sorted(self.failed_on))}" if self.failed_on else ""
-        return Heard(
+        return AgreementEvent(
             "outcome",
             f"{self.outcome}{on}: {decision}",
             decision=decision,

@@ -1,7 +1,7 @@
-"""Rank 0's end of all connections: who may come in, who is who, and who is thrown out. Used by the control thread.
+"""Rank 0's end of all connections: accepts ranks, and closes everything else. Used by the control thread.
 
-Whoever can reach the port may connect; nothing that a stranger does may cost more than a closed connection: no
-exception, no memory, no busy loop, no place that a rank needs.
+Whoever can reach the port may connect; nothing that an unauthenticated peer does may cost more than a closed
+connection: no exception, no memory, no busy loop, no place that a rank needs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import time
 
-from resilience.guard.agreement.connection import HANDSHAKE_S, Wire, WireBroken
+from resilience.guard.agreement.connection import HANDSHAKE_S, Connection, ConnectionBroken
 from resilience.guard.agreement.messages import check_member_message
 
 TYPE_CHECKING = False
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.messages import Message
 
-SPARE_STRANGERS = 64
-"""Connections that have not proved to be ours, beyond one per rank: when there are more, the oldest goes."""
+MOST_UNAUTHENTICATED = 64
+"""Connections that have not proved to be ours, beyond one per rank: when there are more, the oldest is closed."""
 ACCEPTS_AT_ONCE = 256
 NO_DESCRIPTORS_S = 1.0
 """How long nobody is let in when the process has no descriptor left: the listener stays readable all the while."""
 
 
-class Hub:
+class Server:
     """The connections of rank 0.
 
     Args:
         receive: gets each message of a rank, checked in form; may raise ValueError if it means nothing.
-        lost: hears that the connection of a rank has ended.
+        lost: called when the connection of a rank has ended.
         note: gets (kind, sentence) for what is odd.
     """
 
@@ -51,72 +52,53 @@ class Hub:
         self._note = note
         self._listener: socket.socket | None = None
         self._token = ""
-        self._wires: dict[int, Wire] = {}
-        self._strangers: dict[Wire, None] = {}  # the oldest first
-        self._closed_until = 0.0
+        self._connections: dict[int, Connection] = {}
+        self._unauthenticated: dict[Connection, None] = {}  # the oldest first
+        self._paused_until = 0.0
 
     def open(self, listener: socket.socket, token: str) -> None:
         """Let ranks in."""
         listener.setblocking(False)
         self._listener, self._token = listener, token
-        self._selector.register(listener, selectors.EVENT_READ, self)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def serve(self, wire: Wire | None, mask: int, now: float) -> None:
-        """Something can be read or written: on a wire, or, without one, at the door."""
-        if wire is None:
-            self._accept(now)
-            return
-        if not wire.is_open:
-            return  # closed since the selector looked
-        try:
-            if mask & selectors.EVENT_WRITE:
-                wire.flush()
-            if mask & selectors.EVENT_READ:
-                for message in wire.read():
-                    self._take(wire, message)
-        except WireBroken as error:
-            self._drop(wire, str(error))
-        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
-            self._drop(wire, "a fault")
-            raise
-
-    def say(self, rank: int, message: Message) -> None:
-        """Send to a rank, if it is there; if not it will hear what it needs when it joins."""
-        wire = self._wires.get(rank)
-        if wire is None:
+    def send(self, rank: int, message: Message) -> None:
+        """Send to a rank, if it is connected; if not, joining tells it what it needs."""
+        connection = self._connections.get(rank)
+        if connection is None:
             return
         try:
-            wire.send(message)
-        except WireBroken as error:
-            self._drop(wire, str(error))
+            connection.send(message)
+        except ConnectionBroken as error:
+            self._drop(connection, str(error))
 
-    def sweep(self, now: float) -> None:
-        """Drop who greets too slowly, and open the door again."""
-        for wire in [wire for wire in self._strangers if now - wire.since >= HANDSHAKE_S]:
-            self._drop(wire, f"it has not proved in {HANDSHAKE_S:g} s that it belongs to the run")
-        if self._closed_until and now >= self._closed_until and self._listener is not None:
-            self._closed_until = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ, self)
+    def drop_slow(self, now: float) -> None:
+        """Close connections whose handshake takes too long, and accept again after a pause."""
+        for connection in [known for known in self._unauthenticated if now - known.since >= HANDSHAKE_S]:
+            self._drop(connection, f"it has not proved in {HANDSHAKE_S:g} s that it belongs to the run")
+        if self._paused_until and now >= self._paused_until and self._listener is not None:
+            self._paused_until = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def next_deadline(self) -> float | None:
-        """When `sweep` has something to do (monotonic seconds)."""
-        oldest = next(iter(self._strangers), None)
+        """When `drop_slow` has something to do (monotonic seconds)."""
+        oldest = next(iter(self._unauthenticated), None)
         deadlines = [oldest.since + HANDSHAKE_S] if oldest is not None else []
-        if self._closed_until:
-            deadlines.append(self._closed_until)
+        if self._paused_until:
+            deadlines.append(self._paused_until)
         return min(deadlines, default=None)
 
     def has_unsent(self) -> bool:
-        """Whether somebody has not yet been sent what was said."""
-        return any(wire.outgoing for wire in self._wires.values())
+        """Whether a rank has not yet been sent all of its messages."""
+        return any(connection.outgoing for connection in self._connections.values())
 
     def close(self) -> None:
         """End all connections; what was sent arrives."""
-        for wire in (*self._wires.values(), *self._strangers):
-            wire.end_sending()
-            wire.close()
-        self._wires.clear()
-        self._strangers.clear()
+        for connection in (*self._connections.values(), *self._unauthenticated):
+            connection.end_sending()
+            connection.close()
+        self._connections.clear()
+        self._unauthenticated.clear()
         if self._listener is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._listener)
@@ -125,14 +107,24 @@ class Hub:
 
     def abandon(self) -> None:
         """In a forked child: close these copies and say nothing."""
-        for wire in (*self._wires.values(), *self._strangers):
-            wire.abandon()
+        for connection in (*self._connections.values(), *self._unauthenticated):
+            connection.abandon()
         if self._listener is not None:
             self._listener.close()
 
     # ---- within -----------------------------------------------------------------------------------------------
 
-    def _accept(self, now: float) -> None:
+    def _serve(self, connection: Connection, mask: int) -> None:
+        try:
+            connection.serve(mask, self._take)
+        except ConnectionBroken as error:
+            self._drop(connection, str(error))
+        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
+            self._drop(connection, "a fault")
+            raise
+
+    def _accept(self, mask: int) -> None:
+        now = time.monotonic()
         for _ in range(ACCEPTS_AT_ONCE):
             if self._listener is None:
                 return
@@ -141,52 +133,49 @@ class Hub:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._close_door(now, error)
+                self._pause(now, error)
                 return
-            if len(self._strangers) >= SPARE_STRANGERS + self._world:
-                self._drop(next(iter(self._strangers)), "there are too many strangers")
-            wire = Wire(sock, self._selector, self._token, now)
-            self._strangers[wire] = None
+            if len(self._unauthenticated) >= MOST_UNAUTHENTICATED + self._world:
+                self._drop(next(iter(self._unauthenticated)), "there are too many unauthenticated connections")
+            connection = Connection(sock, self._selector, self._token, now, self._serve)
+            self._unauthenticated[connection] = None
             try:
-                wire.greet()
-            except WireBroken as error:
-                self._drop(wire, str(error))
+                connection.greet()
+            except ConnectionBroken as error:
+                self._drop(connection, str(error))
 
-    def _close_door(self, now: float, error: OSError) -> None:
-        """No descriptor, or no memory, for one more (accept(2)): make room, and look again a little later."""
-        self._note("door", f"rank 0 can let nobody in at the moment: {error}")
-        for wire in [wire for wire in self._strangers if now - wire.since >= NO_DESCRIPTORS_S]:
-            self._drop(wire, "its place is needed")
+    def _pause(self, now: float, error: OSError) -> None:
+        """No descriptor, or no memory, for one more (accept(2)): make room, and accept again a little later."""
+        self._note("door", f"rank 0 cannot accept connections at the moment: {error}")
+        for connection in [known for known in self._unauthenticated if now - known.since >= NO_DESCRIPTORS_S]:
+            self._drop(connection, "its place is needed")
         if self._listener is not None:
             self._selector.unregister(self._listener)
-            self._closed_until = now + NO_DESCRIPTORS_S
+            self._paused_until = now + NO_DESCRIPTORS_S
 
-    def _take(self, wire: Wire, message: Message) -> None:
-        if not wire.is_open:
+    def _take(self, connection: Connection, message: Message) -> None:
+        if not connection.is_open:
             return  # what came before this message has ended the connection
-        if not wire.is_trusted:
-            wire.meet_member(message, self._world)
-            self._strangers.pop(wire, None)
-            rank = wire.rank
-            assert rank is not None
-            former = self._wires.get(rank)
-            self._wires[rank] = wire  # a rank that comes again: the former connection is half-open or of a dead life
-            if former is not None:
-                self._drop(former, "the rank has come again")
+        if connection.rank is None:
+            rank = connection.authenticate_member(message, self._world)
+            self._unauthenticated.pop(connection, None)
+            former = self._connections.get(rank)
+            self._connections[rank] = connection
+            if former is not None:  # it is half-open, or of a process that has died
+                self._drop(former, "the rank has connected again")
             return
-        assert wire.rank is not None
         try:
-            self._receive(wire.rank, check_member_message(message))
+            self._receive(connection.rank, check_member_message(message))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._note("nonsense", f"rank {wire.rank} says what no rank says, and must join again: {error}")
-            raise WireBroken("nonsense") from error
+            self._note("nonsense", f"rank {connection.rank} sent an invalid message, and must join again: {error}")
+            raise ConnectionBroken("nonsense") from error
 
-    def _drop(self, wire: Wire, why: str) -> None:
-        is_stranger = wire in self._strangers
-        self._strangers.pop(wire, None)
-        wire.close()
-        if is_stranger:
+    def _drop(self, connection: Connection, why: str) -> None:
+        is_unauthenticated = connection in self._unauthenticated
+        self._unauthenticated.pop(connection, None)
+        connection.close()
+        if is_unauthenticated:
             self._note("stranger", f"a connection that is not of this run was closed: {why}")
-        elif wire.rank is not None and self._wires.get(wire.rank) is wire:
-            del self._wires[wire.rank]
-            self._lost(wire.rank)
+        elif connection.rank is not None and self._connections.get(connection.rank) is connection:
+            del self._connections[connection.rank]
+            self._lost(connection.rank)

@@ -13,7 +13,9 @@ from typing import Any
 from resilience.guard import Decision, Request
 from resilience.guard.agreement import frames
 from resilience.guard.agreement.address_file import Address
-from resilience.guard.agreement.base import Heard
+from resilience.guard.agreement.base import AgreementEvent
+from resilience.guard.agreement.client import Client
+from resilience.guard.agreement.control import FollowerControl, LeaderControl
 from resilience.guard.agreement.network import NetworkAgreement
 from resilience.guard.gate import Gate
 from tests.guard.guards import wait_until
@@ -34,14 +36,25 @@ class Meeting:
         self.options = options
         self.address: Address | None = None
         self.true_address: Address | None = None
-        self.heard_by: list[list[Heard]] = [[] for _ in range(world)]
+        self.heard_by: list[list[AgreementEvent]] = [[] for _ in range(world)]
         self.gates = [Gate() for _ in range(world)]
         for gate in self.gates:
             gate.open()
         self.ranks = [self.make(rank) for rank in range(world)]
 
     @property
-    def news(self) -> list[Heard]:
+    def leader(self) -> LeaderControl:
+        """Rank 0's thread."""
+        control = self.ranks[0]._control
+        assert isinstance(control, LeaderControl)
+        return control
+
+    def client(self, rank: int) -> Client:
+        """The connection of another rank."""
+        return client_of(self.ranks[rank])
+
+    @property
+    def news(self) -> list[AgreementEvent]:
         return self.heard_by[0]
 
     def make(self, rank: int, **options: Any) -> NetworkAgreement:
@@ -52,7 +65,7 @@ class Meeting:
             self.world,
             locate=lambda: self.address,
             listen=self.listen if rank == 0 else None,
-            hear=options.pop("hear", self.heard_by[rank].append),
+            on_event=options.pop("on_event", self.heard_by[rank].append),
             **{"lost_s": 20.0, "round_s": 10.0, **self.options, **options},
         )
 
@@ -72,13 +85,13 @@ class Meeting:
         """One step of one rank, as `TrainingGuard.step` does it; None where there was nothing to ask."""
         gate = self.gates[rank]
         gate.count += 1
-        return self.ranks[rank].arrive() if gate.count >= gate.limit else None
+        return self.ranks[rank].on_step() if gate.count >= gate.limit else None
 
-    def heard(self, kind: str) -> list[Heard]:
+    def heard(self, kind: str) -> list[AgreementEvent]:
         """What rank 0's host heard of this kind."""
         return [heard for heard in self.news if heard.kind == kind]
 
-    def wait_for(self, kind: str, count: int = 1) -> Heard:
+    def wait_for(self, kind: str, count: int = 1) -> AgreementEvent:
         """Wait until rank 0's host has heard so many of this kind; return the last."""
         wait_until(lambda: len(self.heard(kind)) >= count)
         return self.heard(kind)[-1]
@@ -124,6 +137,12 @@ class Meeting:
                 assert not thread.is_alive()
 
 
+def client_of(made: NetworkAgreement) -> Client:
+    control = made._control
+    assert isinstance(control, FollowerControl)
+    return control.client
+
+
 @contextmanager
 def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]:
     """Ranks that have been started, and leave at the end."""
@@ -139,12 +158,12 @@ def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]
 
 
 def save(why: str = "somebody asks") -> Request:
-    """A wish to save and go on."""
+    """A request to save and go on."""
     return Request("test", why, stop=False)
 
 
 def stop(why: str = "somebody asks") -> Request:
-    """A wish to save and stop."""
+    """A request to save and stop."""
     return Request("test", why)
 
 

@@ -262,10 +262,11 @@ def test_two_launches_that_live_side_by_side_leave_each_other_alone(
 ) -> None:
     home = tmp_path / "launch"
     own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1"):
+    with a_launch(home, None, 2, MASTER_PORT="1") as first:
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        first.wait_for_steps()
         dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
         with a_launch(home, None, 2, MASTER_PORT="2") as other:
             wait_until(lambda: not dead.exists())  # it comes last
             other.wait_for_steps()
-            assert len([path for path in own.iterdir() if path.name.startswith("12-")]) == 2
+            wait_until(lambda: len(list(own.glob("12-*"))) == 2)

@@ -13,7 +13,7 @@ import pytest
 
 from resilience import layout
 from resilience.guard.agreement.address_file import Address
-from resilience.guard.agreement.client import GONE_S, LAST_RETRY_S, Contact, Uplink
+from resilience.guard.agreement.client import GONE_S, LAST_RETRY_S, Client, LinkMonitor
 from resilience.guard.agreement.connection import HANDSHAKE_S
 from resilience.guard.agreement.member import Member
 from resilience.guard.gate import Gate
@@ -28,8 +28,8 @@ def selector() -> Iterator[selectors.DefaultSelector]:
         yield selector
 
 
-def make(selector: selectors.DefaultSelector, locate: Callable[[], Any]) -> Uplink:
-    return Uplink(selector, 1, locate, list, lambda message: None, lambda kind, text: None)
+def make(selector: selectors.DefaultSelector, locate: Callable[[], Any]) -> Client:
+    return Client(selector, 1, locate, list, lambda message: None, lambda kind, text: None)
 
 
 def unreadable() -> Address:
@@ -52,14 +52,14 @@ def unreadable() -> Address:
 def test_who_cannot_be_found_is_looked_for_again_and_never_an_error(
     selector: selectors.DefaultSelector, locate: Callable[[], Any]
 ) -> None:
-    uplink = make(selector, locate)
+    client = make(selector, locate)
     now = 0.0
     waits = []
     for _ in range(12):
-        assert uplink.find(now) is None
-        deadline = uplink.next_deadline()
+        assert client.find(now) is None
+        deadline = client.next_deadline()
         assert deadline is not None
-        assert uplink.find((now + deadline) / 2) is None  # not before
+        assert client.find((now + deadline) / 2) is None  # not before
         waits.append(deadline - now)
         now = deadline
     assert waits[0] < 0.1
@@ -68,16 +68,15 @@ def test_who_cannot_be_found_is_looked_for_again_and_never_an_error(
 
 def test_one_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        uplink = make(selector, lambda: Address("127.0.0.1", silent.getsockname()[1], "x"))
-        found = uplink.find(100.0)
+        client = make(selector, lambda: Address("127.0.0.1", silent.getsockname()[1], "x"))
+        found = client.find(100.0)
         assert found is not None
-        uplink.adopt(*found, 100.0)
-        assert uplink.next_deadline() == 100.0 + HANDSHAKE_S
-        uplink.sweep(100.0 + HANDSHAKE_S - 0.1)
-        assert uplink.is_connected()
-        uplink.sweep(100.0 + HANDSHAKE_S)
-    assert not uplink.is_connected()
-    assert not uplink.is_up()
+        client.adopt(*found, 100.0)
+        assert client.next_deadline() == 100.0 + HANDSHAKE_S
+        client.drop_slow(100.0 + HANDSHAKE_S - 0.1)
+        assert selector.get_map(), "it may still greet"
+        client.drop_slow(100.0 + HANDSHAKE_S)
+    assert not client.is_up()
     assert not selector.get_map()
 
 
@@ -87,134 +86,134 @@ def member() -> Member:
 
 
 @pytest.fixture
-def contact() -> Contact:
-    return Contact(absent_s=60.0, round_s=10.0)
+def monitor() -> LinkMonitor:
+    return LinkMonitor(absent_s=60.0, round_s=10.0)
 
 
-def told(contact: Contact) -> list[tuple[str, str]]:
-    news, contact.heard = contact.heard, []
+def told(monitor: LinkMonitor) -> list[tuple[str, str]]:
+    news, monitor.events = monitor.events, []
     return [(heard.kind, heard.text) for heard in news]
 
 
-def test_a_lost_rank_0_is_told_once_after_a_minute_and_so_is_its_return(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
-    assert contact.next_deadline() is None
-    contact.look(5.0, False, member)
-    assert contact.next_deadline() == 65.0
-    contact.look(64.9, False, member)
-    assert told(contact) == []
-    contact.look(65.0, False, member)
+def test_a_lost_rank_0_is_told_once_after_a_minute_and_so_is_its_return(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
+    assert monitor.next_deadline() is None
+    monitor.check(5.0, False, member)
+    assert monitor.next_deadline() == 65.0
+    monitor.check(64.9, False, member)
+    assert told(monitor) == []
+    monitor.check(65.0, False, member)
     said = "rank 2 has had no connection to rank 0 for 60 s: nothing can be decided until it is back"
-    assert told(contact) == [("lost", said)]
-    assert contact.next_deadline() is None
-    contact.look(1000.0, False, member)
-    assert told(contact) == []
-    contact.look(1005.0, True, member)
-    assert told(contact) == [("back", "rank 2 is connected to rank 0 again, after 1000 s")]
-    contact.look(1010.0, False, member)
-    contact.look(1070.0, False, member)
-    assert [kind for kind, _ in told(contact)] == ["lost"], "another loss"
+    assert told(monitor) == [("lost", said)]
+    assert monitor.next_deadline() is None
+    monitor.check(1000.0, False, member)
+    assert told(monitor) == []
+    monitor.check(1005.0, True, member)
+    assert told(monitor) == [("back", "rank 2 is connected to rank 0 again, after 1000 s")]
+    monitor.check(1010.0, False, member)
+    monitor.check(1070.0, False, member)
+    assert [kind for kind, _ in told(monitor)] == ["lost"], "another loss"
 
 
-def test_a_connection_that_comes_again_in_time_is_no_news(contact: Contact, member: Member) -> None:
+def test_a_connection_that_comes_again_in_time_is_no_news(monitor: LinkMonitor, member: Member) -> None:
     for second in range(0, 500, 50):
-        contact.look(float(second), second % 100 == 0, member)
-    assert told(contact) == []
+        monitor.check(float(second), second % 100 == 0, member)
+    assert told(monitor) == []
 
 
-def test_a_wish_that_waits_is_told_sooner_and_named(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
-    contact.look(1.0, False, member)
-    member.wish(save("SIGUSR1 came"))
-    member.wish(stop("the kill switch is there"))
-    contact.look(3.0, False, member)
-    assert contact.next_deadline() == 13.0
-    contact.look(13.0, False, member)
-    ((kind, text),) = told(contact)
+def test_a_request_that_waits_is_told_sooner_and_named(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
+    monitor.check(1.0, False, member)
+    member.request(save("SIGUSR1 came"))
+    member.request(stop("the kill switch is there"))
+    monitor.check(3.0, False, member)
+    assert monitor.next_deadline() == 13.0
+    monitor.check(13.0, False, member)
+    ((kind, text),) = told(monitor)
     assert kind == "lost" and "for 12 s: nothing can be decided until it is back. " in text
     assert text.endswith("This waits: SIGUSR1 came (and 1 more)")
-    contact.look(100.0, False, member)
-    assert told(contact) == [], "once"
+    monitor.check(100.0, False, member)
+    assert told(monitor) == [], "once"
 
 
-def test_a_wish_that_comes_long_after_the_loss_was_told_is_told_too(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
-    contact.look(0.0, False, member)
-    contact.look(60.0, False, member)
-    assert len(told(contact)) == 1
-    member.wish(save("SIGUSR1 came"))
-    contact.look(7200.0, False, member)
-    assert told(contact) == [] and contact.next_deadline() == 7210.0
-    contact.look(7210.0, False, member)
-    ((_, text),) = told(contact)
+def test_a_request_that_comes_long_after_the_loss_was_told_is_told_too(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
+    monitor.check(0.0, False, member)
+    monitor.check(60.0, False, member)
+    assert len(told(monitor)) == 1
+    member.request(save("SIGUSR1 came"))
+    monitor.check(7200.0, False, member)
+    assert told(monitor) == [] and monitor.next_deadline() == 7210.0
+    monitor.check(7210.0, False, member)
+    ((_, text),) = told(monitor)
     assert "for 7210 s" in text and text.endswith("This waits: SIGUSR1 came")
-    member.wish(stop("again"))
-    contact.look(9000.0, False, member)
-    assert told(contact) == []
+    member.request(stop("again"))
+    monitor.check(9000.0, False, member)
+    assert told(monitor) == []
 
 
-def test_a_rank_0_that_was_never_there_is_not_called_lost(contact: Contact, member: Member) -> None:
-    contact.look(0.0, False, member)
-    contact.look(60.0, False, member)
-    ((_, text),) = told(contact)
+def test_a_rank_0_that_was_never_there_is_not_called_lost(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, False, member)
+    monitor.check(60.0, False, member)
+    ((_, text),) = told(monitor)
     assert text == "rank 2 has not found rank 0 for 60 s: nothing can be decided until it is there"
-    contact.look(75.0, True, member)
-    assert told(contact) == [("back", "rank 2 has found rank 0, after 75 s")]
+    monitor.check(75.0, True, member)
+    assert told(monitor) == [("back", "rank 2 has found rank 0, after 75 s")]
 
 
 @pytest.mark.parametrize("how", ["left", "stopped"])
-def test_who_expects_nothing_of_rank_0_misses_it_not(contact: Contact, member: Member, how: str) -> None:
-    contact.look(0.0, True, member)
+def test_who_expects_nothing_of_rank_0_misses_it_not(monitor: LinkMonitor, member: Member, how: str) -> None:
+    monitor.check(0.0, True, member)
     if how == "left":
         member.leave()
     else:
         member.stopped = object()  # type: ignore[assignment]
-    contact.look(1.0, False, member)
-    contact.look(1000.0, False, member)
-    assert told(contact) == [] and contact.next_deadline() is None
+    monitor.check(1.0, False, member)
+    monitor.check(1000.0, False, member)
+    assert told(monitor) == [] and monitor.next_deadline() is None
 
 
-def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
-    contact.look(1.0, False, member)
-    assert contact.gone(1.0 + GONE_S - 0.1, member, is_refused=True) == ""
-    assert "nobody has listened there" in contact.gone(1.0 + GONE_S, member, is_refused=True)
+def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
+    monitor.check(1.0, False, member)
+    assert monitor.why_gone(1.0 + GONE_S - 0.1, member, is_refused=True) == ""
+    assert "nobody has listened there" in monitor.why_gone(1.0 + GONE_S, member, is_refused=True)
 
 
-def test_rank_0_that_said_good_bye_is_gone_a_moment_later(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
+def test_rank_0_that_said_good_bye_is_gone_a_moment_later(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
     member.receive({"say": "bye"})
-    assert contact.gone(1.0, member, is_refused=False) == "", "the connection still stands"
-    contact.look(1.0, False, member)
-    assert contact.gone(1.0, member, is_refused=False) == ""
-    assert contact.gone(1.0 + GONE_S, member, is_refused=False) == "rank 0 has ended"
+    assert monitor.why_gone(1.0, member, is_refused=False) == "", "the connection still stands"
+    monitor.check(1.0, False, member)
+    assert monitor.why_gone(1.0, member, is_refused=False) == ""
+    assert monitor.why_gone(1.0 + GONE_S, member, is_refused=False) == "rank 0 has ended"
     member.receive({"say": "welcome", "round": 0})
-    assert contact.gone(1.0 + GONE_S, member, is_refused=False) == "", "there is another one"
+    assert monitor.why_gone(1.0 + GONE_S, member, is_refused=False) == "", "there is another one"
 
 
 def test_silence_alone_is_not_the_end_of_rank_0_for_long_and_never_for_who_has_promised(
-    contact: Contact, member: Member
+    monitor: LinkMonitor, member: Member
 ) -> None:
-    contact.look(0.0, True, member)
-    contact.look(1.0, False, member)
-    assert contact.gone(300.0, member, is_refused=False) == ""
-    assert contact.gone(301.0, member, is_refused=False) == "rank 0 has not been reached for 300 s"
+    monitor.check(0.0, True, member)
+    monitor.check(1.0, False, member)
+    assert monitor.why_gone(300.0, member, is_refused=False) == ""
+    assert monitor.why_gone(301.0, member, is_refused=False) == "rank 0 has not been reached for 300 s"
     member.receive({"say": "prepare", "round": 1})
-    assert contact.gone(3000.0, member, is_refused=False) == ""
-    assert contact.gone(3000.0, member, is_refused=True), "its process is no more"
+    assert monitor.why_gone(3000.0, member, is_refused=False) == ""
+    assert monitor.why_gone(3000.0, member, is_refused=True), "its process is no more"
 
 
-def test_a_rank_0_that_was_never_met_is_not_gone(contact: Contact, member: Member) -> None:
-    contact.look(0.0, False, member)
-    assert contact.gone(10_000.0, member, is_refused=True) == ""
+def test_a_rank_0_that_was_never_met_is_not_gone(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, False, member)
+    assert monitor.why_gone(10_000.0, member, is_refused=True) == ""
 
 
-def test_a_rank_on_its_own_does_not_say_that_nothing_can_be_decided(contact: Contact, member: Member) -> None:
-    contact.look(0.0, True, member)
-    contact.is_alone = True
-    contact.look(1.0, False, member)
-    contact.look(1000.0, False, member)
-    assert told(contact) == [] and contact.next_deadline() is None
+def test_a_rank_on_its_own_does_not_say_that_nothing_can_be_decided(monitor: LinkMonitor, member: Member) -> None:
+    monitor.check(0.0, True, member)
+    monitor.is_alone = True
+    monitor.check(1.0, False, member)
+    monitor.check(1000.0, False, member)
+    assert told(monitor) == [] and monitor.next_deadline() is None
 
 
 # ---- real ranks ----------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def lines(launch: Launch, rank: int, word: str) -> list[str]:
     return [line for line in launch.said(rank) if word in line]
 
 
-def meet(launch: Launch, run: Path) -> None:
+def wait_for_all(launch: Launch, run: Path) -> None:
     """Wait until all ranks have a connection: a save switch is obeyed by all."""
     switch = run / layout.SWITCHES / "save"
     launch.wait_for_steps()
@@ -235,7 +234,7 @@ def meet(launch: Launch, run: Path) -> None:
 def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_path: Path) -> None:
     waiting = {"RESIL_GUARD__ON_LEADER_LOST": "wait"}
     with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=4.0, **waiting) as launch:
-        meet(launch, tmp_path / "run")
+        wait_for_all(launch, tmp_path / "run")
         launch.kill(0)
         launch.signal(2, signal.SIGUSR1)
         wait_until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
@@ -246,12 +245,12 @@ def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_p
         assert len(lines(launch, 1, "no connection")) == len(lines(launch, 2, "no connection")) == 1
         launch.start(0)
         wait_until(lambda: lines(launch, 1, "again, after") and lines(launch, 2, "again, after"))
-        assert [launch.processes[rank].wait(30) for rank in range(3)] == [75, 75, 75], "the wish was not lost"
+        assert [launch.processes[rank].wait(30) for rank in range(3)] == [75, 75, 75], "the request was not lost"
 
 
 def test_rank_0_tells_a_rank_that_was_lost_from_one_that_never_came(tmp_path: Path) -> None:
     with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=1.0) as launch:
-        meet(launch, tmp_path / "run")
+        wait_for_all(launch, tmp_path / "run")
         launch.kill(2)
         launch.signal(1, signal.SIGUSR1)
         wait_until(lambda: lines(launch, 0, "nothing can be decided"))

@@ -10,28 +10,28 @@ from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
 from resilience.guard.agreement import client, connection
 from resilience.guard.agreement.address_file import Address
-from resilience.guard.agreement.base import Farewell
+from resilience.guard.agreement.base import ExitSummary
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
 from tests.guard.guards import wait_until
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_whoever_wishes_all_ranks_obey_at_the_same_step(world: int) -> None:
+def test_whoever_requests_all_ranks_obey_at_the_same_step(world: int) -> None:
     with meeting(world) as ranks, ranks.training() as given:
         for number in range(world):
-            ranks.ranks[number].wish(save(f"rank {number} asks"))
+            ranks.ranks[number].request(save(f"rank {number} asks"))
             ranks.wait_for("outcome", number + 1)
-        ranks.ranks[world - 1].wish(stop("enough"))
+        ranks.ranks[world - 1].request(stop("enough"))
         wait_until(lambda: all(decisions and decisions[-1].stop for decisions in given))
     assert all(decisions == given[0] for decisions in given)
     assert len(given[0]) == world + 1
     assert [heard.outcome for heard in ranks.heard("outcome")] == ["saved"] * (world + 1)
 
 
-def test_wishes_of_all_ranks_at_once_are_all_heard() -> None:
+def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
     with meeting(4) as ranks, ranks.training() as given:
         for number, rank in enumerate(ranks.ranks):
-            rank.wish(save(f"rank {number} asks"))
+            rank.request(save(f"rank {number} asks"))
         reasons = {f"rank {number} asks" for number in range(4)}
         wait_until(lambda: {why for decision in given[3] for why in decision.reasons} == reasons)
         wait_until(lambda: all(len(decisions) == len(given[0]) for decisions in given))
@@ -40,7 +40,7 @@ def test_wishes_of_all_ranks_at_once_are_all_heard() -> None:
 
 def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         ranks.wait_for("committed")
         for rank, outcome in ((0, "saved"), (1, "failed")):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -56,7 +56,7 @@ def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
 def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
     with meeting(3, start=False) as ranks:
         ranks.start(1, 2)
-        ranks.ranks[2].wish(save("asked before there was a rank 0"))
+        ranks.ranks[2].request(save("asked before there was a rank 0"))
         assert ranks.ranks[1].wait_for_start(0.3) is None
         with ranks.training() as given:
             ranks.ranks[0].start()
@@ -91,7 +91,7 @@ def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, mo
             ranks.start(0)
             wait_until(lambda: ranks.true_address is not None)
             ranks.address = ranks.true_address
-            ranks.ranks[1].wish(save())
+            ranks.ranks[1].request(save())
             wait_until(lambda: given[0] and given[1])
         other.ranks[0].leave(1)
         other.ranks[1].leave(1)
@@ -115,10 +115,10 @@ def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
     try:
         with ranks.training() as given:
             for number in range(12):
-                ranks.ranks[number % 3].wish(save(f"wish {number}"))
+                ranks.ranks[number % 3].request(save(f"request {number}"))
                 time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
                 cable.cut()
-                wait_until(lambda number=number: any(f"wish {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
+                wait_until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
             wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
     finally:
         cable.close()
@@ -134,15 +134,14 @@ def test_a_rank_finds_rank_0_again_although_its_address_file_is_gone() -> None:
     ranks.address = cable.address
     ranks.start()
     try:
-        uplink = ranks.ranks[1]._control.uplink
-        assert uplink is not None
-        wait_until(uplink.is_up)
-        wait_until(lambda: uplink._known is not None)
+        client = ranks.client(1)
+        wait_until(client.is_up)
+        wait_until(lambda: client._known is not None)
         ranks.address = None
         cable.cut()
         wait_until(lambda: cable.connections == 2)
         with ranks.training() as given:
-            ranks.ranks[1].wish(save())
+            ranks.ranks[1].request(save())
             wait_until(lambda: given[0] and given[1])
     finally:
         ranks.leave()
@@ -155,7 +154,7 @@ def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile()
     ranks.address = cable.address
     ranks.start()
     try:
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         ranks.wait_for("committed")
         wait_until(lambda: ranks.gates[1].limit < 100)
         assert ranks.step(1)
@@ -171,7 +170,7 @@ def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile()
 
 def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_lost() -> None:
     with meeting(2, lost_s=1.0) as ranks:
-        ranks.ranks[0].wish(save())
+        ranks.ranks[0].request(save())
         ranks.wait_for("committed")
         member = ranks.ranks[1]._control.member
         wait_until(lambda: member.state == "committed")
@@ -189,7 +188,7 @@ def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_
 def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
     with meeting(2, start=False) as ranks:
         ranks.start(1)
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         begin = time.monotonic()
         ranks.ranks[1].leave(30)
         assert time.monotonic() - begin < 30
@@ -197,7 +196,7 @@ def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
 
 def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(stop())
+        ranks.ranks[0].request(stop())
         ranks.wait_for("committed")
         for rank in (0, 1):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -205,10 +204,10 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
         ranks.ranks[0].finish("saved", 0.1)
 
         def go() -> None:
-            farewell.append(ranks.ranks[0].part("stopped", "", 20))
+            farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
             ranks.ranks[0].leave(20)
 
-        farewell: list[Farewell] = []
+        farewell: list[ExitSummary] = []
         gone = threading.Thread(target=go)
         gone.start()
         gone.join(0.5)
@@ -220,7 +219,7 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
         ranks.wait_for("outcome")
         gone.join(0.3)
         assert gone.is_alive(), "rank 1 has not said good-bye"
-        assert ranks.ranks[1].part("stopped", "", 20).well == 1
+        assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
         gone.join(10)
         assert not gone.is_alive()
         assert ranks.heard("outcome")[0].outcome == "saved"
@@ -229,19 +228,19 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
 
 def test_rank_0_does_not_stay_for_ever() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(save())
+        ranks.ranks[0].request(save())
         ranks.wait_for("committed")
         wait_until(lambda: ranks.gates[0].limit < 100)
         assert ranks.step(0)
         begin = time.monotonic()
-        ranks.ranks[0].part("done", "", 0.4)  # rank 1 hangs in its step
+        ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
         ranks.ranks[0].leave(0.4)
         assert 0.4 <= time.monotonic() - begin < 30
 
 
 def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(stop())
+        ranks.ranks[0].request(stop())
         ranks.wait_for("committed")
         for rank in (0, 1):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -288,7 +287,7 @@ def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step() -> None:
             ranks.gates[rank].count = count
             resume(ranks, rank, 40)
         with ranks.training() as given:
-            ranks.ranks[0].wish(stop())
+            ranks.ranks[0].request(stop())
             wait_until(lambda: given[0] and given[1])
     assert given[0] == given[1]
 
@@ -298,7 +297,7 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         for gate in ranks.gates:
             gate.count = 10
         resume(ranks, 0, 8)  # the others come later: a verdict comes in between
-        ranks.ranks[1].wish(save("wished in between"))
+        ranks.ranks[1].request(save("requested in between"))
         ranks.wait_for("committed")
         for rank in range(3):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -308,12 +307,12 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         with ranks.training() as given:
             wait_until(lambda: all(given))
     assert given[0] == given[1] == given[2]
-    assert given[0][0].reasons == ("wished in between",)
+    assert given[0][0].reasons == ("requested in between",)
 
 
-def test_to_resume_before_the_first_step_loses_no_wish() -> None:
+def test_to_resume_before_the_first_step_loses_no_request() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(save("thrown before the checkpoint was loaded"))
+        ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
         for rank in (0, 1):
             resume(ranks, rank, 1000)
         with ranks.training() as given:
@@ -327,9 +326,9 @@ def test_to_resume_before_the_first_step_loses_no_wish() -> None:
 
 def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with meeting(2) as ranks, ranks.training() as given:
-        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
+        wait_until(lambda: ranks.client(1).is_up())
         with ranks.ranks[0]._control.changed:  # rank 0's control thread stands still
-            ranks.ranks[1].wish(save())
+            ranks.ranks[1].request(save())
             count = ranks.gates[1].count
             wait_until(lambda: ranks.gates[1].count > count + 20)  # nobody waits
         wait_until(lambda: given[0] and given[1])
@@ -337,22 +336,22 @@ def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.Monkey
 
 
 def test_the_token_never_travels() -> None:
-    """What goes over the wire, both ways, in a whole decision."""
+    """What goes over the connection, both ways, in a whole decision."""
     ranks = Meeting(2)
     seen = bytearray()
     cable = Proxy(lambda: ranks.true_address)
     ranks.address = cable.address
-    receive = connection.Wire._decode
+    receive = connection.Connection._decode
 
-    def remember(wire: connection.Wire, data: bytes) -> Any:
+    def remember(connection: connection.Connection, data: bytes) -> Any:
         seen.extend(data)
-        return receive(wire, data)
+        return receive(connection, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection.Wire, "_decode", remember)
+        patch.setattr(connection.Connection, "_decode", remember)
         ranks.start()
         with ranks.training() as given:
-            ranks.ranks[1].wish(save("a reason that travels"))
+            ranks.ranks[1].request(save("a reason that travels"))
             wait_until(lambda: given[0] and given[1])
         ranks.leave()
     cable.close()

@@ -12,12 +12,12 @@ SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 STOP = Request("kill switch", "bob stops the run")
 
 
-def verdict(*wishes: str) -> dict[str, Any]:
-    return {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": list(wishes)}
+def verdict(*requests: str) -> dict[str, Any]:
+    return {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "answers": list(requests)}
 
 
 def join(state: str = FREE, number: int = 7, **more: Any) -> dict[str, Any]:
-    return {"say": "join", "round": number, "state": state, "verdict": {}, "wishes": {}, **more}
+    return {"say": "join", "round": number, "state": state, "verdict": {}, "requests": {}, **more}
 
 
 def test_what_one_rank_has_heard_holds_for_all_and_who_has_only_promised_is_told() -> None:
@@ -44,10 +44,10 @@ def test_only_the_last_round_counts_and_a_promise_of_one_before_is_set_free() ->
     assert found.answered == []
 
 
-def test_a_wish_whose_answer_was_lost_is_known_by_its_effect() -> None:
-    """The commit names the wishes that it answers, and went down with the coordinator."""
+def test_a_request_whose_answer_was_lost_is_known_by_its_effect() -> None:
+    """The commit names the requests that it answers, and went down with the coordinator."""
     own = {"same": SAVE.as_dict(), "other": STOP.as_dict()}
-    found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED, wishes=own)})
+    found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED, requests=own)})
     assert found.answers == {1: ["same"]}
     assert found.answered == ["w0", "same"]
 
@@ -66,12 +66,12 @@ def test_how_a_rank_has_obeyed_is_not_forgotten_while_others_are_still_to_join()
 
 def test_a_process_that_was_started_again_need_not_obey_what_the_one_before_has_heard() -> None:
     earlier = EarlierRounds()
-    earlier.joined(0, join(COMMITTED, verdict=verdict("w0"), wishes={"w1": SAVE.as_dict()}))
+    earlier.joined(0, join(COMMITTED, verdict=verdict("w0"), requests={"w1": SAVE.as_dict()}))
     earlier.restarted(0)
     found = recover(earlier.joins)
     assert found.verdict is not None, "others may have obeyed it"
     assert found.holding == []
-    assert earlier.joins[0]["wishes"] == {}
+    assert earlier.joins[0]["requests"] == {}
 
 
 def test_what_a_rank_has_given_up_holds_for_nobody() -> None:

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.agreement import address_file as file_module
-from resilience.guard.agreement import rendezvous
+from resilience.guard.agreement import rendezvous as rendezvous_module
 from resilience.guard.agreement.address_file import Address, AddressFile, address_file, read_address
-from resilience.guard.agreement.base import Agreement, Heard
+from resilience.guard.agreement.base import Agreement, AgreementEvent
 from resilience.guard.agreement.network import NetworkAgreement
 from resilience.guard.agreement.rendezvous import (
     allow_descriptors,
     are_on_several_nodes,
     is_ours,
     listening_host,
-    meet,
     open_listener,
+    rendezvous,
 )
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.agreement.ranks import save
+from tests.guard.agreement.ranks import client_of, save
 from tests.guard.guards import wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -41,7 +41,7 @@ class Scene:
 
     def __init__(self, run: Path | None, world: int = 2, nodes: int = 1) -> None:
         self.said: list[str] = []
-        self.news: list[Heard] = []
+        self.news: list[AgreementEvent] = []
         self.world, self.nodes = world, nodes
         self.run_dir = str(run) if run is not None else ""
         self.made: list[Agreement] = []
@@ -58,7 +58,7 @@ class Scene:
         gate = Gate()
         gate.open()
         chosen = GuardSettings(**settings)  # type: ignore[arg-type]
-        made = meet(gate, self.news.append, self.place(rank), chosen, None, self.recorder(rank))
+        made = rendezvous(gate, self.news.append, self.place(rank), chosen, None, self.recorder(rank))
         self.made.append(made)
         made.start()
         return made
@@ -80,8 +80,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def is_up(made: Agreement) -> bool:
     assert isinstance(made, NetworkAgreement)
-    uplink = made._control.uplink
-    return uplink is not None and uplink.is_up()
+    return client_of(made).is_up()
 
 
 # ---- the file ------------------------------------------------------------------------------------------------------
@@ -174,8 +173,8 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     first, other = scene.meet(0), scene.meet(1)
     wait_until(lambda: scene.said)
     assert "no rank can ask the others" in scene.said[0]
-    assert other.arrive() is not None  # the training goes on
-    other.wish(save())
+    assert other.on_step() is not None  # the training goes on
+    other.request(save())
     assert not is_up(other)
     (run / "agreement").unlink()
     wait_until(lambda: is_up(other))  # it was put right
@@ -183,7 +182,7 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     assert len(scene.said) == 1
     for made in (first, other):
         made._gate.count += 1
-        assert made.arrive().save
+        assert made.on_step().save
         made.finish("saved", 0.1)
     scene.leave()
 
@@ -195,7 +194,7 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
     monkeypatch.setattr(file_module, "replace_file", lambda *_, **__: hung.wait(60))
     monkeypatch.setattr(file_module, "REMOVE_S", 0.2)
     first = scene.meet(0)
-    assert first.arrive() is not None
+    assert first.on_step() is not None
     scene.leave()
     assert not hung.is_set()
     hung.set()
@@ -209,16 +208,16 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait(
     for rank in (0, 1):
         made = scene.meet(rank)
         assert type(made) is Agreement
-        made.wish(save())
+        made.request(save())
         decision = made.wait_for_start(60)
         assert decision is not None
         assert not decision.stop
-        assert not made.arrive()
-        assert not made.arrive_at_poll()
+        assert not made.on_step()
+        assert not made.on_poll()
         made.decide_start(decision)
         made.finish("saved", 0.1)
         made.resumed()
-        made.forget()
+        made.after_fork_in_child()
     scene.leave()
     assert len(scene.said) == 2
     assert "several nodes and there is no run directory" in scene.said[0]
@@ -299,7 +298,7 @@ def test_without_any_name_the_address_towards_others_is_taken_and_never_all_of_t
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert listening_host("", local=False, names=()) == own_address()
-    monkeypatch.setattr(rendezvous, "_address_towards_others", lambda: "")
+    monkeypatch.setattr(rendezvous_module, "_address_towards_others", lambda: "")
     assert listening_host("", local=False, names=()) == "127.0.0.1"
 
 

@@ -10,13 +10,13 @@ import pytest
 from resilience.guard.agreement.recovery import Recovered
 from resilience.guard.agreement.rounds import (
     FIRST_RETRY_S,
-    KNOWN_WISHES,
     LAST_RETRY_S,
+    MOST_ANSWERED,
     MOST_REQUESTS,
     OpenRound,
-    Patience,
-    VoidRound,
-    Wishes,
+    RequestQueue,
+    RetryTimer,
+    RevokedRound,
     effect,
     select,
 )
@@ -25,47 +25,47 @@ from resilience.guard.decision import EXIT_ERROR, FAILED, OBEYED, SAVED, Request
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 
 
-def test_a_wish_that_was_answered_is_not_heard_again() -> None:
-    wishes = Wishes()
-    wishes.hear(1, "w1", SAVE.as_dict())
-    wishes.hear(1, "w1", SAVE.as_dict())
-    assert wishes.open == {"w1": (1, SAVE)}
-    wishes.answer(wishes.open)
-    wishes.hear(1, "w1", SAVE.as_dict())
-    assert wishes.open == {}
+def test_a_request_that_was_answered_is_not_heard_again() -> None:
+    requests = RequestQueue()
+    requests.add(1, "w1", SAVE.as_dict())
+    requests.add(1, "w1", SAVE.as_dict())
+    assert requests.open == {"w1": (1, SAVE)}
+    requests.answer(requests.open)
+    requests.add(1, "w1", SAVE.as_dict())
+    assert requests.open == {}
 
 
-def test_a_wish_answered_before_it_was_heard_here_is_not_heard_at_all() -> None:
+def test_a_request_answered_before_it_was_heard_here_is_not_heard_at_all() -> None:
     """By a coordinator before this one."""
-    wishes = Wishes()
-    wishes.answer(["w1"])
-    wishes.hear(1, "w1", SAVE.as_dict())
-    assert wishes.open == {}
+    requests = RequestQueue()
+    requests.answer(["w1"])
+    requests.add(1, "w1", SAVE.as_dict())
+    assert requests.open == {}
 
 
-def test_what_a_void_verdict_had_answered_is_wished_anew() -> None:
-    wishes = Wishes()
-    wishes.hear(1, "w1", SAVE.as_dict())
-    decided = dict(wishes.open)
-    wishes.answer(decided)
-    wishes.ask_anew(decided)
-    assert wishes.open == decided
-    wishes.answer(decided)
-    wishes.hear(1, "w1", SAVE.as_dict())
-    assert wishes.open == {}
+def test_what_a_void_verdict_had_answered_is_requested_anew() -> None:
+    requests = RequestQueue()
+    requests.add(1, "w1", SAVE.as_dict())
+    decided = dict(requests.open)
+    requests.answer(decided)
+    requests.reopen(decided)
+    assert requests.open == decided
+    requests.answer(decided)
+    requests.add(1, "w1", SAVE.as_dict())
+    assert requests.open == {}
 
 
 def test_of_the_answers_of_a_long_run_the_oldest_are_forgotten() -> None:
-    wishes = Wishes()
-    wishes.answer(f"w{number}" for number in range(KNOWN_WISHES + 1))
+    requests = RequestQueue()
+    requests.answer(f"w{number}" for number in range(MOST_ANSWERED + 1))
     for name in ("w0", "w1"):
-        wishes.hear(1, name, SAVE.as_dict())
-    assert list(wishes.open) == ["w0"]
+        requests.add(1, name, SAVE.as_dict())
+    assert list(requests.open) == ["w0"]
 
 
 def test_what_is_no_request_is_refused() -> None:
     with pytest.raises(ValueError, match="not a request"):
-        Wishes().hear(1, "w1", {"save": True})
+        RequestQueue().add(1, "w1", {"save": True})
 
 
 def test_few_requests_make_the_decision_that_all_would_have_made() -> None:
@@ -112,76 +112,76 @@ def test_a_single_refusal_to_save_is_among_the_few_that_travel() -> None:
     assert len(chosen) == MOST_REQUESTS and not merge(chosen, 1).save
 
 
-def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_who_wishes_it_or_why() -> None:
+def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_who_requests_it_or_why() -> None:
     assert effect(Request("signal", "one reason", rank=1)) == effect(Request("signal", "another", rank=2))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", stop=False))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", label="best"))
 
 
 def test_each_failure_doubles_the_pause_up_to_the_longest_and_a_success_ends_that() -> None:
-    patience = Patience(60.0)
-    assert patience.next_look() <= 0.0, "the first round begins at once"
+    timer = RetryTimer(60.0)
+    assert timer.next_check() <= 0.0, "the first round begins at once"
     pauses = []
     for _ in range(6):
-        patience.failed(100.0)
-        pauses.append(patience.next_look() - 100.0)
+        timer.failed(100.0)
+        pauses.append(timer.next_check() - 100.0)
     assert pauses == [FIRST_RETRY_S, 2.0, 4.0, 8.0, LAST_RETRY_S, LAST_RETRY_S]
-    patience.succeeded()
-    assert patience.retry_at < 0.0 and patience.retry_s == FIRST_RETRY_S
+    timer.succeeded()
+    assert timer.retry_at < 0.0 and timer.retry_s == FIRST_RETRY_S
 
 
 def test_ranks_are_missing_for_long_only_if_they_were_all_the_time() -> None:
-    patience = Patience(60.0)
-    assert not patience.is_missing_long(100.0)
-    assert patience.is_anybody_missing() and patience.next_look() == 160.0
-    assert not patience.is_missing_long(159.9) and patience.is_missing_long(160.0)
-    patience.none_is_missing()
-    assert not patience.is_anybody_missing()
-    assert not patience.is_missing_long(161.0), "it is counted anew"
+    timer = RetryTimer(60.0)
+    assert not timer.is_missing_long(100.0)
+    assert timer.is_anybody_missing() and timer.next_check() == 160.0
+    assert not timer.is_missing_long(159.9) and timer.is_missing_long(160.0)
+    timer.all_are_there()
+    assert not timer.is_anybody_missing()
+    assert not timer.is_missing_long(161.0), "it is counted anew"
 
 
 def test_ranks_that_count_differently_while_checkpoints_load_are_not_complained_about() -> None:
-    patience = Patience(60.0)
-    assert not patience.is_skewed_long(5.0) and not patience.is_skewed_long(5.0 + LAST_RETRY_S - 0.1)
-    patience.start_afresh()
-    assert patience.is_skewed_long(5.0 + LAST_RETRY_S), "a rank that resumes has not made them count alike"
-    patience.succeeded()
-    assert not patience.is_skewed_long(5.0 + LAST_RETRY_S)
+    timer = RetryTimer(60.0)
+    assert not timer.is_skewed_long(5.0) and not timer.is_skewed_long(5.0 + LAST_RETRY_S - 0.1)
+    timer.reset()
+    assert timer.is_skewed_long(5.0 + LAST_RETRY_S), "a rank that resumes has not made them count alike"
+    timer.succeeded()
+    assert not timer.is_skewed_long(5.0 + LAST_RETRY_S)
 
 
 def test_who_goes_on_from_another_step_waits_until_all_have_given_up_the_round() -> None:
-    void = VoidRound()
-    void.begin(4, [0, 1, 2])
-    void.wait(1)
-    assert void.is_open and void.release() == []
-    void.heard(0)
-    assert void.release() == []
-    void.heard(2)
-    assert void.release() == [1]
-    assert void.release() == []
+    revoked = RevokedRound()
+    revoked.begin(4, [0, 1, 2])
+    revoked.wait(1)
+    assert revoked.is_open and revoked.release() == []
+    revoked.acknowledge(0)
+    assert revoked.release() == []
+    revoked.acknowledge(2)
+    assert revoked.release() == [1]
+    assert revoked.release() == []
 
 
 def test_ranks_that_go_on_at_the_same_time_wait_for_the_others_and_not_for_each_other() -> None:
-    void = VoidRound()
-    void.begin(4, [0, 1, 2])
-    void.wait(1)
-    void.wait(0)
-    void.heard(2)
-    assert void.release() == [0, 1]
+    revoked = RevokedRound()
+    revoked.begin(4, [0, 1, 2])
+    revoked.wait(1)
+    revoked.wait(0)
+    revoked.acknowledge(2)
+    assert revoked.release() == [0, 1]
 
 
 def test_nobody_waits_for_a_rank_that_left_or_was_started_again() -> None:
-    void = VoidRound()
-    void.begin(4, [0, 1, 2])
-    void.wait(1)
-    void.heard(0)
-    void.forget(2)
-    assert void.release() == [1]
+    revoked = RevokedRound()
+    revoked.begin(4, [0, 1, 2])
+    revoked.wait(1)
+    revoked.acknowledge(0)
+    revoked.forget(2)
+    assert revoked.release() == [1]
 
 
 def test_nothing_is_void_at_first() -> None:
-    assert not VoidRound().is_open
-    assert VoidRound().release() == []
+    assert not RevokedRound().is_open
+    assert RevokedRound().release() == []
 
 
 STOP = Request("kill switch", "bob stops the run")
@@ -189,26 +189,26 @@ TOLD = Request("a trigger", "only to tell", save=False, stop=True)
 
 
 def committed(*requests: Request, world: int = 3) -> OpenRound:
-    wishes, opened = Wishes(), OpenRound(10.0)
+    queue, opened = RequestQueue(), OpenRound(10.0)
     for rank in range(world):
         opened.promise(rank, 10, 0)
     for number, request in enumerate(requests or (SAVE,)):
-        wishes.hear(number % world, f"w{number}", request.as_dict())
-    opened.commit((10, 0), wishes)
-    assert not wishes.open
+        queue.add(number % world, f"w{number}", request.as_dict())
+    opened.commit((10, 0), queue)
+    assert not queue.open
     return opened
 
 
-def test_a_verdict_carries_all_wishes_and_tells_each_rank_which_of_its_own_it_answers() -> None:
-    wishes, opened = Wishes(), OpenRound(10.0)
+def test_a_verdict_carries_all_requests_and_tells_each_rank_which_of_its_own_it_answers() -> None:
+    queue, opened = RequestQueue(), OpenRound(10.0)
     for rank in range(3):
         opened.promise(rank, 10 + rank, 0)
-    wishes.hear(1, "w1", SAVE.as_dict())
-    wishes.hear(2, "w2", STOP.as_dict())
-    news = opened.commit((12, 3), wishes)
+    queue.add(1, "w1", SAVE.as_dict())
+    queue.add(2, "w2", STOP.as_dict())
+    news = opened.commit((12, 3), queue)
     assert (news.kind, news.decision) == ("committed", merge([SAVE, STOP], 13))
     verdicts = [opened.verdict_for(rank) for rank in range(3)]
-    assert [verdict["wishes"] for verdict in verdicts] == [[], ["w1"], ["w2"]]
+    assert [verdict["answers"] for verdict in verdicts] == [[], ["w1"], ["w2"]]
     assert {(verdict["steps"], verdict["polls"]) for verdict in verdicts} == {(12, 3)}
     assert set(opened.decided) == {"w1", "w2"}
 
@@ -267,11 +267,11 @@ def test_ranks_that_count_differently_are_named() -> None:
 
 
 def test_a_recovered_round_waits_for_those_that_still_hold_its_verdict() -> None:
-    found = Recovered(7, {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": []})
+    found = Recovered(7, {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "answers": []})
     found.holding, found.outcomes, found.answers = [1, 2], {0: (SAVED, 4.0)}, {2: ["w2"]}
     assert found.verdict is not None
     opened = OpenRound.of_verdict(found.verdict, found, left=[1])
-    assert opened.awaited == {2} and opened.decision == merge([SAVE], 11)
-    assert opened.verdict_for(2)["wishes"] == ["w2"]
+    assert opened.pending == {2} and opened.decision == merge([SAVE], 11)
+    assert opened.verdict_for(2)["answers"] == ["w2"]
     opened.obeyed(2, SAVED, 1.0)
     assert (opened.end().outcome, opened.end().seconds) == (FAILED, 4.0)
