@@ -7,7 +7,7 @@ import selectors
 import socket
 
 from resilience.guard.agreement.base import AgreementEvent
-from resilience.guard.agreement.connection import HANDSHAKE_S, Connection, ConnectionBroken
+from resilience.guard.agreement.connection import Connection, ConnectionBroken
 from resilience.guard.agreement.messages import PROMISED, check_coordinator_message
 
 TYPE_CHECKING = False
@@ -85,32 +85,27 @@ class Client:
 
     def adopt(self, sock: socket.socket, address: Address, now: float) -> None:
         """Use this connection from now on."""
-        self._connection = Connection(sock, self._selector, address.token, now, self._serve)
+        self._connection = Connection(
+            sock, self._selector, address.token, now, self._take, lambda connection, why: self.close()
+        )
         self._address = address
 
     def send(self, message: Message) -> None:
         """Send to rank 0."""
-        if self._connection is None:
-            return
-        try:
-            self._connection.send(message)
-        except ConnectionBroken:
-            self.close()
+        if self._connection is not None:
+            self._connection.send_or_drop(message)
 
     def drop_slow(self, now: float) -> None:
         """Close a connection whose handshake takes too long: to another program on an old port, or a stopped rank 0."""
-        if (
-            self._connection is not None
-            and self._connection.rank is None
-            and now - self._connection.since >= HANDSHAKE_S
-        ):
+        deadline = self.next_deadline()
+        if self._connection is not None and deadline is not None and now >= deadline:
             self.close()
 
     def next_deadline(self) -> float | None:
         """When `find` or `drop_slow` has something to do (monotonic seconds)."""
         if self._connection is None:
             return self._connect_at
-        return self._connection.since + HANDSHAKE_S if self._connection.rank is None else None
+        return self._connection.handshake_until if self._connection.rank is None else None
 
     def has_unsent(self) -> bool:
         """Whether rank 0 has not yet been sent all messages."""
@@ -136,14 +131,8 @@ class Client:
         if self._connection is not None:
             self._connection.abandon()
 
-    def _serve(self, connection: Connection, mask: int) -> None:
-        try:
-            connection.serve(mask, self._take)
-        except ConnectionBroken:
-            self.close()
-        except Exception:  # a fault of our own: what else came with that message is lost, so we join again
-            self.close()
-            raise
+    def _drop(self, connection: Connection, why: str) -> None:
+        self.close()
 
     def _take(self, connection: Connection, message: Message) -> None:
         if connection.rank is None:

@@ -7,7 +7,6 @@ knows the run's token; rank 0 proves the same. Neither accepts messages of the o
 from __future__ import annotations
 
 import contextlib
-import functools
 import selectors
 import socket
 import time
@@ -36,11 +35,13 @@ class Connection:
     """One connection, registered with a selector as long as it is open.
 
     Args:
-        on_ready: called by the selector's user, with the connection and the mask: answer with `serve`.
+        take: gets each message that arrives; may raise ConnectionBroken.
+        drop: called when the connection breaks, with the reason.
 
     Attributes:
         rank: of the peer, once it has proved that it knows the token; None before.
         since: when the connection was made (monotonic seconds).
+        handshake_until: when a connection without a rank is too slow.
         outgoing: bytes that the kernel has not taken yet.
         is_open: False once `close` was called.
     """
@@ -51,9 +52,11 @@ class Connection:
         selector: selectors.BaseSelector,
         token: str,
         now: float,
-        on_ready: Callable[[Connection, int], None],
+        take: Callable[[Connection, Message], None],
+        drop: Callable[[Connection, str], None],
     ) -> None:
         self.since = now
+        self.handshake_until = now + HANDSHAKE_S
         self.rank: int | None = None
         self.is_open = True
         self.outgoing = bytearray()
@@ -67,18 +70,33 @@ class Connection:
         with contextlib.suppress(OSError):
             _tune(sock)
         self._events = selectors.EVENT_READ
-        self._on_ready = functools.partial(on_ready, self)
-        selector.register(sock, self._events, self._on_ready)
+        self._take = take
+        self._drop = drop
+        selector.register(sock, self._events, self.serve)
 
-    def serve(self, mask: int, take: Callable[[Connection, Message], None]) -> None:
-        """Send and receive as far as the selector's `mask` allows; `take` gets each message. Raise ConnectionBroken."""
+    def serve(self, mask: int) -> None:
+        """Send and receive as far as the selector's `mask` allows."""
         if not self.is_open:
             return  # closed since the selector reported it
-        if mask & selectors.EVENT_WRITE:
-            self.flush()
-        if mask & selectors.EVENT_READ:
-            for message in self.read():
-                take(self, message)
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self.flush()
+            if mask & selectors.EVENT_READ:
+                for message in self.read():
+                    if self.is_open:
+                        self._take(self, message)
+        except ConnectionBroken as error:
+            self._drop(self, str(error))
+        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
+            self._drop(self, "a fault")
+            raise
+
+    def send_or_drop(self, message: Message) -> None:
+        """Send a message, as `send` does; a connection that breaks is dropped."""
+        try:
+            self.send(message)
+        except ConnectionBroken as error:
+            self._drop(self, str(error))
 
     def read(self) -> list[Message]:
         """The complete messages that have arrived. Raise ConnectionBroken at the end of the connection."""
@@ -116,7 +134,7 @@ class Connection:
             raise ConnectionBroken("the peer does not read")
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.outgoing else 0)
         if events != self._events:
-            self._selector.modify(self._socket, events, self._on_ready)
+            self._selector.modify(self._socket, events, self.serve)
             self._events = events
 
     def end_sending(self) -> None:
@@ -149,8 +167,8 @@ class Connection:
     # ---- the handshake ----------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Begin the handshake, as rank 0. Raise ConnectionBroken."""
-        self.send({"word": self._own_word})
+        """Begin the handshake, as rank 0."""
+        self.send_or_drop({"word": self._own_word})
 
     def authenticate_member(self, message: Message, world: int) -> int:
         """On rank 0: accept a member that knows the token, and return its rank. Raise ConnectionBroken."""

@@ -166,7 +166,7 @@ class NetworkAgreement(Agreement):
         """The counters were set anew, here and on every other rank: what was promised or decided before is void.
 
         Returns when rank 0 has taken it back from the others, or after `REVOKE_S`: no rank can complete a step before
-        all have come here, so none obeys what another has given up. RequestQueue stay.
+        all have come here, so none obeys what another has given up. Requests stay open.
         """
         control = self._control
         with self._changed:

@@ -65,16 +65,12 @@ class Server:
     def send(self, rank: int, message: Message) -> None:
         """Send to a rank, if it is connected; if not, joining tells it what it needs."""
         connection = self._connections.get(rank)
-        if connection is None:
-            return
-        try:
-            connection.send(message)
-        except ConnectionBroken as error:
-            self._drop(connection, str(error))
+        if connection is not None:
+            connection.send_or_drop(message)
 
     def drop_slow(self, now: float) -> None:
         """Close connections whose handshake takes too long, and accept again after a pause."""
-        for connection in [known for known in self._unauthenticated if now - known.since >= HANDSHAKE_S]:
+        for connection in [known for known in self._unauthenticated if now >= known.handshake_until]:
             self._drop(connection, f"it has not proved in {HANDSHAKE_S:g} s that it belongs to the run")
         if self._paused_until and now >= self._paused_until and self._listener is not None:
             self._paused_until = 0.0
@@ -83,7 +79,7 @@ class Server:
     def next_deadline(self) -> float | None:
         """When `drop_slow` has something to do (monotonic seconds)."""
         oldest = next(iter(self._unauthenticated), None)
-        deadlines = [oldest.since + HANDSHAKE_S] if oldest is not None else []
+        deadlines = [oldest.handshake_until] if oldest is not None else []
         if self._paused_until:
             deadlines.append(self._paused_until)
         return min(deadlines, default=None)
@@ -114,15 +110,6 @@ class Server:
 
     # ---- within -----------------------------------------------------------------------------------------------
 
-    def _serve(self, connection: Connection, mask: int) -> None:
-        try:
-            connection.serve(mask, self._take)
-        except ConnectionBroken as error:
-            self._drop(connection, str(error))
-        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
-            self._drop(connection, "a fault")
-            raise
-
     def _accept(self, mask: int) -> None:
         now = time.monotonic()
         for _ in range(ACCEPTS_AT_ONCE):
@@ -137,12 +124,9 @@ class Server:
                 return
             if len(self._unauthenticated) >= MOST_UNAUTHENTICATED + self._world:
                 self._drop(next(iter(self._unauthenticated)), "there are too many unauthenticated connections")
-            connection = Connection(sock, self._selector, self._token, now, self._serve)
+            connection = Connection(sock, self._selector, self._token, now, self._take, self._drop)
             self._unauthenticated[connection] = None
-            try:
-                connection.greet()
-            except ConnectionBroken as error:
-                self._drop(connection, str(error))
+            connection.greet()
 
     def _pause(self, now: float, error: OSError) -> None:
         """No descriptor, or no memory, for one more (accept(2)): make room, and accept again a little later."""
@@ -154,8 +138,6 @@ class Server:
             self._paused_until = now + NO_DESCRIPTORS_S
 
     def _take(self, connection: Connection, message: Message) -> None:
-        if not connection.is_open:
-            return  # what came before this message has ended the connection
         if connection.rank is None:
             rank = connection.authenticate_member(message, self._world)
             self._unauthenticated.pop(connection, None)

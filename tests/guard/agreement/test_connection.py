@@ -15,8 +15,8 @@ from resilience.guard.agreement.connection import Connection, ConnectionBroken
 TOKEN = "the run's token"
 
 
-def unused(connection: Connection, mask: int) -> None:
-    """What a selector's user would call."""
+def unused(connection: Connection, said: object) -> None:
+    """For messages that a selector reports, and for a connection that breaks then."""
 
 
 class Pair:
@@ -27,8 +27,8 @@ class Pair:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             far = socket.create_connection(listener.getsockname())
             near, _ = listener.accept()
-        self.coordinator = Connection(near, self.selector, TOKEN, 0.0, unused)
-        self.member = Connection(far, self.selector, member_token, 0.0, unused)
+        self.coordinator = Connection(near, self.selector, TOKEN, 0.0, unused, unused)
+        self.member = Connection(far, self.selector, member_token, 0.0, unused, unused)
 
     def read(self, connection: Connection, count: int = 1) -> list[dict[str, object]]:
         """So many messages, in time."""

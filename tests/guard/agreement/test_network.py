@@ -8,7 +8,7 @@ import pytest
 
 from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
-from resilience.guard.agreement import client, connection
+from resilience.guard.agreement import connection
 from resilience.guard.agreement.address_file import Address
 from resilience.guard.agreement.base import ExitSummary
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
@@ -70,7 +70,7 @@ def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
 def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr(client, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as stranger, meeting(2, start=False) as ranks:
         port = stranger.getsockname()[1]
         other = Meeting(2)

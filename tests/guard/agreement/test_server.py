@@ -89,7 +89,7 @@ def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: 
 def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.5)
     with knock(ranks) as silent, knock(ranks) as slow:
         begin = time.monotonic()
         with contextlib.suppress(OSError):
