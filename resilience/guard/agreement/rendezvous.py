@@ -10,11 +10,12 @@ import struct
 from resilience.guard.agreement.address_file import Address, AddressFile, address_file, read_address
 from resilience.guard.agreement.base import Agreement
 from resilience.guard.agreement.frames import random_word
-from resilience.guard.agreement.network import NetworkAgreement
+from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
@@ -60,21 +61,22 @@ def rendezvous(
         file.publish(Address(host, port, token))
         return listener, token
 
-    return NetworkAgreement(
-        gate,
-        place.rank,
-        place.world,
-        locate=locate or (lambda: read_address(path)),
-        listen=listen if place.is_first else None,
-        withdraw=file.withdraw if place.is_first else None,
-        on_event=on_event,
-        round_s=settings.round_s,
-        lost_s=settings.agreement_timeout_s,
-        skew_steps=settings.skew_steps,
-        by_time=settings.decide_by == "time",
-        on_leader_lost=settings.on_leader_lost,
-        absent_s=ABSENT_S,
-        step_s=step_s,
+    common: dict[str, Any] = {
+        "on_event": on_event,
+        "round_s": settings.round_s,
+        "lost_s": settings.agreement_timeout_s,
+        "absent_s": ABSENT_S,
+        "step_s": step_s,
+    }
+    if place.is_first:
+        by_time = settings.decide_by == "time"
+        return LeaderAgreement(
+            gate, place.world, listen=listen, withdraw=file.withdraw, skew_steps=settings.skew_steps, by_time=by_time,
+            **common,
+        )  # fmt: skip
+    locate = locate or (lambda: read_address(path))
+    return FollowerAgreement(
+        gate, place.rank, place.world, locate=locate, on_leader_lost=settings.on_leader_lost, **common
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from resilience.guard import Decision, Request
 from resilience.guard.agreement import frames
 from resilience.guard.agreement.address_file import Address
-from resilience.guard.agreement.base import AgreementEvent
+from resilience.guard.agreement.base import Agreement, AgreementEvent
 from resilience.guard.agreement.client import Client
-from resilience.guard.agreement.control import FollowerControl, LeaderControl
-from resilience.guard.agreement.network import NetworkAgreement
+from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreement, NetworkAgreement
 from resilience.guard.gate import Gate
 from tests.guard.guards import wait_until
 
@@ -43,11 +42,11 @@ class Meeting:
         self.ranks = [self.make(rank) for rank in range(world)]
 
     @property
-    def leader(self) -> LeaderControl:
-        """Rank 0's thread."""
-        control = self.ranks[0]._control
-        assert isinstance(control, LeaderControl)
-        return control
+    def leader(self) -> LeaderAgreement:
+        """Rank 0."""
+        leader = self.ranks[0]
+        assert isinstance(leader, LeaderAgreement)
+        return leader
 
     def client(self, rank: int) -> Client:
         """The connection of another rank."""
@@ -59,15 +58,10 @@ class Meeting:
 
     def make(self, rank: int, **options: Any) -> NetworkAgreement:
         """A rank; not started."""
-        return NetworkAgreement(
-            self.gates[rank],
-            rank,
-            self.world,
-            locate=lambda: self.address,
-            listen=self.listen if rank == 0 else None,
-            on_event=options.pop("on_event", self.heard_by[rank].append),
-            **{"lost_s": 20.0, "round_s": 10.0, **self.options, **options},
-        )
+        options = {"on_event": self.heard_by[rank].append, "lost_s": 20.0, **self.options, **options}
+        if rank == 0:
+            return LeaderAgreement(self.gates[0], self.world, listen=self.listen, **options)
+        return FollowerAgreement(self.gates[rank], rank, self.world, locate=lambda: self.address, **options)
 
     def listen(self) -> tuple[socket.socket, str]:
         """Rank 0 listens, and all know where."""
@@ -137,10 +131,9 @@ class Meeting:
                 assert not thread.is_alive()
 
 
-def client_of(made: NetworkAgreement) -> Client:
-    control = made._control
-    assert isinstance(control, FollowerControl)
-    return control.client
+def client_of(made: Agreement) -> Client:
+    assert isinstance(made, FollowerAgreement)
+    return made._client
 
 
 @contextmanager
@@ -153,7 +146,7 @@ def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]
         yield ranks
     finally:
         for rank in ranks.ranks:
-            rank._control.member.stopped = None  # do not wait for a rank 0 that a test has ended
+            rank.member.stopped = None  # do not wait for a rank 0 that a test has ended
         ranks.leave(wait_s=1.0)
 
 

@@ -110,7 +110,7 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
                 held.append(knock(ranks))
                 held[-1].sendall(struct.pack(">I", 900) + b"x" * 800)  # a greeting that is never complete
             if number % 500 == 0:
-                assert len(ranks.leader.server._unauthenticated) <= server.MOST_UNAUTHENTICATED + 3
+                assert len(ranks.leader._server._unauthenticated) <= server.MOST_UNAUTHENTICATED + 3
             if len(held) > 300:
                 held.pop(0).close()
         assert_they_agree(ranks)  # while they are all there
@@ -123,9 +123,9 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
 def test_a_rank_whose_connection_was_lost_comes_in_through_a_crowd(ranks: Meeting) -> None:
     crowd = [knock(ranks) for _ in range(100)]
     client = ranks.client(1)
-    with ranks.ranks[1]._control.changed:
+    with ranks.ranks[1].changed:
         client.close()
-    ranks.ranks[1]._control.wake()
+    ranks.ranks[1]._wake()
     wait_until(client.is_up)
     assert_they_agree(ranks)
     for sock in crowd:
@@ -181,10 +181,10 @@ def test_a_member_that_never_reads_is_dropped_before_memory_grows(
     with impostor.socket:
         assert set(impostor.hear()) == {"proof"}
         leader = ranks.leader
-        opened = leader.server._connections[2]
+        opened = leader._server._connections[2]
         with leader.changed:
             for number in range(10**6):
-                leader.server.send(2, {"say": "abort", "round": number, "padding": "x" * 10_000})
+                leader._server.send(2, {"say": "abort", "round": number, "padding": "x" * 10_000})
                 if not opened.is_open:
                     break
         assert not opened.is_open
