@@ -17,8 +17,8 @@ from tests.guard.ranks import REPOSITORY
 _PROGRAM = """
 import os, sys, time
 from resilience.guard import TrainingGuard
-from resilience.guard.agreement import client, rendezvous
-rendezvous.ABSENT_S = float(sys.argv[1])
+from resilience.guard.agreement import client, network
+network.ABSENT_S = float(sys.argv[1])
 client.GONE_S = float(os.environ.get("GONE_S", "5"))
 guard = TrainingGuard.from_env(
     host_memory=False, gpu_memory="off", walltime="RESIL_END_TIME" in os.environ,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.address_file import Address
     from resilience.guard.agreement.messages import Message
     from resilience.guard.gate import Gate
+    from resilience.guard.settings import GuardSettings
 
 LAST_WORDS_S = 1.0
 LONGEST_SLEEP_S = 60.0
@@ -43,23 +44,22 @@ LOST_S = 6.0
 """How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
 UNREPORTED_S = 5.0
 """How long a rank that leaves tries to find rank 0 again, to which it has not reported its last save yet."""
+ABSENT_S = 60.0
+"""After how long a rank that is missing is named on rank 0, and rank 0 on another."""
 REVOKE_S = 3.0
 """How long a rank that goes on from another step waits until the others have given up the open round."""
 HURRY_S = 0.1
 """How often a rank that waits at the end checks whether it is hurried."""
 
-SAVE_ALONE, STOP, WAIT = "save_alone", "stop", "wait"
-"""What a rank does once rank 0 is gone for good: `on_leader_lost` of the settings."""
-
 
 class NetworkAgreement(Agreement):
     """All ranks of a training, over TCP, as far as both roles are alike.
 
-    Raises AgreementLost from `on_step` when a rank has promised to wait and rank 0 says nothing for `lost_s` seconds.
+    Raises AgreementLost from `on_step` when a rank has promised to wait and rank 0 says nothing for
+    `agreement_timeout_s`.
 
     Args:
         on_event: gets events, from the control thread, with no lock held.
-        lost_s: see above.
         step_s: returns how long a step takes on this rank, in seconds; 0 while that is not known.
 
     Attributes:
@@ -74,17 +74,16 @@ class NetworkAgreement(Agreement):
         gate: Gate,
         rank: int,
         world: int,
-        *,
+        settings: GuardSettings,
         on_event: Callable[[AgreementEvent], None],
-        lost_s: float = 300.0,
-        step_s: Callable[[], float] = float,
+        step_s: Callable[[], float],
     ) -> None:
         super().__init__(gate)
         self.world = world
         self.changed = threading.Condition(threading.Lock())
         self.member = Member(gate, rank, frames.random_word())
         self._on_event = on_event
-        self._lost_s = lost_s
+        self._lost_s = settings.agreement_timeout_s
         self._step_s = step_s
         self._outbox: collections.deque[Message] = collections.deque()  # messages of the member not sent yet
         self._events: list[AgreementEvent] = []
@@ -395,28 +394,26 @@ class LeaderAgreement(NetworkAgreement):
     Args:
         listen: makes the listening socket and the token; called by the control thread.
         withdraw: called at the end of `leave`, when nobody listens any more.
-        round_s: see `GuardSettings`; `skew_steps` and `by_time` (decide_by) likewise.
-        absent_s: after how long a rank that is missing is named.
     """
 
     def __init__(
         self,
         gate: Gate,
         world: int,
+        settings: GuardSettings,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float] = float,
         *,
         listen: Callable[[], tuple[socket.socket, str]],
-        on_event: Callable[[AgreementEvent], None],
         withdraw: Callable[[], None] = lambda: None,
-        round_s: float = 10.0,
-        lost_s: float = 300.0,
-        skew_steps: int = 16,
-        by_time: bool = False,
-        absent_s: float = 60.0,
-        step_s: Callable[[], float] = float,
     ) -> None:
-        super().__init__(gate, 0, world, on_event=on_event, lost_s=lost_s, step_s=step_s)
+        super().__init__(gate, 0, world, settings, on_event, step_s)
         self._coordinator = Coordinator(
-            world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s, by_time=by_time
+            world,
+            round_s=settings.round_s,
+            skew_steps=settings.skew_steps,
+            absent_s=ABSENT_S,
+            by_time=settings.decide_by == "time",
         )
         self._listen = listen
         self._withdraw = withdraw
@@ -543,8 +540,6 @@ class FollowerAgreement(NetworkAgreement):
 
     Args:
         locate: returns where rank 0 listens, or None while that is not known; called by the control thread.
-        round_s: see `GuardSettings`; `on_leader_lost` likewise.
-        absent_s: after how long rank 0, when it is missing, is named.
     """
 
     def __init__(
@@ -552,19 +547,16 @@ class FollowerAgreement(NetworkAgreement):
         gate: Gate,
         rank: int,
         world: int,
+        settings: GuardSettings,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float] = float,
         *,
         locate: Callable[[], Address | None],
-        on_event: Callable[[AgreementEvent], None],
-        round_s: float = 10.0,
-        lost_s: float = 300.0,
-        on_leader_lost: str = SAVE_ALONE,
-        absent_s: float = 60.0,
-        step_s: Callable[[], float] = float,
     ) -> None:
-        super().__init__(gate, rank, world, on_event=on_event, lost_s=lost_s, step_s=step_s)
-        self._on_leader_lost = on_leader_lost
+        super().__init__(gate, rank, world, settings, on_event, step_s)
+        self._on_leader_lost = settings.on_leader_lost
         self._alone: Alone | None = None
-        self._monitor = LinkMonitor(absent_s, round_s, lost_s)
+        self._monitor = LinkMonitor(ABSENT_S, settings.round_s, self._lost_s)
         self._link = self._client = Client(
             self._selector, rank, locate, self._join, self._receive_of_coordinator, self._note
         )
@@ -642,7 +634,7 @@ class FollowerAgreement(NetworkAgreement):
 
     def _leader_gone(self, why: str) -> bool:
         """Rank 0 is gone for good: from now on this rank decides by itself when to stop. Return whether it does."""
-        if self._on_leader_lost == WAIT:
+        if self._on_leader_lost == "wait":
             return False
         member = self.member
         self._alone = Alone(self._gate, self._on_event)
@@ -650,7 +642,7 @@ class FollowerAgreement(NetworkAgreement):
             self._alone.request(member.requests.pop(name))
         if member.state == PROMISED:  # to nobody
             member.receive({"say": "abort", "round": member.round})
-        if self._on_leader_lost == STOP:
+        if self._on_leader_lost == "stop":
             self._alone.request(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=member.rank))
         self._restore()
         return True

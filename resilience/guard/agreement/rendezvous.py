@@ -15,7 +15,6 @@ from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreemen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 """ioctl that tells the IPv4 address of an interface (netdevice(7))."""
-ABSENT_S = 60.0
-"""After how long people are told that a rank is missing."""
 
 
 def rendezvous(
@@ -61,23 +58,10 @@ def rendezvous(
         file.publish(Address(host, port, token))
         return listener, token
 
-    common: dict[str, Any] = {
-        "on_event": on_event,
-        "round_s": settings.round_s,
-        "lost_s": settings.agreement_timeout_s,
-        "absent_s": ABSENT_S,
-        "step_s": step_s,
-    }
     if place.is_first:
-        by_time = settings.decide_by == "time"
-        return LeaderAgreement(
-            gate, place.world, listen=listen, withdraw=file.withdraw, skew_steps=settings.skew_steps, by_time=by_time,
-            **common,
-        )  # fmt: skip
+        return LeaderAgreement(gate, place.world, settings, on_event, step_s, listen=listen, withdraw=file.withdraw)
     locate = locate or (lambda: read_address(path))
-    return FollowerAgreement(
-        gate, place.rank, place.world, locate=locate, on_leader_lost=settings.on_leader_lost, **common
-    )
+    return FollowerAgreement(gate, place.rank, place.world, settings, on_event, step_s, locate=locate)
 
 
 def are_on_several_nodes(place: Place, master: str) -> bool:

@@ -17,6 +17,7 @@ from resilience.guard.agreement.base import Agreement, AgreementEvent
 from resilience.guard.agreement.client import Client
 from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreement, NetworkAgreement
 from resilience.guard.gate import Gate
+from resilience.guard.settings import GuardSettings
 from tests.guard.guards import wait_until
 
 TOKEN = "the run's token"
@@ -30,9 +31,9 @@ class Meeting:
         news: what rank 0's host heard, and (from `heard_by`) what each host did.
     """
 
-    def __init__(self, world: int, **options: Any) -> None:
+    def __init__(self, world: int, **settings: Any) -> None:
         self.world = world
-        self.options = options
+        self.settings = settings
         self.address: Address | None = None
         self.true_address: Address | None = None
         self.heard_by: list[list[AgreementEvent]] = [[] for _ in range(world)]
@@ -56,12 +57,13 @@ class Meeting:
     def news(self) -> list[AgreementEvent]:
         return self.heard_by[0]
 
-    def make(self, rank: int, **options: Any) -> NetworkAgreement:
+    def make(self, rank: int, on_event: Callable[[AgreementEvent], None] | None = None) -> NetworkAgreement:
         """A rank; not started."""
-        options = {"on_event": self.heard_by[rank].append, "lost_s": 20.0, **self.options, **options}
+        settings = GuardSettings(**{"agreement_timeout_s": 20.0, **self.settings})
+        on_event = on_event or self.heard_by[rank].append
         if rank == 0:
-            return LeaderAgreement(self.gates[0], self.world, listen=self.listen, **options)
-        return FollowerAgreement(self.gates[rank], rank, self.world, locate=lambda: self.address, **options)
+            return LeaderAgreement(self.gates[0], self.world, settings, on_event, listen=self.listen)
+        return FollowerAgreement(self.gates[rank], rank, self.world, settings, on_event, locate=lambda: self.address)
 
     def listen(self) -> tuple[socket.socket, str]:
         """Rank 0 listens, and all know where."""
@@ -137,9 +139,9 @@ def client_of(made: Agreement) -> Client:
 
 
 @contextmanager
-def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]:
+def meeting(world: int, start: bool = True, **settings: Any) -> Iterator[Meeting]:
     """Ranks that have been started, and leave at the end."""
-    ranks = Meeting(world, **options)
+    ranks = Meeting(world, **settings)
     if start:
         ranks.start()
     try:

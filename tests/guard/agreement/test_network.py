@@ -178,7 +178,7 @@ def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile()
 
 
 def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_lost() -> None:
-    with meeting(2, lost_s=1.0) as ranks:
+    with meeting(2, agreement_timeout_s=1.0) as ranks:
         ranks.ranks[0].request(save())
         ranks.wait_for("committed")
         member = ranks.ranks[1].member
