@@ -93,7 +93,7 @@ def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str)
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         assert guard._parts is not None
-        guard._parts.hear(AgreementEvent(kind, "two processes say that they are rank 3"))
+        guard._parts.hear(AgreementEvent(kind, "two processes claim to be rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
@@ -111,10 +111,10 @@ def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Pat
     with make_guard(run, say=said.append) as guard:
         assert guard._parts is not None
         for _ in range(2):
-            guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+            guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not respond within 10 s"))
         assert said == []
-        guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
-    assert sum("rank 1 did not answer" in sentence for sentence in said) == 1
+        guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not respond within 10 s"))
+    assert sum("rank 1 did not respond" in sentence for sentence in said) == 1
 
 
 def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:

@@ -35,6 +35,8 @@ RETRY_S = 5.0
 REMOVE_S = 2.0
 CONNECT_S = 1.0
 MOST_FILES = 1_000
+OLD_S = 7 * 86_400.0
+"""No launch lasts so long without listening: then a file of which nothing else is known may go."""
 
 
 class Address:
@@ -77,7 +79,7 @@ def read_address(path: Path) -> Address | None:
 
 def remove_own(path: str, node: str, pid: int) -> bool:
     """Remove an address file if this process, which has ended, was the last to write it. Raise OSError."""
-    return _remove_if(path, lambda fields: (fields.get("node"), fields.get("pid")) == (node, pid))
+    return _remove_if(path, lambda fields, written: (fields.get("node"), fields.get("pid")) == (node, pid))
 
 
 class AddressFile:
@@ -136,9 +138,9 @@ class AddressFile:
                     with contextlib.suppress(OSError):
                         _remove_if(os.path.join(directory, name), functools.partial(self._is_stale, name))
 
-    def _is_stale(self, name: str, fields: dict[str, Any]) -> bool:
-        """Whether nobody listens any more, and the file is of an earlier start of our job, of an earlier attempt of our
-        run, or of a process of this node that is gone."""
+    def _is_stale(self, name: str, fields: dict[str, Any], written: float) -> bool:
+        """Return whether nobody listens any more, and the file is old, of an earlier start of our job, of an earlier
+        attempt of our run, or of a process of this node that is gone."""
         place, attempt, pid = self._place, fields.get("attempt"), fields.get("pid")
         job_id, _, rest = name.partition("-")
         restart = rest.partition("-")[0]
@@ -148,6 +150,7 @@ class AddressFile:
             is_over = bool(place.run_dir) and type(attempt) is int and 0 < attempt < place.attempt
         if not is_over and fields.get("node") == place.host:
             is_over = type(pid) is not int or not os.path.exists(f"/proc/{pid}")
+        is_over = is_over or time.time() - written > OLD_S
         return is_over and not _is_listening(fields["host"], fields["port"])
 
 
@@ -184,7 +187,7 @@ def _is_listening(host: str, port: int) -> bool:
     return True
 
 
-def _remove_if(path: str, is_unwanted: Callable[[dict[str, Any]], bool]) -> bool:
+def _remove_if(path: str, is_unwanted: Callable[[dict[str, Any], float], bool]) -> bool:
     """Remove a private address file of our own, unless another file has taken its place meanwhile. Raise OSError."""
     parent, name = os.path.split(path)
     directory = open_folder(parent)
@@ -195,7 +198,7 @@ def _remove_if(path: str, is_unwanted: Callable[[dict[str, Any]], bool]) -> bool
         if found is None or found[1].st_uid != os.geteuid() or found[1].st_mode & 0o077:
             return False
         fields, info = _parse(found[0].decode("utf-8", "replace")), found[1]
-        if not fields or not is_unwanted(fields):
+        if not fields or not is_unwanted(fields, info.st_mtime):
             return False
         return remove_same(name, info.st_ino, info.st_mtime_ns, folder=directory)
     finally:

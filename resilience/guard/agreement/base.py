@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AgreementEvent:
-    """What the agreement wants its host to know.
+    """A report of the agreement to its host.
 
     Attributes:
         kind: `committed`, `outcome` (all ranks have obeyed, and what they saved is durable or failed), `aborted`,
@@ -59,7 +59,7 @@ class AgreementEvent:
 
 
 def unhurried() -> bool:
-    """Nothing hurries us."""
+    """Return False: nothing hurries this rank."""
     return False
 
 
@@ -84,7 +84,7 @@ class Agreement:
     """All that a guard asks of its agreement. As it stands here it is that of ranks which have no way to meet: nothing
     is ever decided, and nothing ever waits. A rank that acted by itself would leave the others in a deadlock.
 
-    Any thread may call `request`, `awaited` and `saved`; the rest is for the training thread.
+    Any thread may call `request`, `pending_decision` and `saved`; the rest is for the training thread.
     """
 
     world = 1
@@ -93,16 +93,16 @@ class Agreement:
         self._gate = gate
 
     def start(self) -> None:
-        """Begin to meet."""
+        """Connect the ranks."""
 
     def request(self, request: Request) -> None:
         """Ask all ranks for something. Never waits."""
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first word counts."""
+        """On rank 0: what to do before the first step. The first decision counts."""
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What was decided about the start; None if nothing was in time."""
+        """Return the decision about the start; None if there was none in time."""
         return CONTINUE
 
     def pending_decision(self) -> Decision | None:
@@ -167,7 +167,7 @@ class Alone(Agreement):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop was decided."""
+        """Return whether a stop was decided."""
         return self._stopped is not None
 
     def request(self, request: Request) -> None:
@@ -187,7 +187,7 @@ class Alone(Agreement):
         return self._start
 
     def pending_decision(self) -> Decision | None:
-        """What the next step will decide, or None."""
+        """Return the decision of the next step, or None."""
         asked = self._requests.copy()
         return merge(asked, self._gate.count + 1) if asked else None
 

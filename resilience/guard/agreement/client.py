@@ -62,7 +62,7 @@ class Client:
         self._wait_s = FIRST_RETRY_S
 
     def is_up(self) -> bool:
-        """Whether a message can be sent to rank 0 now."""
+        """Return whether a message can be sent to rank 0 now."""
         return self._connection is not None and self._connection.rank is not None
 
     def find(self, now: float) -> tuple[socket.socket, Address] | None:
@@ -108,7 +108,7 @@ class Client:
         return self._connection.handshake_until if self._connection.rank is None else None
 
     def has_unsent(self) -> bool:
-        """Whether rank 0 has not yet been sent all messages."""
+        """Return whether rank 0 has not yet been sent all messages."""
         return self._connection is not None and bool(self._connection.outgoing)
 
     def end(self, wait_s: float) -> None:

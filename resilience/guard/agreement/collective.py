@@ -62,12 +62,13 @@ class _Decided:
         self.outcome: tuple[str, float] | None = None  # None: not known yet on this rank
 
     def told(self) -> tuple[str, float] | None:
-        """What this rank tells of it now. One that was passed over has nothing to say before the next step."""
+        """Return the outcome on this rank; None while it is in flight. A decision that was passed over is reported as
+        obeyed."""
         return self.outcome if self.is_obeyed else (OBEYED, 0.0)
 
 
 class CollectiveAgreement(Agreement):
-    """What `Collective` makes on each rank."""
+    """The agreement that `Collective` makes on each rank."""
 
     def __init__(
         self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place, *, every: int, group: Any = None
@@ -96,7 +97,7 @@ class CollectiveAgreement(Agreement):
             self._requests.append(sendable(request, self._place.rank))
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first word counts."""
+        """On rank 0: what to do before the first step. The first decision counts."""
         if self._start_decision is None:
             self._start_decision = decision
             self._start.set()
@@ -109,7 +110,7 @@ class CollectiveAgreement(Agreement):
     # ---- training thread --------------------------------------------------------------------------------------
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What rank 0 decides about the start: a broadcast, so all ranks call this or none.
+        """Return the decision of rank 0 about the start: a broadcast, so all ranks call this or none.
 
         Before torch.distributed is initialized nobody can be told: then all go on, and the first meeting decides.
         """
@@ -217,7 +218,7 @@ class CollectiveAgreement(Agreement):
         return decision
 
     def _close(self, number: int, outcomes: Sequence[tuple[str, float]]) -> None:
-        """All that can be known of how a decision was obeyed is known: rank 0's host hears the worst."""
+        """All outcomes of a decision are known: report the worst, on rank 0."""
         closed = self._decided.pop(number)
         decision, asked = closed.decision, closed.asked
         words = {word for word, _ in outcomes}
@@ -246,7 +247,7 @@ class CollectiveAgreement(Agreement):
         return bool(flag.item())
 
     def _gather(self, mine: Any, timeout: Any = None) -> list[Any]:
-        """What each rank says, by rank: JSON as bytes, lengths first, because tensors have one size everywhere."""
+        """Exchange values, and return them by rank: JSON as bytes, lengths first, because all tensors have one size."""
         import json
 
         import torch

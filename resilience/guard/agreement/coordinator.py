@@ -1,10 +1,31 @@
 """Rank 0's side of the agreement: collect requests, ask all ranks for promises, announce one verdict. Pure.
 
-A round is PREPARE, all PROMISEs, COMMIT (or ABORT), all DONEs. The verdict lies at the largest promise, which nobody
-has passed. There is never a second round before the first is over, so a rank has at most one promise to keep.
+A round, with three ranks (rank 0's own member takes part like the others, without a connection):
 
-A save may be in flight when its rank says DONE: the training goes on, the next round may begin, and SAVED says later
-how it went. A rank that ends says LEAVE, and how; rank 0 says BYE.
+    rank 1                rank 0                rank 2
+      |  REQUEST id         |                     |     rank 1's signal asks for a save
+      | ------------------> |                     |     (`RequestQueue`)
+      |        PREPARE 7    |    PREPARE 7        |     round 7 begins (`OpenRound`), once all ranks are
+      | <------------------ | ------------------> |     there (`RankRegistry`) and it is time (`RetryTimer`)
+      |  PROMISE 7, p=41    |    PROMISE 7, p=43  |     no return from a step after p before the verdict
+      | ------------------> | <------------------ |
+      |   COMMIT 7, S=43    |   COMMIT 7, S=43    |     the verdict lies at the largest promise, which nobody
+      | <------------------ | ------------------> |     has passed: each rank obeys after step 44
+      |  DONE 7, saved      |  DONE 7, in flight  |     the next round may begin
+      | ------------------> | <------------------ |
+      |                     |  SAVED 7, saved     |     the outcome is that of the worst rank
+      |                     | <------------------ |
+      |  LEAVE stopped      |  LEAVE stopped      |     at the end; BYE says that nothing more follows
+      | ------------------> | <------------------ |
+      |        BYE          |        BYE          |
+      | <------------------ | ------------------> |
+
+When a rank does not promise within `round_s`, rank 0 says ABORT 7, and round 8 follows after a pause. On each new
+connection a member first says JOIN, with all that it promised and heard; a new coordinator decides nothing before all
+have joined (`EarlierRounds`, `recover`). RESUME revokes the open round (`RevokedRound`): a rank goes on from another
+step, and waits until all ranks have acknowledged the ABORT.
+
+There is never a second round before the first is over, so a rank has at most one promise to keep.
 """
 
 from __future__ import annotations
@@ -32,7 +53,7 @@ class Coordinator:
 
     Attributes:
         round: number of the last round.
-        heard: news for the host, which takes them away.
+        events: for the host, which takes them away.
         start: what all ranks are to do before the first step; None while it is not known.
     """
 
@@ -66,7 +87,7 @@ class Coordinator:
     # ---- what happens -----------------------------------------------------------------------------------------
 
     def receive(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        """Given what a rank says at `now` (monotonic seconds), return what to say, and to whom."""
+        """Given a message of a rank at `now` (monotonic seconds), return the messages to send, and to whom."""
         says = message["say"]
         if says == "join":
             return self._join(rank, message, now)
@@ -92,12 +113,12 @@ class Coordinator:
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
-        """The connection of a rank is gone. What it has promised it still keeps."""
+        """The connection of a rank is gone. The rank still keeps its promise."""
         self._ranks.lost(rank)
         return self.proceed(now)
 
     def decide_start(self, decision: Decision) -> list[tuple[int, Message]]:
-        """What all ranks do before the first step. The first word counts."""
+        """Tell all ranks what to do before the first step. The first decision counts."""
         if self.start is not None:
             return []
         self.start = decision
@@ -119,18 +140,18 @@ class Coordinator:
         return said
 
     def next_deadline(self) -> float | None:
-        """When `proceed` is to be called although nothing was heard, or None."""
+        """When `proceed` is to be called although no message came, or None."""
         if (collecting := self._collecting()) is not None:
             return collecting.deadline
         if not self._is_wanted():
             return None
         if self._retry.is_anybody_missing() and "absent" in self._reported:
-            return None  # whoever joins will wake us
+            return None  # a JOIN will wake us
         return self._retry.next_check()
 
     def end(self) -> list[tuple[int, Message]]:
-        """Rank 0 goes away: nothing is begun any more, who waits for a verdict that will not come is set free, and all
-        hear that nothing more will come. What is not known to be durable by now counts as failed."""
+        """Rank 0 leaves: begin nothing more, release all ranks that wait for a verdict, and say BYE to all. A save that
+        is not known to be durable by now counts as failed."""
         self._has_ended = True
         said = self._abort(0.0, "rank 0 ends") if self._collecting() is not None else []
         for settled in self._saves.values():
@@ -140,8 +161,7 @@ class Coordinator:
         return said + [(rank, {"say": "bye"}) for rank in self._ranks.incarnations if rank]
 
     def is_over(self, lost_too: bool = True) -> bool:
-        """Whether nobody waits for a word of ours, and we for nobody's: every rank, or every one not lost, has obeyed
-        the last verdict and told how its saves went."""
+        """Return whether every rank, or every one not lost, has obeyed the last verdict and reported its saves."""
         apart = set() if lost_too else self._ranks.gone
         return all(one.is_settled(apart) for one in (*self._saves.values(), *filter(None, [self._open])))
 
@@ -176,7 +196,7 @@ class Coordinator:
         else:
             if state not in (PROMISED, COMMITTED) or number != self._revoked.number:
                 self._revoked.acknowledge(rank)
-            # Committed to what is not open any more: it became void while its connection was broken.
+            # A commitment to a round that is not open any more was revoked while the connection was broken.
             if state == PROMISED or (state == COMMITTED and self._committed() is None):
                 said.append((rank, self._outcome_message(rank, number)))
             if collecting is not None:
@@ -184,25 +204,25 @@ class Coordinator:
         return said + self.proceed(now)
 
     def _restarted(self, rank: int) -> None:
-        """What the former life of a rank promised does not bind this one, and what it had to obey nobody obeys."""
+        """Drop the promise of a rank's former process, and the decision that it had to obey."""
         if self._ranks.is_duplicate(rank):
-            self._report("twins", f"two processes say that they are rank {rank}: nothing can be decided")
+            self._report("twins", f"two processes claim to be rank {rank}: nothing can be decided")
         else:
             self._report("restarted", f"rank {rank} was restarted", again=True)
         self._forget(rank)
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
-        """A rank goes on from another step: what it promised, and what was decided with that promise, is void.
+        """A rank goes on from another step: revoke its promise, and the verdict that was decided with that promise.
 
-        It waits, and no other round begins, until every rank has said that it has given up the round: one that has
-        heard of the verdict, and not that it is void, would obey it while this one goes on.
+        The rank waits, and no other round begins, until every rank has acknowledged that: a rank that knows the
+        verdict, and not that it is void, would obey it while this one goes on.
         """
         said: list[tuple[int, Message]] = []
         self._earlier.resumed(rank)
         is_open = number == self.round and self._open is not None
         if is_open:
             self._revoked.begin(number, self._ranks.training())
-            said = [letter for letter in self._revoke(rank, now) if letter[0] != rank]
+            said = [one for one in self._revoke(rank, now) if one[0] != rank]
         if number and number == self._revoked.number and (is_open or self._revoked.is_open):
             self._revoked.wait(rank)
         elif number:
@@ -222,7 +242,7 @@ class Coordinator:
         return self._to_all({"say": "abort", "round": self.round})
 
     def _leave(self, rank: int, message: Message) -> None:
-        """The training of a rank has ended. People hear of it at once when that was a fault."""
+        """The training of a rank has ended. Report a fault at once."""
         fault = (message["why"] or "a fault") if message["how"] == FAILED else ""
         if fault and rank not in self._ranks.left:
             self.events.append(
@@ -232,25 +252,25 @@ class Coordinator:
         self._forget(rank)
 
     def _forget(self, rank: int) -> None:
-        """Nobody waits for this rank any more."""
+        """Wait for this rank no longer."""
         self._revoked.forget(rank)
         for one in (*self._saves.values(), *filter(None, [self._open])):
             one.forget(rank)
 
     def _saved(self, rank: int, number: int, outcome: str, seconds: float) -> None:
-        """What was in flight on a rank when it obeyed round `number` is durable, or has failed."""
+        """A save in flight has ended: its rank obeyed round `number` before it was durable."""
         self._earlier.obeyed(rank, number, outcome, seconds)
         saving = self._open if number == self.round and self._open is not None else self._saves.get(number)
         if saving is not None:
             saving.saved(rank, outcome, seconds)
 
     def _settle_saves(self) -> None:
-        """Tell of the saves of which every rank has told."""
+        """Report the outcome of the saves of which every rank has said SAVED."""
         for number in [number for number, saving in self._saves.items() if not saving.in_flight]:
             self.events.append(self._saves.pop(number).end())
 
     def _recover(self) -> list[tuple[int, Message]]:
-        """All ranks have joined that a coordinator before us may have told something."""
+        """All ranks have joined: go on where the coordinator before us has ended."""
         found = recover(self._earlier.joins, by_time=self._by_time)
         self._earlier.joins.clear()
         self.round = found.round
@@ -268,7 +288,7 @@ class Coordinator:
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def _is_wanted(self) -> bool:
-        """Whether a round is to begin as soon as it can."""
+        """Return whether a round is to begin as soon as it can."""
         is_over = self._stopped is not None or self._has_ended or not self._ranks.count_training()
         return bool(self._requests.open) and self._open is None and not self._revoked.is_open and not is_over
 
@@ -300,7 +320,7 @@ class Coordinator:
             if now < collecting.deadline:
                 return []
             silent = [rank for rank in self._ranks.training() if rank not in collecting.promises]
-            return self._abort(now, f"{name_ranks(silent)} did not answer in {self._round_s:g} s")
+            return self._abort(now, f"{name_ranks(silent)} did not respond within {self._round_s:g} s")
         skew = collecting.skew(self._skew_steps) if self._skew_steps else ""
         if skew and self._retry.is_skewed_long(now):
             self._report(
@@ -336,11 +356,11 @@ class Coordinator:
     def _abort(self, now: float, why: str) -> list[tuple[int, Message]]:
         self._open = None
         self._retry.failed(now)
-        self.events.append(AgreementEvent("aborted", f"no decision yet: {why}; trying again"))
+        self.events.append(AgreementEvent("aborted", f"no decision yet: {why}; retrying"))
         return self._to_all({"say": "abort", "round": self.round})
 
     def _close(self, committed: OpenRound) -> None:
-        """The round is over when every rank has obeyed. What it saves may still be in flight."""
+        """End the round when every rank has obeyed. Its saves may still be in flight."""
         if committed.is_obeyed():
             self._open = None
             self._saves[self.round] = committed
@@ -348,12 +368,12 @@ class Coordinator:
                 self._stop(committed.decision)
 
     def _stop(self, decision: Decision) -> None:
-        """Nothing is decided after a stop. Who starts now hears of it before its first step."""
+        """Decide nothing after a stop. A rank that starts now is told before its first step."""
         self._stopped = decision
         self._requests.clear()
         self.start = Decision(**{**decision.as_dict(), "save": False})
 
-    # ---- words ------------------------------------------------------------------------------------------------
+    # ---- messages ---------------------------------------------------------------------------------------------
 
     def _start_messages(self, ranks: Iterable[int]) -> list[tuple[int, Message]]:
         start = self.start

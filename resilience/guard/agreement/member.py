@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.messages import Message
 
 MOST_OPEN = 64
-"""From so many unanswered requests on, one that differs from another only in its reason is not said again."""
+"""From so many unanswered requests on, one that differs from another only in its reason is not sent."""
 MOST_SAVES = 8
 """Of the last so many saves it is said on each new connection how they went; there is never more than one in flight."""
 
 
 class Member:
-    """What one rank knows of the agreement.
+    """The state of one rank in the agreement.
 
     Attributes:
         gate: the counters it shares with the training thread.
@@ -41,7 +41,7 @@ class Member:
             `obeying`, from the step of the decision until `finish()`.
         promise: the position promised: (steps, polls), as the gate counts them.
         verdict: of `round`, as soon as it is known, and until the next promise: another coordinator may ask for it.
-        requests: what this rank requests and no verdict has answered, by id.
+        requests: of this rank, which no verdict has answered, by id.
         start: what all ranks do before the first step, once it is known.
         stopped: the decision to stop that was given to the training; every later step gives it again.
         is_revoking: whether a round that this rank has given up may still be obeyed by others.
@@ -74,7 +74,7 @@ class Member:
     # ---- control thread ---------------------------------------------------------------------------------------
 
     def join(self) -> list[Message]:
-        """What to say on every new connection: who we are, where we are, what we promised, heard, did, and request."""
+        """Return the first messages of a connection: our rank, position, promise, verdict, outcomes and requests."""
         steps, polls = self.promise if self.state == PROMISED else self.gate.position()
         joining: Message = {
             "say": "join",
@@ -127,7 +127,7 @@ class Member:
         return []
 
     def may_promise(self, number: int) -> bool:
-        """Whether a promise can be given in this round: it is new, and nothing of another is left to be obeyed."""
+        """Return whether to promise in this round: it is new, and no decision of another is left to be obeyed."""
         return number > self.round and self.state in (FREE, PROMISED)
 
     # A promise is these three moves. The training thread may run before, between and after them, until it comes to a
@@ -200,12 +200,12 @@ class Member:
 
     @property
     def has_left(self) -> bool:
-        """Whether this rank has said good-bye."""
+        """Return whether this rank has said good-bye."""
         return self._goodbye is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has, because of a fault."""
+        """Return whether it has, because of a fault."""
         return self._goodbye is not None and self._goodbye["how"] == FAILED
 
     def pending_decision(self) -> Decision | None:
@@ -213,7 +213,7 @@ class Member:
         return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
 
     def may_hear_more(self) -> bool:
-        """Whether rank 0 can still decide something for this rank: it has not left, and nobody has stopped it."""
+        """Return whether rank 0 can still decide something for this rank, which has neither left nor stopped."""
         return not self.has_left and self.stopped is None
 
     # ---- training thread --------------------------------------------------------------------------------------

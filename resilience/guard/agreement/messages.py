@@ -1,4 +1,4 @@
-"""What ranks say to each other: small dictionaries of JSON types, checked when they arrive. Pure."""
+"""The messages of the agreement: small dictionaries of JSON types, checked when they arrive. Pure."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ class NetworkAgreement(Agreement):
         raise NotImplementedError
 
     def _may_leave(self) -> bool:
-        """Whether this rank, which has said good-bye, may go."""
+        """Return whether this rank, which has said good-bye, may go."""
         raise NotImplementedError
 
     def _say_last_words(self) -> None:
@@ -328,18 +328,18 @@ class NetworkAgreement(Agreement):
         return events
 
     def _is_in_contact(self) -> bool:
-        """Whether the control thread runs: without it nothing is sent any more."""
+        """Return whether the control thread runs: without it nothing is sent any more."""
         return self._thread is not None and self._thread.is_alive()
 
     def _has_sent_all(self) -> bool:
-        """Whether the kernel has taken everything that was to be sent here."""
+        """Return whether the kernel has taken everything that was to be sent here."""
         return not self._outbox and not self._link.has_unsent()
 
     def _is_outcome_unsent(self) -> bool:
         return any(said["say"] == "done" for said in self._outbox)
 
     def _is_stopped(self) -> bool:
-        """Whether this training was stopped, in its loop or before it."""
+        """Return whether this training was stopped, in its loop or before it."""
         start = self.member.start
         return self.member.stopped is not None or (start is not None and start.stop and not self._has_stepped)
 
@@ -504,7 +504,7 @@ class LeaderAgreement(NetworkAgreement):
         return super()._take_events()
 
     def _is_over(self, *, lost_too: bool = True) -> bool:
-        """Whether every rank has obeyed, or every one not lost, and our host has handled the outcome."""
+        """Return whether every rank has obeyed, or every one not lost, and our host has handled the outcome."""
         is_reported = not self._coordinator.events and not self._is_reporting and not self._is_outcome_unsent()
         return not self._is_in_contact() or (self._coordinator.is_over(lost_too) and is_reported)
 

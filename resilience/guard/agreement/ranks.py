@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class RankRegistry:
-    """What is known of the processes of all ranks.
+    """The processes of all ranks.
 
     Attributes:
         world: how many ranks there are.
-        incarnations: of each rank that has ever joined, the word of its process, in the order in which they joined.
+        incarnations: the random word of the process of each rank that has joined, in the order of joining.
         gone: ranks whose connection is lost: they may come again.
         left: ranks that do no step any more, and how many they have done.
         failed: of these the ones that left because of a fault, and which.
@@ -34,7 +34,7 @@ class RankRegistry:
         return before != incarnation
 
     def is_duplicate(self, rank: int) -> bool:
-        """Whether the process of this rank was there before another took its place: both live, and take turns."""
+        """Return whether the process of this rank joined before another took its place: both live, and take turns."""
         return self.incarnations[rank] in self._former
 
     def lost(self, rank: int) -> None:
@@ -50,15 +50,15 @@ class RankRegistry:
             self.failed[rank] = fault
 
     def has_everybody_joined(self) -> bool:
-        """Whether every rank was there, at some time."""
+        """Return whether every rank was there, at some time."""
         return len(self.incarnations) == self.world
 
     def are_all_there(self) -> bool:
-        """Whether none is missing."""
+        """Return whether none is missing."""
         return self.has_everybody_joined() and not self.gone
 
     def name_missing(self) -> str:
-        """Who is missing, and why, for people: who never joined may not have been started yet."""
+        """Name the missing ranks for people, and why: a rank that never joined may not have been started yet."""
         never = [rank for rank in range(self.world) if rank not in self.incarnations]
         told = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
         if self.gone:

@@ -1,4 +1,4 @@
-"""What a new coordinator concludes from what ranks tell of a coordinator before it. Pure.
+"""How a new coordinator goes on where the one before it has ended, from the JOINs of all ranks. Pure.
 
 If anybody has heard a commit it holds for all, because somebody may have obeyed it already. If nobody has, nobody has
 acted, and everybody may be set free. Therefore it must have heard every rank.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EarlierRounds:
-    """What ranks have told, when they joined, of rounds that this coordinator knows nothing of.
+    """Rounds of a coordinator before this one, as ranks reported them when they joined.
 
     Attributes:
         joins: the JOIN of each rank that has, as it stands now.
@@ -50,7 +50,7 @@ class EarlierRounds:
 
 
 class Recovered:
-    """What is known of the last round of the coordinator before.
+    """The last round of the coordinator before this one.
 
     Attributes:
         round: its number.

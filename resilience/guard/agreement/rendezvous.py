@@ -65,7 +65,7 @@ def rendezvous(
 
 
 def are_on_several_nodes(place: Place, master: str) -> bool:
-    """Whether ranks are known to be on several nodes: SLURM says so, or the training meets at another machine."""
+    """Return whether ranks are known to be on several nodes: by SLURM, or because MASTER_ADDR is another machine."""
     if place.nodes:
         return place.nodes > 1
     return bool(master) and not is_ours(master)
@@ -120,7 +120,7 @@ def listening_host(interface: str, *, local: bool, names: Sequence[str]) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a host name or address is of this machine. A name that nobody knows is not."""
+    """Return whether a host name or address is of this machine. A name that nobody knows is not."""
     return any(_is_loopback(host) or _can_bind(host) for host in _addresses_of(name))
 
 

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.agreement.recovery import Recovered
-    from resilience.guard.decision import Request
 
 MOST_ANSWERED = 10_000
 """How many answered requests are remembered: more than ranks can have said again since."""
+MOST_REQUESTS = 16
+"""How many different requests one verdict carries: it goes to every rank, and people read its reasons."""
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 10.0
+"""Each round that fails doubles the pause before the next, from the first to the last."""
+LONG_AGO = float("-inf")
 
 
 class RequestQueue:
@@ -58,10 +63,6 @@ class RequestQueue:
         self.open.clear()
 
 
-MOST_REQUESTS = 16
-"""How many different requests one verdict carries: it goes to every rank, and people read its reasons."""
-
-
 def select(requests: Iterable[Request]) -> list[Request]:
     """One of each kind, of the lowest rank that requests it, and not more than people read.
 
@@ -94,15 +95,8 @@ def select(requests: Iterable[Request]) -> list[Request]:
 
 
 def effect(request: Request) -> tuple[object, ...]:
-    """What a request comes to, whoever requests it, and however the reason is put."""
+    """Return the effect of a request, without its rank and its reason."""
     return (request.trigger, request.save, request.stop, request.label, request.discard, request.exit_code)
-
-
-FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 10.0
-"""Each round that fails doubles the pause before the next, from the first to the last."""
-
-LONG_AGO = float("-inf")
 
 
 class RetryTimer:
@@ -126,7 +120,7 @@ class RetryTimer:
         self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
     def reset(self) -> None:
-        """What kept the ranks from agreeing may be over."""
+        """Retry at once: the reason for failing may be over."""
         self.retry_at, self.retry_s = LONG_AGO, FIRST_RETRY_S
 
     def succeeded(self) -> None:
@@ -155,19 +149,18 @@ class RetryTimer:
         return self.retry_at if self._missing_since is None else self._missing_since + self._absent_s
 
     def is_anybody_missing(self) -> bool:
-        """Whether ranks are known to be missing."""
+        """Return whether ranks are known to be missing."""
         return self._missing_since is not None
 
 
 class RevokedRound:
-    """The last round that was taken back.
+    """The last round that was revoked.
 
-    A rank that has heard of the verdict, and not yet that it is void, would obey it while others go on. So whoever goes
-    on from another step waits until nobody is left who could, and no round begins before.
+    A rank that knows the verdict, and not yet that it is void, would obey it while others go on. So a rank that goes on
+    from another step waits until no rank is left that could, and no round begins before.
 
     Attributes:
         number: of the round; 0 when there was none.
-        is_open: whether anybody waits.
     """
 
     def __init__(self) -> None:
@@ -177,7 +170,7 @@ class RevokedRound:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody waits."""
+        """True while a rank waits."""
         return bool(self._waiting)
 
     def begin(self, number: int, ranks: Iterable[int]) -> None:
@@ -187,12 +180,12 @@ class RevokedRound:
         self._unacknowledged = set(ranks)
 
     def wait(self, rank: int) -> None:
-        """A rank has given it up by itself, and waits for the others."""
+        """A rank has given the round up by itself, and waits for the others."""
         self._waiting.add(rank)
         self._unacknowledged.discard(rank)
 
     def acknowledge(self, rank: int) -> None:
-        """A rank cannot obey it any more."""
+        """A rank knows that the round is void."""
         self._unacknowledged.discard(rank)
 
     def forget(self, rank: int) -> None:
@@ -201,7 +194,7 @@ class RevokedRound:
         self._waiting.discard(rank)
 
     def release(self) -> list[int]:
-        """Who need not wait any longer: all, once everybody has heard. They are named once."""
+        """Return the ranks that need not wait any longer: all, once every rank has acknowledged. Each is named once."""
         if self._unacknowledged:
             return []
         released, self._waiting = sorted(self._waiting), set()
@@ -301,17 +294,17 @@ class OpenRound:
 
     @property
     def is_committed(self) -> bool:
-        """Whether there is a verdict."""
+        """Return whether there is a verdict."""
         return bool(self.verdict)
 
     @property
     def requests(self) -> list[Request]:
-        """What the verdict carries to every rank."""
+        """The requests that the verdict carries to every rank."""
         return [read_request(fields) for fields in self.verdict["requests"]]
 
     @property
     def decision(self) -> Decision:
-        """What all ranks do, after the step that follows the position."""
+        """The decision for all ranks, after the step that follows the position."""
         return merge(self.requests, self.verdict["steps"] + 1)
 
     def verdict_for(self, rank: int) -> dict[str, Any]:
@@ -320,15 +313,15 @@ class OpenRound:
         return {**self.verdict, "steps": steps, "polls": polls, "answers": self.answers.get(rank, [])}
 
     def is_obeyed(self, apart_from: Set[int] = frozenset()) -> bool:
-        """Whether every rank, apart from these, has obeyed the verdict."""
+        """Return whether every rank, apart from these, has obeyed the verdict."""
         return self.is_committed and self.pending <= apart_from
 
     def is_settled(self, apart_from: Set[int] = frozenset()) -> bool:
-        """Whether every rank, apart from these, has obeyed, and has told whether what it saved is durable."""
+        """Return whether every rank, apart from these, has obeyed, and has told whether what it saved is durable."""
         return self.is_obeyed(apart_from) and self.in_flight <= apart_from
 
     def obeyed(self, rank: int, outcome: str, seconds: float) -> None:
-        """A rank has obeyed: it says how, and how long its save took. Only its first word counts."""
+        """A rank has obeyed: it says how, and how long its save took. Only its first report counts."""
         if rank in self.pending:
             self.pending.discard(rank)
             if outcome == IN_FLIGHT:
@@ -337,7 +330,7 @@ class OpenRound:
                 self._count(rank, outcome, seconds)
 
     def saved(self, rank: int, outcome: str, seconds: float) -> None:
-        """What was in flight on this rank is durable, or failed. Only its first word counts."""
+        """A save in flight on this rank is durable, or has failed. Only its first report counts."""
         if rank in self.in_flight:
             self.in_flight.discard(rank)
             self._count(rank, outcome, seconds)

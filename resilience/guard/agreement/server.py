@@ -85,7 +85,7 @@ class Server:
         return min(deadlines, default=None)
 
     def has_unsent(self) -> bool:
-        """Whether a rank has not yet been sent all of its messages."""
+        """Return whether a rank has not yet been sent all of its messages."""
         return any(connection.outgoing for connection in self._connections.values())
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from resilience.guard.agreement.address_file import (
+    OLD_S,
     Address,
     AddressFile,
     make_private_directory,
@@ -95,7 +96,9 @@ def test_where_somebody_listens_nothing_is_swept(folder: Path, listener: socket.
     names = [
         write(folder, "12-0-0", port, node="n2", pid=1, attempt=1).name,
         write(folder, "7-0-0", port, node="n1", pid=dead_pid, attempt=5).name,
+        write(folder, "8-0-0", port, node="n2", pid=1, attempt=5).name,
     ]
+    os.utime(folder / "8-0-0", (0.0, 0.0))
     assert sweep(folder) == names
 
 
@@ -104,6 +107,13 @@ def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, 
     write(folder, "0-0-elsewhere", dead_port, node="n2", pid=dead_pid, attempt=0)
     write(folder, "0-0-alive", dead_port, node="n1", pid=os.getpid(), attempt=0)
     assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
+
+
+def test_after_a_week_the_file_of_another_node_goes_if_nobody_listens(folder: Path, dead_port: int) -> None:
+    for name, seconds in (("7-0-0", OLD_S + 1), ("8-0-0", OLD_S - 3600)):
+        when = time.time() - seconds
+        os.utime(write(folder, name, dead_port, node="n2", pid=1, attempt=5), (when, when))
+    assert sweep(folder) == ["8-0-0"]
 
 
 def test_a_sweep_touches_only_private_regular_files(folder: Path, tmp_path: Path, dead_port: int) -> None:

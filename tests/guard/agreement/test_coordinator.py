@@ -126,7 +126,7 @@ def test_a_silent_rank_ends_the_round_and_it_is_tried_again() -> None:
     coordinator.receive(1, promise(5), 0.0)
     assert coordinator.proceed(9.9) == [] and coordinator.next_deadline() == 10.0
     assert words(coordinator.proceed(10.0)) == [(0, "abort"), (1, "abort"), (2, "abort")]
-    assert "rank 2 did not answer" in coordinator.events[0].text
+    assert "rank 2 did not respond" in coordinator.events[0].text
     assert coordinator.receive(2, promise(5), 10.1) == [], "too late"
     assert coordinator.next_deadline() == 10.0 + FIRST_RETRY_S
     assert {word for _, word in words(coordinator.proceed(11.0))} == {"prepare"} and coordinator.round == 2
