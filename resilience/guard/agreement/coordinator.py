@@ -271,18 +271,17 @@ class Coordinator:
 
     def _recover(self) -> list[tuple[int, Message]]:
         """All ranks have joined: go on where the coordinator before us has ended."""
-        found = recover(self._earlier.joins, by_time=self._by_time)
+        found = recover(self._earlier.joins, left=self._ranks.left, by_time=self._by_time)
         self._earlier.joins.clear()
-        self.round = found.round
+        self.round = found.number
         self._requests.answer(found.answered)
-        if found.verdict is not None:
-            recovered = OpenRound.of_verdict(found.verdict, found, self._ranks.left)
-            if found.holding:
-                self._open = recovered
-            elif recovered.in_flight:
-                self._saves[self.round] = recovered
-            if not found.holding and recovered.decision.stop:
-                self._stop(recovered.decision)
+        if found.decided is not None:
+            if found.is_held:
+                self._open = found.decided
+            elif found.decided.in_flight:
+                self._saves[self.round] = found.decided
+            if not found.is_held and found.decided.decision.stop:
+                self._stop(found.decided.decision)
         return [(rank, self._outcome_message(rank, number)) for rank, number in found.waiting]
 
     # ---- rounds -----------------------------------------------------------------------------------------------

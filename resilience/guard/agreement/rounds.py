@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
     from typing import Any
 
-    from resilience.guard.agreement.recovery import Recovered
-
 MOST_ANSWERED = 10_000
 """How many answered requests are remembered: more than ranks can have said again since."""
 MOST_REQUESTS = 16
@@ -232,20 +230,6 @@ class OpenRound:
         self.outcome = OBEYED
         self.failed_on: list[int] = []
         self.seconds = 0.0
-
-    @classmethod
-    def of_verdict(cls, verdict: dict[str, Any], found: Recovered, left: Iterable[int]) -> OpenRound:
-        """A round that a coordinator before us has committed to `verdict`; what else was found of it, and who left."""
-        known = cls(0.0)
-        known.verdict = verdict
-        known.answers = found.answers
-        known.places = found.places
-        known.pending = {*found.holding, *found.outcomes}
-        for rank, (outcome, seconds) in found.outcomes.items():
-            known.obeyed(rank, outcome, seconds)
-        for rank in left:
-            known.forget(rank)
-        return known
 
     # ---- promises ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from resilience.guard.agreement.recovery import Recovered
 from resilience.guard.agreement.rounds import (
     FIRST_RETRY_S,
     LAST_RETRY_S,
@@ -264,14 +263,3 @@ def test_ranks_that_count_differently_are_named() -> None:
         opened.promise(rank, steps, 0)
     assert opened.skew(997) == ""
     assert opened.skew(996) == "ranks 1, 3 count 3 steps where others count 1,000"
-
-
-def test_a_recovered_round_waits_for_those_that_still_hold_its_verdict() -> None:
-    found = Recovered(7, {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "answers": []})
-    found.holding, found.outcomes, found.answers = [1, 2], {0: (SAVED, 4.0)}, {2: ["w2"]}
-    assert found.verdict is not None
-    opened = OpenRound.of_verdict(found.verdict, found, left=[1])
-    assert opened.pending == {2} and opened.decision == merge([SAVE], 11)
-    assert opened.verdict_for(2)["answers"] == ["w2"]
-    opened.obeyed(2, SAVED, 1.0)
-    assert (opened.end().outcome, opened.end().seconds) == (FAILED, 4.0)
