@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from resilience import layout
+from resilience.guard import Decision, Request
 from resilience.guard.agreement.address_file import Address
 from resilience.guard.agreement.client import GONE_S, LAST_RETRY_S, Client, LinkMonitor
 from resilience.guard.agreement.connection import HANDSHAKE_S
@@ -80,140 +81,119 @@ def test_one_that_accepts_and_never_greets_is_left_after_a_while(selector: selec
     assert not selector.get_map()
 
 
-@pytest.fixture
-def member() -> Member:
-    return Member(Gate(), 2, "a life")
+UP, DOWN = True, False
+USR1, KILL = save("SIGUSR1 came"), stop("the kill switch is there")
+WAITS = ". This waits: SIGUSR1 came"
+
+
+def lost(seconds: int) -> str:
+    return f"rank 2 has had no connection to rank 0 for {seconds} s: nothing can be decided until it is back"
+
+
+# The connection at a time, and what is reported then; or a request of the rank.
+REPORTS: dict[str, list[Any]] = {
+    "a loss once, after a minute, and its end": [
+        *((0, UP), (5, DOWN), (64.9, DOWN), (65, DOWN, lost(60)), (1000, DOWN)),
+        *((1005, UP, "rank 2 is connected to rank 0 again, after 1000 s"), (1010, DOWN), (1070, DOWN, lost(60))),
+    ],
+    "no connection that comes again in time": [(second, second % 100 == 0) for second in range(0, 500, 50)],
+    "a request that waits sooner, and by name": [
+        *((0, UP), (1, DOWN), USR1, KILL, (3, DOWN), (13, DOWN, f"{lost(12)}{WAITS} (and 1 more)"), (100, DOWN)),
+    ],
+    "a request that comes long after the loss, too, and once": [
+        *((0, UP), (0, DOWN), (60, DOWN, lost(60)), USR1, (7200, DOWN), (7210, DOWN, f"{lost(7210)}{WAITS}")),
+        *(KILL, (9000, DOWN)),
+    ],
+    "a rank 0 that was never there, but not as lost": [
+        *((0, DOWN), (60, DOWN, "rank 2 has not found rank 0 for 60 s: nothing can be decided until it is there")),
+        (75, UP, "rank 2 has found rank 0, after 75 s"),
+    ],
+}
+
+
+class Link:
+    """A rank and its monitor."""
+
+    def __init__(self) -> None:
+        self.member = Member(Gate(), 2, "an incarnation")
+        self.monitor = LinkMonitor(absent_s=60.0, round_s=10.0)
+
+    def check(self, now: float, is_up: bool) -> list[str]:
+        """What is reported now. Nothing is reported before its deadline, and no deadline passes without a report."""
+        due = self.monitor.next_deadline()
+        self.monitor.check(now, is_up, self.member)
+        events, self.monitor.events = self.monitor.events, []
+        assert [event.kind for event in events] in ([], ["back" if is_up else "lost"])
+        assert is_up or bool(events) == (due is not None and now >= due)
+        return [event.text for event in events]
+
+    def why_gone(self, now: float, *, is_refused: bool = False) -> str:
+        return self.monitor.why_gone(now, self.member, is_refused=is_refused)
 
 
 @pytest.fixture
-def monitor() -> LinkMonitor:
-    return LinkMonitor(absent_s=60.0, round_s=10.0)
+def link() -> Link:
+    """A rank that has lost rank 0 after a second."""
+    link = Link()
+    link.check(0.0, UP)
+    link.check(1.0, DOWN)
+    return link
 
 
-def told(monitor: LinkMonitor) -> list[tuple[str, str]]:
-    news, monitor.events = monitor.events, []
-    return [(heard.kind, heard.text) for heard in news]
+@pytest.mark.parametrize("title", REPORTS)
+def test_people_hear_of(title: str) -> None:
+    link = Link()
+    for row in REPORTS[title]:
+        if isinstance(row, Request):
+            link.member.request(row)
+        else:
+            now, is_up, *reports = row
+            assert link.check(float(now), is_up) == reports, row
 
 
-def test_a_lost_rank_0_is_told_once_after_a_minute_and_so_is_its_return(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    assert monitor.next_deadline() is None
-    monitor.check(5.0, False, member)
-    assert monitor.next_deadline() == 65.0
-    monitor.check(64.9, False, member)
-    assert told(monitor) == []
-    monitor.check(65.0, False, member)
-    said = "rank 2 has had no connection to rank 0 for 60 s: nothing can be decided until it is back"
-    assert told(monitor) == [("lost", said)]
-    assert monitor.next_deadline() is None
-    monitor.check(1000.0, False, member)
-    assert told(monitor) == []
-    monitor.check(1005.0, True, member)
-    assert told(monitor) == [("back", "rank 2 is connected to rank 0 again, after 1000 s")]
-    monitor.check(1010.0, False, member)
-    monitor.check(1070.0, False, member)
-    assert [kind for kind, _ in told(monitor)] == ["lost"], "another loss"
-
-
-def test_a_connection_that_comes_again_in_time_is_no_news(monitor: LinkMonitor, member: Member) -> None:
-    for second in range(0, 500, 50):
-        monitor.check(float(second), second % 100 == 0, member)
-    assert told(monitor) == []
-
-
-def test_a_request_that_waits_is_told_sooner_and_named(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    monitor.check(1.0, False, member)
-    member.request(save("SIGUSR1 came"))
-    member.request(stop("the kill switch is there"))
-    monitor.check(3.0, False, member)
-    assert monitor.next_deadline() == 13.0
-    monitor.check(13.0, False, member)
-    ((kind, text),) = told(monitor)
-    assert kind == "lost" and "for 12 s: nothing can be decided until it is back. " in text
-    assert text.endswith("This waits: SIGUSR1 came (and 1 more)")
-    monitor.check(100.0, False, member)
-    assert told(monitor) == [], "once"
-
-
-def test_a_request_that_comes_long_after_the_loss_was_told_is_told_too(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    monitor.check(0.0, False, member)
-    monitor.check(60.0, False, member)
-    assert len(told(monitor)) == 1
-    member.request(save("SIGUSR1 came"))
-    monitor.check(7200.0, False, member)
-    assert told(monitor) == [] and monitor.next_deadline() == 7210.0
-    monitor.check(7210.0, False, member)
-    ((_, text),) = told(monitor)
-    assert "for 7210 s" in text and text.endswith("This waits: SIGUSR1 came")
-    member.request(stop("again"))
-    monitor.check(9000.0, False, member)
-    assert told(monitor) == []
-
-
-def test_a_rank_0_that_was_never_there_is_not_called_lost(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, False, member)
-    monitor.check(60.0, False, member)
-    ((_, text),) = told(monitor)
-    assert text == "rank 2 has not found rank 0 for 60 s: nothing can be decided until it is there"
-    monitor.check(75.0, True, member)
-    assert told(monitor) == [("back", "rank 2 has found rank 0, after 75 s")]
-
-
-@pytest.mark.parametrize("how", ["left", "stopped"])
-def test_who_expects_nothing_of_rank_0_misses_it_not(monitor: LinkMonitor, member: Member, how: str) -> None:
-    monitor.check(0.0, True, member)
+@pytest.mark.parametrize("how", ["left", "stopped", "alone"])
+def test_a_rank_that_expects_nothing_of_rank_0_or_decides_alone_does_not_miss_it(how: str) -> None:
+    link = Link()
+    link.check(0.0, UP)
     if how == "left":
-        member.leave()
+        link.member.leave()
+    elif how == "stopped":
+        link.member.stopped = Decision(stop=True)
     else:
-        member.stopped = object()  # type: ignore[assignment]
-    monitor.check(1.0, False, member)
-    monitor.check(1000.0, False, member)
-    assert told(monitor) == [] and monitor.next_deadline() is None
+        link.monitor.is_alone = True
+    assert link.check(1.0, DOWN) == link.check(1000.0, DOWN) == []
+    assert link.monitor.next_deadline() is None
 
 
-def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    monitor.check(1.0, False, member)
-    assert monitor.why_gone(1.0 + GONE_S - 0.1, member, is_refused=True) == ""
-    assert "nobody has listened there" in monitor.why_gone(1.0 + GONE_S, member, is_refused=True)
+def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(link: Link) -> None:
+    assert link.why_gone(1.0 + GONE_S - 0.1, is_refused=True) == ""
+    assert "nobody has listened there" in link.why_gone(1.0 + GONE_S, is_refused=True)
 
 
-def test_rank_0_that_said_good_bye_is_gone_a_moment_later(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    member.receive({"say": "bye"})
-    assert monitor.why_gone(1.0, member, is_refused=False) == "", "the connection still stands"
-    monitor.check(1.0, False, member)
-    assert monitor.why_gone(1.0, member, is_refused=False) == ""
-    assert monitor.why_gone(1.0 + GONE_S, member, is_refused=False) == "rank 0 has ended"
-    member.receive({"say": "welcome", "round": 0})
-    assert monitor.why_gone(1.0 + GONE_S, member, is_refused=False) == "", "there is another one"
+def test_rank_0_that_said_good_bye_is_gone_a_moment_later() -> None:
+    link = Link()
+    link.check(0.0, UP)
+    link.member.receive({"say": "bye"})
+    assert link.why_gone(1.0) == "", "the connection still stands"
+    link.check(1.0, DOWN)
+    assert link.why_gone(1.0) == ""
+    assert link.why_gone(1.0 + GONE_S) == "rank 0 has ended"
+    link.member.receive({"say": "welcome", "round": 0})
+    assert link.why_gone(1.0 + GONE_S) == "", "there is another one"
 
 
-def test_silence_alone_is_not_the_end_of_rank_0_for_long_and_never_for_who_has_promised(
-    monitor: LinkMonitor, member: Member
-) -> None:
-    monitor.check(0.0, True, member)
-    monitor.check(1.0, False, member)
-    assert monitor.why_gone(300.0, member, is_refused=False) == ""
-    assert monitor.why_gone(301.0, member, is_refused=False) == "rank 0 has not been reached for 300 s"
-    member.receive({"say": "prepare", "round": 1})
-    assert monitor.why_gone(3000.0, member, is_refused=False) == ""
-    assert monitor.why_gone(3000.0, member, is_refused=True), "its process is no more"
+def test_silence_alone_is_not_the_end_of_rank_0_for_long_and_never_for_a_rank_that_has_promised(link: Link) -> None:
+    assert link.why_gone(300.0) == ""
+    assert link.why_gone(301.0) == "rank 0 has not been reached for 300 s"
+    link.member.receive({"say": "prepare", "round": 1})
+    assert link.why_gone(3000.0) == ""
+    assert link.why_gone(3000.0, is_refused=True), "its process is no more"
 
 
-def test_a_rank_0_that_was_never_met_is_not_gone(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, False, member)
-    assert monitor.why_gone(10_000.0, member, is_refused=True) == ""
-
-
-def test_a_rank_on_its_own_does_not_say_that_nothing_can_be_decided(monitor: LinkMonitor, member: Member) -> None:
-    monitor.check(0.0, True, member)
-    monitor.is_alone = True
-    monitor.check(1.0, False, member)
-    monitor.check(1000.0, False, member)
-    assert told(monitor) == [] and monitor.next_deadline() is None
+def test_a_rank_0_that_was_never_met_is_not_gone() -> None:
+    link = Link()
+    link.check(0.0, DOWN)
+    assert link.why_gone(10_000.0, is_refused=True) == ""
 
 
 # ---- real ranks ----------------------------------------------------------------------------------------------------
