@@ -81,7 +81,7 @@ class ExitSummary:
 
 
 class Agreement:
-    """All that a guard asks of its agreement. As it stands here it is that of ranks which have no way to meet: nothing
+    """The interface between a guard and its agreement. As it stands here it serves ranks without a rendezvous: nothing
     is ever decided, and nothing ever waits. A rank that acted by itself would leave the others in a deadlock.
 
     Any thread may call `request`, `pending_decision` and `saved`; the rest is for the training thread.
@@ -121,7 +121,7 @@ class Agreement:
 
     def finish(self, outcome: str, seconds: float) -> int:
         """The last decision was obeyed: `saved`, `failed`, `obeyed`, or `in_flight`. Return the number by which `saved`
-        tells later how a save in flight has ended."""
+        reports later how a save in flight has ended."""
         return 0
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
@@ -140,7 +140,7 @@ class Agreement:
     def announce_exit(
         self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
     ) -> ExitSummary:
-        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have told it and
+        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have left and
         what they save is durable, for `wait_s` seconds at most, or until it is hurried."""
         return ExitSummary(self.world, int(how != FAILED))
 

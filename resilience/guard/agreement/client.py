@@ -157,7 +157,7 @@ class LinkMonitor:
     Args:
         absent_s: after how long without rank 0 the loss is reported.
         round_s: after how long when a request of this rank waits.
-        lost_s: after how long without a word rank 0 is given up although its node does not refuse connections.
+        lost_s: after how long without a message rank 0 is given up, although its node does not refuse connections.
 
     Attributes:
         events: for the host, which takes them away.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LARGEST_FRAME = 262_144
 LARGEST_GREETING = 1024
-"""Nobody who has not proved to be one of us may say more at once: strangers must not make memory grow."""
+"""An unauthenticated peer may not send more at once: it must not make memory grow."""
 _LENGTH = struct.Struct(">I")
 
 

@@ -35,7 +35,7 @@ class Member:
 
     Attributes:
         gate: the counters it shares with the training thread.
-        life: a random word, new with each process: a rank that was restarted has promised nothing.
+        incarnation: a random word, new with each process: a rank that was restarted has promised nothing.
         round: number of the last round that it promised something in.
         state: `free`; `promised` (no step beyond `promise` before the verdict); `committed` to `verdict`; or
             `obeying`, from the step of the decision until `finish()`.
@@ -156,7 +156,7 @@ class Member:
         return True
 
     def finish(self, outcome: str, seconds: float) -> list[Message]:
-        """The decision has been obeyed: tell how its save went. Nothing when nothing is owed."""
+        """The decision has been obeyed: report the outcome of its save. Nothing when nothing is owed."""
         if self.state != OBEYING:
             return []
         self.state = FREE
@@ -172,7 +172,7 @@ class Member:
         return [self._saved[number]]
 
     def resume(self) -> list[Message]:
-        """The ranks have formed anew and go on from a step that all know, and this rank tells so.
+        """The ranks have formed anew and go on from a step that all know: revoke what was promised or decided before.
 
         A promise or a verdict is of the steps before, which ranks may have left at different counts, and which a rank
         that was started again knows nothing of. So it is void, here and, before this training does another step, with
@@ -271,7 +271,7 @@ class Member:
 
     def _commit(self, number: int, verdict: dict[str, Any]) -> None:
         if self.state != PROMISED or self.round != number:
-            return  # a commit that we know, or of a round that a former life of this rank promised
+            return  # a commit that we know, or of a round that a former process of this rank promised
         self.state = COMMITTED
         self.verdict = verdict
         self._answered = {name: self.requests.pop(name) for name in verdict["answers"] if name in self.requests}

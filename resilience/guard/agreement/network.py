@@ -492,7 +492,7 @@ class LeaderAgreement(NetworkAgreement):
         is_soon = time.monotonic() - self._leaving_since < LOST_S
         if not self._has_sent_all() or self._to_send or not self._coordinator.is_over(lost_too=is_soon):
             return False
-        # Stopped before the first step, or nothing was left to do: rank 0 alone tells ranks that come late.
+        # Stopped before the first step, or nothing was left to do: ranks that come late learn it from rank 0 alone.
         return self._has_stepped or len(self._starts_sent) >= self.world - 1
 
     def _say_last_words(self) -> None:

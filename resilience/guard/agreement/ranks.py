@@ -60,10 +60,10 @@ class RankRegistry:
     def name_missing(self) -> str:
         """Name the missing ranks for people, and why: a rank that never joined may not have been started yet."""
         never = [rank for rank in range(self.world) if rank not in self.incarnations]
-        told = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
+        reasons = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
         if self.gone:
-            told.append(f"the connection to {name_ranks(sorted(self.gone))} of {self.world} is lost")
-        return " and ".join(told)
+            reasons.append(f"the connection to {name_ranks(sorted(self.gone))} of {self.world} is lost")
+        return " and ".join(reasons)
 
     def training(self) -> list[int]:
         """Ranks that have joined and not left, lost or not."""

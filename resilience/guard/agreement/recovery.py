@@ -1,7 +1,7 @@
 """How a new coordinator goes on where the one before it has ended, from the JOINs of all ranks. Pure.
 
-If anybody has heard a commit it holds for all, because somebody may have obeyed it already. If nobody has, nobody has
-acted, and everybody may be set free. Therefore it must have heard every rank.
+A commit that any rank knows holds for all, because a rank may have obeyed it already. If no rank knows one, none has
+acted, and all may be released. Therefore the new coordinator must have heard every rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks of a launch meet: on which address rank 0 listens (never on all of them), and how ranks learn it."""
+"""The rendezvous of the ranks: on which address rank 0 listens (never on all of them), and how ranks learn it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
-"""ioctl that tells the IPv4 address of an interface (netdevice(7))."""
+"""ioctl for the IPv4 address of an interface (netdevice(7))."""
 
 
 def rendezvous(
@@ -38,7 +38,7 @@ def rendezvous(
 ) -> Agreement:
     """The agreement over TCP for this rank. `locate` asks a helper of the node; without it the file is read here.
 
-    `step_s` tells how long a step takes here, in seconds.
+    `step_s` returns how long a step takes here, in seconds.
     """
     if not place.run_dir and are_on_several_nodes(place, os.environ.get("MASTER_ADDR", "")):
         recorder.warn(
@@ -80,9 +80,10 @@ def open_listener(place: Place, interface: str, recorder: Recorder) -> socket.so
     except OSError as error:
         if not interface:
             raise
-        host = listening_host("", local=local, names=(os.environ.get("MASTER_ADDR", ""), place.host))
+        listener = open_listener(place, "", recorder)
+        host = listener.getsockname()[0]
         recorder.warn(f"rank 0 cannot listen on the interface {interface!r} ({error}); it listens on {host}")
-        return _listen_on(host, place.world)
+        return listener
 
 
 def allow_descriptors(wanted: int) -> None:

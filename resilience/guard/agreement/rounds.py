@@ -301,7 +301,7 @@ class OpenRound:
         return self.is_committed and self.pending <= apart_from
 
     def is_settled(self, apart_from: Set[int] = frozenset()) -> bool:
-        """Return whether every rank, apart from these, has obeyed, and has told whether what it saved is durable."""
+        """Return whether every rank, apart from these, has obeyed, and has reported that its save has ended."""
         return self.is_obeyed(apart_from) and self.in_flight <= apart_from
 
     def obeyed(self, rank: int, outcome: str, seconds: float) -> None:
@@ -330,8 +330,8 @@ class OpenRound:
         self.saved(rank, FAILED, 0.0)
 
     def end(self) -> AgreementEvent:
-        """The news how it went, once every rank has told: the worst outcome is that of all. It is rank 0 that hears it:
-        the decision is of the step after which that has obeyed."""
+        """Return the event with the outcome, once every rank has reported: the worst one is that of all. The event is for
+        rank 0: its decision is of the step after which rank 0 has obeyed."""
         decision = merge(self.requests, self.verdict_for(0)["steps"] + 1)
         on = f" on {name_ranks(sorted(self.failed_on))}" if self.failed_on else ""
         return AgreementEvent(

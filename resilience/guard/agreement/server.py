@@ -63,7 +63,7 @@ class Server:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def send(self, rank: int, message: Message) -> None:
-        """Send to a rank, if it is connected; if not, joining tells it what it needs."""
+        """Send to a rank, if it is connected; if not, the rank gets what it needs when it joins."""
         connection = self._connections.get(rank)
         if connection is not None:
             connection.send_or_drop(message)
