@@ -330,8 +330,8 @@ class OpenRound:
         self.saved(rank, FAILED, 0.0)
 
     def end(self) -> AgreementEvent:
-        """Return the event with the outcome, once every rank has reported: the worst one is that of all. The event is for
-        rank 0: its decision is of the step after which rank 0 has obeyed."""
+        """Return the event with the outcome, once every rank has reported: the worst one is that of all. Its decision
+        is of the step after which rank 0 has obeyed."""
         decision = merge(self.requests, self.verdict_for(0)["steps"] + 1)
         on = f" on {name_ranks(sorted(self.failed_on))}" if self.failed_on else ""
         return AgreementEvent(
