@@ -43,7 +43,7 @@ class Wisher:
 
 def note_commits(gate: Any, hear: Callable[[Any], None], place: Any) -> Any:
     """The usual agreement, with the moment of each commit noted on rank 0."""
-    from resilience.guard.agreement.meeting import meet
+    from resilience.guard.agreement.rendezvous import rendezvous
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -52,7 +52,7 @@ def note_commits(gate: Any, hear: Callable[[Any], None], place: Any) -> Any:
             committed.append(time.monotonic())
         hear(heard)
 
-    return meet(gate, hear_and_note, place, GuardSettings(), None, Recorder(place))
+    return rendezvous(gate, hear_and_note, place, GuardSettings(), None, Recorder(place))
 
 
 def main() -> None:
@@ -176,7 +176,7 @@ def _wishes(rank: int, world: int, run: str, rounds: int) -> dict[str, list[floa
             if step == after and rank == wisher:
                 wished[0] = time.monotonic()
                 agreement: Any = guard._parts.agreement  # type: ignore[union-attr]
-                agreement.wish(Request("bench", f"round {turn}", stop=False))
+                agreement.request(Request("bench", f"round {turn}", stop=False))
             if guard.step().save:
                 with guard.saving():
                     pass

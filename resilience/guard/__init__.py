@@ -12,7 +12,7 @@ from resilience.guard.training_guard import TrainingGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.agreement.alone import Alone as Alone
+    from resilience.guard.agreement.base import Alone as Alone
     from resilience.guard.agreement.collective import Collective as Collective
     from resilience.guard.settings import GuardSettings as GuardSettings
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Alone": "resilience.guard.agreement.alone",
+    "Alone": "resilience.guard.agreement.base",
     "Collective": "resilience.guard.agreement.collective",
     "GuardSettings": "resilience.guard.settings",
 }

@@ -9,8 +9,8 @@ import os
 import threading
 import time
 
-from resilience.guard.agreement.alone import Alone
-from resilience.guard.agreement.attendance import name_ranks
+from resilience.guard.agreement.base import Alone
+from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import (
     CONTINUE,
     DONE,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.decision import Trigger
     from resilience.guard.ending import Ending
     from resilience.guard.running import RunningGuard
@@ -141,7 +141,7 @@ class Parts:
             # Not until the process is ended by force: that would be with 75, and nobody would know for whom it waited.
             left_s = self._exit.left_s()
             wait_s = min(self._guard.settings.exit_timeout_s or DAY_S, max(left_s - BEFORE_END_S, left_s / 2))
-        farewell = self.agreement.part(how, self._ending.why, wait_s, self._is_hurried)
+        farewell = self.agreement.announce_exit(how, self._ending.why, wait_s, self._is_hurried)
         if how != FAILED and farewell.faults:
             self._ending.failed(farewell.faults[0])
             wait_s = FAULT_S
@@ -194,7 +194,7 @@ class Parts:
 
     def forget(self) -> None:
         """In a forked child: leave alone what belongs to the parent."""
-        self.agreement.forget()
+        self.agreement.after_fork_in_child()
         self._mirror.forget()
 
     # ---- the training thread asks -----------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class Parts:
         saving = saves.newest if saves is not None else None
         is_skipped = request.save and not request.stop and self._guard.settings.save_overlap == "skip"
         if saving is None or not is_skipped:
-            self.agreement.wish(request)
+            self.agreement.request(request)
             return
         if self._skipped_for is not saving:
             self._skipped_for = saving
@@ -431,7 +431,7 @@ class Parts:
 
     # ---- what the agreement tells, from the thread that agrees: never waits ------------------------------------
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: AgreementEvent) -> None:
         """Warnings go to people, records to the journal, outcomes to the triggers."""
         if heard.kind == "outcome" and heard.decision is not None:
             self._outcome(heard.decision, heard.outcome, heard.seconds, heard.ranks)
@@ -483,7 +483,7 @@ class Parts:
         self._keep_learned()
         settings, pace = self._guard.settings, self._pace
         bound_s = kill_after_s(settings.kill_timeout_s, pace.slowest_step_s, pace.slowest_save_s)
-        self._exit.expect(self.agreement.awaited(), time.monotonic(), bound_s)
+        self._exit.expect(self.agreement.pending_decision(), time.monotonic(), bound_s)
 
     def _keep_learned(self, *, last: bool = False) -> None:
         text = self._learned.text(last=last)
@@ -502,9 +502,9 @@ class Parts:
             return factory(self._guard, self.hear, self._place)
         if self._place.world == 1:
             return Alone(self._guard, self.hear)
-        from resilience.guard.agreement.meeting import meet
+        from resilience.guard.agreement.rendezvous import rendezvous
 
-        return meet(
+        return rendezvous(
             self._guard, self.hear, self._place, self._guard.settings, self._mirror.locate, self._recorder,
             lambda: self._pace.slowest_step_s or 0.0,
         )  # fmt: skip

@@ -241,7 +241,7 @@ class RunningGuard(Gate):
         self._settle(OBEYED)
         self.urgent = False
         parts.take_signals()
-        decision: Decision = parts.agreement.arrive()
+        decision: Decision = parts.agreement.on_step()
         if decision:
             self._give(decision)
         elif decision is not CONTINUE:  # decided, and it came to nothing: a request without a wish
@@ -254,7 +254,7 @@ class RunningGuard(Gate):
     def _arrive_at_poll(self, parts: Parts) -> Decision:
         self.urgent = False
         parts.take_signals()
-        decision: Decision = parts.agreement.arrive_at_poll()
+        decision: Decision = parts.agreement.on_poll()
         if decision.stop and self.decided is None:
             self.decided = decision
         return decision

@@ -18,7 +18,7 @@ import os
 import re
 
 from resilience.errors import GuardError
-from resilience.guard.agreement.alone import Agreement
+from resilience.guard.agreement.base import Agreement
 from resilience.guard.decision import CONTINUE, EXIT_STOPPED, IN_FLIGHT, OBEYED, SAVED, Decision
 from resilience.guard.gate import NEVER
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 
@@ -121,7 +121,7 @@ def scripted(text: str) -> Callable[..., Scripted]:
     record = _records[-1] if _records else Record()
     exit_code = _exit_codes[-1] if _exit_codes else EXIT_STOPPED
 
-    def make(gate: Gate, hear: Callable[[Heard], None], place: Place) -> Scripted:
+    def make(gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place) -> Scripted:
         return Scripted(gate, saves, stop, record, exit_code)
 
     return make
@@ -148,7 +148,7 @@ class Scripted(Agreement):
         """A stop before the first step, if the script says so."""
         return self._decision(save=False) if self._stop == 0 else CONTINUE
 
-    def arrive(self) -> Decision:
+    def on_step(self) -> Decision:
         """What the script says of this step."""
         step = self._gate.count
         is_stop = self._stop is not None and step >= self._stop
@@ -160,7 +160,7 @@ class Scripted(Agreement):
         self.restore()
         return self._decision(save=is_save, stop=is_stop) if is_save or is_stop else CONTINUE
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """A stop is announced in the last step before it."""
         if self._stop is not None and self._gate.count >= self._stop - 1:
             return self._decision(save=False)

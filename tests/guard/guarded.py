@@ -17,9 +17,9 @@ from tests.guard.ranks import REPOSITORY
 _PROGRAM = """
 import os, sys, time
 from resilience.guard import TrainingGuard
-from resilience.guard.agreement import contact, meeting
-meeting.ABSENT_S = float(sys.argv[1])
-contact.GONE_S = float(os.environ.get("GONE_S", "5"))
+from resilience.guard.agreement import client, network
+network.ABSENT_S = float(sys.argv[1])
+client.GONE_S = float(os.environ.get("GONE_S", "5"))
 guard = TrainingGuard.from_env(
     host_memory=False, gpu_memory="off", walltime="RESIL_END_TIME" in os.environ,
     signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,

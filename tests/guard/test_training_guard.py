@@ -606,7 +606,7 @@ class FailingAgreement:
     def __call__(self, *_: object) -> FailingAgreement:
         return self
 
-    def arrive(self) -> Decision:
+    def on_step(self) -> Decision:
         raise self._error
 
     def __getattr__(self, name: str) -> object:

@@ -1,8 +1,9 @@
 """Agreement by an all-reduce every few steps, for those who want it: torch's own collectives, no extra connection.
 
-All ranks meet after the same steps, so whoever asks is heard by all at once, and what is decided there holds there.
-The price: a decision waits for the next meeting, every meeting is a collective, and a rank whose count differs from
-the others' would meet nobody. `poll()` announces nothing between two meetings, because ranks may poll unequally often.
+All ranks exchange their requests after the same steps, and the decision holds at that step.
+The price: a decision waits for the next exchange, every exchange is a collective, and a rank whose count differs from
+the others' would wait in vain. `poll()` announces nothing between two exchanges, because ranks may poll unequally
+often.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import threading
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone, ExitSummary, unhurried
 from resilience.guard.agreement.messages import read_request, sendable
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 
-LAST_MEETING_S = 60.0
-"""How long the last meeting, after a stop, waits for the slowest rank's save."""
+LAST_EXCHANGE_S = 60.0
+"""How long the last exchange, after a stop, waits for the slowest rank's save."""
 
 
 class Collective:
     """Choose this agreement: `TrainingGuard.from_env(agreement=Collective(every=10))`, the same on every rank.
 
     Args:
-        every: all ranks meet after each step whose number is a multiple of this.
-        group: the process group of all ranks to meet in. Default: a gloo group made at the first meeting, on the CPU,
+        every: all ranks exchange requests after each step whose number is a multiple of this.
+        group: the process group of all ranks to use. Default: a gloo group made at the first exchange, on the CPU,
             so that no device has to be waited for.
 
     Raise GuardError if `every` is no whole number from 1 on.
@@ -44,15 +44,17 @@ class Collective:
         self.every = every
         self.group = group
 
-    def __call__(self, gate: Gate, hear: Callable[[Heard], None], place: Place) -> CollectiveAgreement | Alone:
+    def __call__(
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place
+    ) -> CollectiveAgreement | Alone:
         """The agreement of this process; called by the guard."""
         if place.world == 1:
-            return Alone(gate, hear)
-        return CollectiveAgreement(gate, hear, place, every=self.every, group=self.group)
+            return Alone(gate, on_event)
+        return CollectiveAgreement(gate, on_event, place, every=self.every, group=self.group)
 
 
 class _Decided:
-    """A decision of which not all ranks have told how it was obeyed. All ranks have the same ones, in one order."""
+    """A decision whose outcome is not known of all ranks. All ranks have the same ones, in one order."""
 
     def __init__(self, decision: Decision, asked: list[Request]) -> None:
         self.decision = decision
@@ -60,26 +62,27 @@ class _Decided:
         self.is_obeyed = False
         self.outcome: tuple[str, float] | None = None  # None: not known yet on this rank
 
-    def told(self) -> tuple[str, float] | None:
-        """What this rank tells of it now. One that was passed over has nothing to say before the next step."""
+    def report(self) -> tuple[str, float] | None:
+        """Return the outcome on this rank; None while it is in flight. A decision that was passed over is reported as
+        obeyed."""
         return self.outcome if self.is_obeyed else (OBEYED, 0.0)
 
 
 class CollectiveAgreement(Agreement):
-    """What `Collective` makes on each rank."""
+    """The agreement that `Collective` makes on each rank."""
 
     def __init__(
-        self, gate: Gate, hear: Callable[[Heard], None], place: Place, *, every: int, group: Any = None
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place, *, every: int, group: Any = None
     ) -> None:
         super().__init__(gate)
         self.world = place.world
-        self._hear = hear
+        self._on_event = on_event
         self._place = place
         self._every = every
         self._given_group = group
         self._group: Any = None
         self._made_under: Any = None  # torch's default group when ours was made: it may be formed anew
-        self._wishes: list[Request] = []
+        self._requests: list[Request] = []
         self._lock = threading.Lock()
         self._start = threading.Event()
         self._start_decision: Decision | None = None
@@ -89,39 +92,39 @@ class CollectiveAgreement(Agreement):
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
-    def wish(self, request: Request) -> None:
-        """Ask for something: the next meeting decides."""
+    def request(self, request: Request) -> None:
+        """Ask for something: the next exchange decides."""
         with self._lock:
-            self._wishes.append(sendable(request, self._place.rank))
+            self._requests.append(sendable(request, self._place.rank))
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first word counts."""
+        """On rank 0: what to do before the first step. The first decision counts."""
         if self._start_decision is None:
             self._start_decision = decision
             self._start.set()
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
-        """See `Agreement`. The others hear it at the next meeting, or at the end."""
+        """See `Agreement`. The others hear it at the next exchange, or at the end."""
         if number in self._decided:
             self._decided[number].outcome = outcome, seconds
 
     # ---- training thread --------------------------------------------------------------------------------------
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What rank 0 decides about the start: a broadcast, so all ranks call this or none.
+        """Return the decision of rank 0 about the start: a broadcast, so all ranks call this or none.
 
-        Before torch.distributed is initialized nobody can be told: then all go on, and the first meeting decides.
+        Before torch.distributed is initialized no rank can be told: all go on, and the first exchange decides.
         """
         if self._place.is_first:
             self._start.wait(timeout_s)
         if not _is_initialized():
             return CONTINUE
         mine = self._start_decision.as_dict() if self._place.is_first and self._start_decision is not None else None
-        told: Any = next((fields for fields in self._gather(mine) if fields is not None), None)
-        return None if told is None else Decision(**told)
+        gathered: Any = next((fields for fields in self._gather(mine) if fields is not None), None)
+        return None if gathered is None else Decision(**gathered)
 
-    def arrive(self) -> Decision:
-        """The training has done a step that reached the limit: a meeting, or something of this rank alone."""
+    def on_step(self) -> Decision:
+        """The training has done a step that reached the limit: an exchange, or something of this rank alone."""
         step = self._gate.count
         if self._stopped is not None:
             return Decision(**{**self._stopped.as_dict(), "save": False, "step": step})
@@ -129,14 +132,14 @@ class CollectiveAgreement(Agreement):
             self.restore()
             return CONTINUE
         with self._lock:
-            wishes = list(self._wishes)
+            requested = list(self._requests)
         decision = CONTINUE
-        if self._is_anything_asked(bool(wishes) or any(one.told() for one in self._decided.values())):
-            decision = self._decide(wishes, step)
+        if self._is_anything_asked(bool(requested) or any(one.report() for one in self._decided.values())):
+            decision = self._decide(requested, step)
         self.restore()
         return decision
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """Ranks may poll unequally often: only a stop that was decided already is announced."""
         self.restore()
         if self._stopped is None:
@@ -144,7 +147,7 @@ class CollectiveAgreement(Agreement):
         return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
 
     def finish(self, outcome: str, seconds: float) -> int:
-        """The last decision has been obeyed here. The others hear it at the next meeting, or at the end."""
+        """The last decision has been obeyed here. The others hear it at the next exchange, or at the end."""
         last = self._decided.get(self._count)
         if last is not None and not last.is_obeyed:
             last.is_obeyed = True
@@ -153,7 +156,7 @@ class CollectiveAgreement(Agreement):
         return self._count
 
     def restore(self) -> None:
-        """Let the training run until the next meeting."""
+        """Let the training run until the next exchange."""
         gate = self._gate
         if self._stopped is not None:
             gate.limit = gate.poll_limit = 0
@@ -166,42 +169,44 @@ class CollectiveAgreement(Agreement):
             gate.limit = gate.poll_limit = 0
 
     def resumed(self) -> None:
-        """The counters were set anew, on all ranks. How a save went that nobody told of is not known."""
+        """The counters were set anew, on all ranks. A save whose outcome was not exchanged counts as failed."""
         for number in list(self._decided):
             self._close(number, [(FAILED, 0.0)])
         self.restore()
 
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
-        """After a stop, all ranks tell each other how their saves went and how they leave: once, for at most `wait_s`
-        seconds. A rank with a fault meets nobody: the others notice that it is gone."""
-        mine = {"outcomes": [one.told() for one in self._decided.values()], "how": how, "why": why}
-        told: list[Any] = [mine]
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
+        """After a stop, all ranks exchange how their saves went and how they leave: once, for at most `wait_s`
+        seconds. A rank with a fault takes no part: the others notice that it is gone."""
+        mine = {"outcomes": [one.report() for one in self._decided.values()], "how": how, "why": why}
+        gathered: list[Any] = [mine]
         if self._stopped is not None and how != FAILED:
             try:
                 from datetime import timedelta
 
-                told = self._gather(mine, timedelta(seconds=min(wait_s, LAST_MEETING_S)))
+                gathered = self._gather(mine, timedelta(seconds=min(wait_s, LAST_EXCHANGE_S)))
             except (AgreementLost, GuardError, TypeError, KeyError) as error:
-                why = f"not all ranks met at the end: {error}"  # one is gone, or torch's groups are
+                why = f"not all ranks took part at the end: {error}"  # one is gone, or torch's groups are
         for index, number in enumerate(list(self._decided)):
-            self._close(number, [tuple(one["outcomes"][index] or (FAILED, 0.0)) for one in told])
-        faults = [f"rank {rank} left with {one['why']}" for rank, one in enumerate(told) if one["how"] == FAILED]
-        if self._stopped is not None and len(told) == 1 and how != FAILED:
+            self._close(number, [tuple(one["outcomes"][index] or (FAILED, 0.0)) for one in gathered])
+        faults = [f"rank {rank} left with {one['why']}" for rank, one in enumerate(gathered) if one["how"] == FAILED]
+        if self._stopped is not None and len(gathered) == 1 and how != FAILED:
             faults.append(why)
-        return Farewell(self.world, len(told) - len(faults), faults)
+        return ExitSummary(self.world, len(gathered) - len(faults), faults)
 
-    # ---- meetings ---------------------------------------------------------------------------------------------
+    # ---- exchanges --------------------------------------------------------------------------------------------
 
-    def _decide(self, wishes: list[Request], step: int) -> Decision:
-        """Somebody asks for something, or tells how the last save went: exchange it all and merge it."""
-        outcomes = [one.told() for one in self._decided.values()]
-        told = self._gather({"outcomes": outcomes, "wishes": [request.as_dict() for request in wishes]})
+    def _decide(self, requested: list[Request], step: int) -> Decision:
+        """Exchange all requests and outcomes, and merge the requests into one decision."""
+        outcomes = [one.report() for one in self._decided.values()]
+        gathered = self._gather({"outcomes": outcomes, "requests": [request.as_dict() for request in requested]})
         for index, number in enumerate(list(self._decided)):
-            if all(fields["outcomes"][index] for fields in told):
-                self._close(number, [tuple(fields["outcomes"][index]) for fields in told])
-        asked = [read_request(request) for fields in told for request in fields["wishes"]]
+            if all(fields["outcomes"][index] for fields in gathered):
+                self._close(number, [tuple(fields["outcomes"][index]) for fields in gathered])
+        asked = [read_request(request) for fields in gathered for request in fields["requests"]]
         with self._lock:
-            del self._wishes[: len(wishes)]
+            del self._requests[: len(requested)]
         if not asked:
             return CONTINUE
         decision = merge(asked, step)
@@ -210,11 +215,11 @@ class CollectiveAgreement(Agreement):
         if decision.stop:
             self._stopped = decision
         if self._place.is_first:
-            self._hear(Heard("committed", str(decision), decision=decision, requests=asked))
+            self._on_event(AgreementEvent("committed", str(decision), decision=decision, requests=asked))
         return decision
 
     def _close(self, number: int, outcomes: Sequence[tuple[str, float]]) -> None:
-        """All that can be known of how a decision was obeyed is known: rank 0's host hears the worst."""
+        """All outcomes of a decision are known: report the worst, on rank 0."""
         closed = self._decided.pop(number)
         decision, asked = closed.decision, closed.asked
         words = {word for word, _ in outcomes}
@@ -223,18 +228,18 @@ class CollectiveAgreement(Agreement):
         if self._place.is_first:
             failed = [rank for rank, (word, _) in enumerate(outcomes) if word == FAILED]
             text = f"{outcome}: {decision}"
-            self._hear(
-                Heard(
+            self._on_event(
+                AgreementEvent(
                     "outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=failed
                 )
             )
 
     def _is_anything_asked(self, here: bool) -> bool:
-        """One number for all: the only thing that is exchanged at nearly every meeting."""
+        """One number for all: the only thing that is exchanged at nearly every exchange."""
         import torch
         import torch.distributed as dist
 
-        group = self._meeting_group()
+        group = self._process_group()
         flag = torch.tensor([int(here)], dtype=torch.int32, device=_device_of(group))
         try:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
@@ -243,13 +248,13 @@ class CollectiveAgreement(Agreement):
         return bool(flag.item())
 
     def _gather(self, mine: Any, timeout: Any = None) -> list[Any]:
-        """What each rank says, by rank: JSON as bytes, lengths first, because tensors have one size everywhere."""
+        """Exchange values, and return them by rank: JSON as bytes, lengths first, because all tensors have one size."""
         import json
 
         import torch
         import torch.distributed as dist
 
-        group = self._meeting_group()
+        group = self._process_group()
         device = _device_of(group)
         world = dist.get_world_size(group)
         raw = json.dumps(mine).encode()
@@ -271,7 +276,7 @@ class CollectiveAgreement(Agreement):
             raise self._lost(error) from error
         return [json.loads(bytes(part.tolist()).decode()) for part in said]
 
-    def _meeting_group(self) -> Any:
+    def _process_group(self) -> Any:
         import torch.distributed as dist
 
         if not _is_initialized():
@@ -288,7 +293,7 @@ class CollectiveAgreement(Agreement):
 
     def _lost(self, error: RuntimeError) -> AgreementLost:
         return AgreementLost(
-            f"rank {self._place.rank} met nobody at step {self._gate.count}: {error}",
+            f"rank {self._place.rank} reached no other rank at step {self._gate.count}: {error}",
             hint="another rank is gone, or counts its steps differently; the next job resumes from the last save",
         )
 

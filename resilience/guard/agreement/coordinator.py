@@ -1,22 +1,40 @@
-"""Rank 0's side of the agreement: collect wishes, ask all ranks for promises, announce one verdict. Pure.
+"""Rank 0's side of the agreement: collect requests, ask all ranks for promises, announce one verdict. Pure.
 
-A round is PREPARE, all PROMISEs, COMMIT (or ABORT), all DONEs. The verdict lies at the largest promise, which nobody
-has passed. There is never a second round before the first is over, so a rank has at most one promise to keep.
+A round, with three ranks (rank 0's own member takes part like the others, without a connection):
 
-A save may be in flight when its rank says DONE: the training goes on, the next round may begin, and SAVED says later
-how it went. A rank that ends says LEAVE, and how; rank 0 says BYE.
+    rank 1                rank 0                rank 2
+      |  REQUEST id         |                     |     rank 1's signal asks for a save
+      | ------------------> |                     |     (`RequestQueue`)
+      |        PREPARE 7    |    PREPARE 7        |     round 7 begins (`OpenRound`), once all ranks are
+      | <------------------ | ------------------> |     there (`RankRegistry`) and it is time (`RetryTimer`)
+      |  PROMISE 7, p=41    |    PROMISE 7, p=43  |     no return from a step after p before the verdict
+      | ------------------> | <------------------ |
+      |   COMMIT 7, S=43    |   COMMIT 7, S=43    |     the verdict lies at the largest promise, which nobody
+      | <------------------ | ------------------> |     has passed: each rank obeys after step 44
+      |  DONE 7, saved      |  DONE 7, in flight  |     the next round may begin
+      | ------------------> | <------------------ |
+      |                     |  SAVED 7, saved     |     the outcome is that of the worst rank
+      |                     | <------------------ |
+      |  LEAVE stopped      |  LEAVE stopped      |     at the end; BYE says that nothing more follows
+      | ------------------> | <------------------ |
+      |        BYE          |        BYE          |
+      | <------------------ | ------------------> |
+
+When a rank does not promise within `round_s`, rank 0 says ABORT 7, and round 8 follows after a pause. On each new
+connection a member first says JOIN, with all that it promised and heard; a new coordinator decides nothing before all
+have joined (`EarlierRounds`, `recover`). RESUME revokes the open round (`RevokedRound`): a rank goes on from another
+step, and waits until all ranks have acknowledged the ABORT.
+
+There is never a second round before the first is over, so a rank has at most one promise to keep.
 """
 
 from __future__ import annotations
 
-from resilience.guard.agreement.attendance import Attendance, name_ranks
-from resilience.guard.agreement.heard import Heard as Heard
+from resilience.guard.agreement.base import AgreementEvent as AgreementEvent
 from resilience.guard.agreement.messages import COMMITTED, PROMISED
-from resilience.guard.agreement.open_round import OpenRound
-from resilience.guard.agreement.patience import Patience
+from resilience.guard.agreement.ranks import RankRegistry, name_ranks
 from resilience.guard.agreement.recovery import EarlierRounds, recover
-from resilience.guard.agreement.void import VoidRound
-from resilience.guard.agreement.wishes import Wishes
+from resilience.guard.agreement.rounds import OpenRound, RequestQueue, RetryTimer, RevokedRound
 from resilience.guard.decision import FAILED, Decision
 from resilience.quantities import format_duration
 
@@ -35,7 +53,7 @@ class Coordinator:
 
     Attributes:
         round: number of the last round.
-        heard: news for the host, which takes them away.
+        events: for the host, which takes them away.
         start: what all ranks are to do before the first step; None while it is not known.
     """
 
@@ -50,31 +68,31 @@ class Coordinator:
     ) -> None:
         """`by_time`: all ranks obey at the same moment instead of after the same step. See `GuardSettings`."""
         self.round = 0
-        self.heard: list[Heard] = []
+        self.events: list[AgreementEvent] = []
         self.start: Decision | None = None
         self._round_s = round_s
         self._skew_steps = 0 if by_time else skew_steps
         self._by_time = by_time
-        self._ranks = Attendance(world)
-        self._wishes = Wishes()
+        self._ranks = RankRegistry(world)
+        self._requests = RequestQueue()
         self._open: OpenRound | None = None
         self._saves: dict[int, OpenRound] = {}
         self._stopped: Decision | None = None
-        self._void = VoidRound()
+        self._revoked = RevokedRound()
         self._earlier = EarlierRounds()
-        self._patience = Patience(absent_s)
-        self._told: set[str] = set()
+        self._retry = RetryTimer(absent_s)
+        self._reported: set[str] = set()
         self._has_ended = False
 
     # ---- what happens -----------------------------------------------------------------------------------------
 
     def receive(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        """Given what a rank says at `now` (monotonic seconds), return what to say, and to whom."""
+        """Given a message of a rank at `now` (monotonic seconds), return the messages to send, and to whom."""
         says = message["say"]
         if says == "join":
             return self._join(rank, message, now)
-        if says == "wish":
-            self._wishes.hear(rank, message["id"], message["request"])
+        if says == "request":
+            self._requests.add(rank, message["id"], message["request"])
         elif says == "promise":
             collecting = self._collecting()
             if collecting is not None and message["round"] == self.round and rank not in self._ranks.left:
@@ -90,28 +108,28 @@ class Coordinator:
             self._leave(rank, message)
         elif says == "resume":
             return self._resume(rank, message["round"], now)
-        elif says == "aborted" and message["round"] == self._void.number:
-            self._void.heard(rank)
+        elif says == "aborted" and message["round"] == self._revoked.number:
+            self._revoked.acknowledge(rank)
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
-        """The connection of a rank is gone. What it has promised it still keeps."""
+        """The connection of a rank is gone. The rank still keeps its promise."""
         self._ranks.lost(rank)
         return self.proceed(now)
 
     def decide_start(self, decision: Decision) -> list[tuple[int, Message]]:
-        """What all ranks do before the first step. The first word counts."""
+        """Tell all ranks what to do before the first step. The first decision counts."""
         if self.start is not None:
             return []
         self.start = decision
-        return self._start_letters(rank for rank in sorted(self._ranks.lives) if rank not in self._ranks.gone)
+        return self._start_messages(rank for rank in sorted(self._ranks.incarnations) if rank not in self._ranks.gone)
 
     def proceed(self, now: float) -> list[tuple[int, Message]]:
         """Do whatever can be done at `now`: also to be called when `next_deadline` has come."""
         said: list[tuple[int, Message]] = []
         if self._earlier.joins and self._open is None and self._ranks.has_everybody_joined():
             said += self._recover()
-        said += [(rank, {"say": "abort", "round": self._void.number}) for rank in self._void.release()]
+        said += [(rank, {"say": "abort", "round": self._revoked.number}) for rank in self._revoked.release()]
         if (collecting := self._collecting()) is not None:
             said += self._collect(collecting, now)
         if (committed := self._committed()) is not None:
@@ -122,29 +140,28 @@ class Coordinator:
         return said
 
     def next_deadline(self) -> float | None:
-        """When `proceed` is to be called although nothing was heard, or None."""
+        """When `proceed` is to be called although no message came, or None."""
         if (collecting := self._collecting()) is not None:
             return collecting.deadline
         if not self._is_wanted():
             return None
-        if self._patience.is_anybody_missing() and "absent" in self._told:
-            return None  # whoever joins will wake us
-        return self._patience.next_look()
+        if self._retry.is_anybody_missing() and "absent" in self._reported:
+            return None  # a JOIN will wake us
+        return self._retry.next_check()
 
     def end(self) -> list[tuple[int, Message]]:
-        """Rank 0 goes away: nothing is begun any more, who waits for a verdict that will not come is set free, and all
-        hear that nothing more will come. What is not known to be durable by now counts as failed."""
+        """Rank 0 leaves: begin nothing more, release all ranks that wait for a verdict, and say BYE to all. A save that
+        is not known to be durable by now counts as failed."""
         self._has_ended = True
         said = self._abort(0.0, "rank 0 ends") if self._collecting() is not None else []
         for settled in self._saves.values():
             for rank in list(settled.in_flight):
                 settled.saved(rank, FAILED, 0.0)
         self._settle_saves()
-        return said + [(rank, {"say": "bye"}) for rank in self._ranks.lives if rank]
+        return said + [(rank, {"say": "bye"}) for rank in self._ranks.incarnations if rank]
 
     def is_over(self, lost_too: bool = True) -> bool:
-        """Whether nobody waits for a word of ours, and we for nobody's: every rank, or every one not lost, has obeyed
-        the last verdict and told how its saves went."""
+        """Return whether every rank, or every one not lost, has obeyed the last verdict and reported its saves."""
         apart = set() if lost_too else self._ranks.gone
         return all(one.is_settled(apart) for one in (*self._saves.values(), *filter(None, [self._open])))
 
@@ -163,12 +180,12 @@ class Coordinator:
     # ---- ranks ------------------------------------------------------------------------------------------------
 
     def _join(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        is_another = self._ranks.join(rank, message["life"])
-        said = [(rank, {"say": "welcome", "round": self.round}), *self._start_letters([rank])]
+        is_another = self._ranks.join(rank, message["incarnation"])
+        said = [(rank, {"say": "welcome", "round": self.round}), *self._start_messages([rank])]
         if is_another:
             self._restarted(rank)
-        for name, fields in message["wishes"].items():
-            self._wishes.hear(rank, name, fields)
+        for name, fields in message["requests"].items():
+            self._requests.add(rank, name, fields)
         number, state, collecting = message["round"], message["state"], self._collecting()
         if number > self.round:
             self._earlier.joined(rank, message)
@@ -177,9 +194,9 @@ class Coordinator:
         elif state == PROMISED and number == self.round and collecting is not None:
             collecting.promise(rank, message["steps"], message["polls"])
         else:
-            if state not in (PROMISED, COMMITTED) or number != self._void.number:
-                self._void.heard(rank)
-            # Committed to what is not open any more: it became void while its connection was broken.
+            if state not in (PROMISED, COMMITTED) or number != self._revoked.number:
+                self._revoked.acknowledge(rank)
+            # A commitment to a round that is not open any more was revoked while the connection was broken.
             if state == PROMISED or (state == COMMITTED and self._committed() is None):
                 said.append((rank, self._outcome_message(rank, number)))
             if collecting is not None:
@@ -187,91 +204,92 @@ class Coordinator:
         return said + self.proceed(now)
 
     def _restarted(self, rank: int) -> None:
-        """What the former life of a rank promised does not bind this one, and what it had to obey nobody obeys."""
-        if self._ranks.is_twin(rank):
-            self._tell("twins", f"two processes say that they are rank {rank}: nothing can be decided")
+        """Drop the promise of a rank's former process, and the decision that it had to obey."""
+        if self._ranks.is_duplicate(rank):
+            self._report("twins", f"two processes claim to be rank {rank}: nothing can be decided")
         else:
-            self._tell("restarted", f"rank {rank} was restarted", again=True)
+            self._report("restarted", f"rank {rank} was restarted", again=True)
         self._forget(rank)
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
-        """A rank goes on from another step: what it promised, and what was decided with that promise, is void.
+        """A rank goes on from another step: revoke its promise, and the verdict that was decided with that promise.
 
-        It waits, and no other round begins, until every rank has said that it has given up the round: one that has
-        heard of the verdict, and not that it is void, would obey it while this one goes on.
+        The rank waits, and no other round begins, until every rank has acknowledged that: a rank that knows the
+        verdict, and not that it is void, would obey it while this one goes on.
         """
         said: list[tuple[int, Message]] = []
         self._earlier.resumed(rank)
         is_open = number == self.round and self._open is not None
         if is_open:
-            self._void.begin(number, self._ranks.training())
-            said = [letter for letter in self._make_void(rank, now) if letter[0] != rank]
-        if number and number == self._void.number and (is_open or self._void.is_open):
-            self._void.wait(rank)
+            self._revoked.begin(number, self._ranks.training())
+            said = [one for one in self._revoke(rank, now) if one[0] != rank]
+        if number and number == self._revoked.number and (is_open or self._revoked.is_open):
+            self._revoked.wait(rank)
         elif number:
             said.append((rank, {"say": "abort", "round": number}))
-        self._patience.start_afresh()
+        self._retry.reset()
         return said + self.proceed(now)
 
-    def _make_void(self, rank: int, now: float) -> list[tuple[int, Message]]:
+    def _revoke(self, rank: int, now: float) -> list[tuple[int, Message]]:
         """Take back the open round, and ask anew for what it would have answered."""
         why = f"rank {rank} goes on from another step"
         committed = self._committed()
         if committed is None:
             return self._abort(now, why)
-        self._wishes.ask_anew(committed.decided)
+        self._requests.reopen(committed.decided)
         self._open = None
-        self.heard.append(Heard("void", f"{why}: what was decided is asked anew"))
+        self.events.append(AgreementEvent("void", f"{why}: what was decided is asked anew"))
         return self._to_all({"say": "abort", "round": self.round})
 
     def _leave(self, rank: int, message: Message) -> None:
-        """The training of a rank has ended. People hear of it at once when that was a fault."""
+        """The training of a rank has ended. Report a fault at once."""
         fault = (message["why"] or "a fault") if message["how"] == FAILED else ""
         if fault and rank not in self._ranks.left:
-            self.heard.append(Heard("failed", f"rank {rank} left at step {message['steps']}: {fault}", ranks=[rank]))
+            self.events.append(
+                AgreementEvent("failed", f"rank {rank} left at step {message['steps']}: {fault}", ranks=[rank])
+            )
         self._ranks.leave(rank, message["steps"], fault)
         self._forget(rank)
 
     def _forget(self, rank: int) -> None:
-        """Nobody waits for this rank any more."""
-        self._void.forget(rank)
+        """Wait for this rank no longer."""
+        self._revoked.forget(rank)
         for one in (*self._saves.values(), *filter(None, [self._open])):
             one.forget(rank)
 
     def _saved(self, rank: int, number: int, outcome: str, seconds: float) -> None:
-        """What was in flight on a rank when it obeyed round `number` is durable, or has failed."""
+        """A save in flight has ended: its rank obeyed round `number` before it was durable."""
         self._earlier.obeyed(rank, number, outcome, seconds)
         saving = self._open if number == self.round and self._open is not None else self._saves.get(number)
         if saving is not None:
             saving.saved(rank, outcome, seconds)
 
     def _settle_saves(self) -> None:
-        """Tell of the saves of which every rank has told."""
+        """Report the outcome of the saves of which every rank has said SAVED."""
         for number in [number for number, saving in self._saves.items() if not saving.in_flight]:
-            self.heard.append(self._saves.pop(number).end())
+            self.events.append(self._saves.pop(number).end())
 
     def _recover(self) -> list[tuple[int, Message]]:
-        """All ranks have joined that a coordinator before us may have told something."""
-        found = recover(self._earlier.joins, by_time=self._by_time)
+        """All ranks have joined: go on where the coordinator before us has ended."""
+        found = recover(self._earlier.joins, left=self._ranks.left, by_time=self._by_time)
         self._earlier.joins.clear()
-        self.round = found.round
-        self._wishes.answer(found.answered)
-        if found.verdict is not None:
-            recovered = OpenRound.of_verdict(found.verdict, found, self._ranks.left)
-            if found.holding:
-                self._open = recovered
-            elif recovered.in_flight:
-                self._saves[self.round] = recovered
-            if not found.holding and recovered.decision.stop:
-                self._stop(recovered.decision)
+        self.round = found.number
+        self._requests.answer(found.answered)
+        if found.decided is not None:
+            if found.is_held:
+                self._open = found.decided
+            elif found.decided.in_flight:
+                self._saves[self.round] = found.decided
+            if not found.is_held and found.decided.decision.stop:
+                self._stop(found.decided.decision)
         return [(rank, self._outcome_message(rank, number)) for rank, number in found.waiting]
 
     # ---- rounds -----------------------------------------------------------------------------------------------
 
     def _is_wanted(self) -> bool:
-        """Whether a round is to begin as soon as it can."""
+        """Return whether a round is to begin as soon as it can."""
         is_over = self._stopped is not None or self._has_ended or not self._ranks.count_training()
-        return bool(self._wishes.open) and self._open is None and not self._void.is_open and not is_over
+        return bool(self._requests.open) and self._open is None and not self._revoked.is_open and not is_over
 
     def _collecting(self) -> OpenRound | None:
         """The round that waits for promises, if there is one."""
@@ -283,12 +301,12 @@ class Coordinator:
 
     def _begin(self, now: float) -> list[tuple[int, Message]]:
         if self._earlier.joins or not self._ranks.are_all_there():
-            if self._patience.is_missing_long(now):
-                self._tell("absent", f"nothing can be decided: {self._ranks.name_missing()}")
+            if self._retry.is_missing_long(now):
+                self._report("absent", f"nothing can be decided: {self._ranks.name_missing()}")
             return []
-        self._patience.none_is_missing()
-        self._told.discard("absent")
-        if now < self._patience.retry_at:
+        self._retry.all_are_there()
+        self._reported.discard("absent")
+        if now < self._retry.retry_at:
             return []
         self.round += 1
         self._open = OpenRound(now + self._round_s)
@@ -301,10 +319,10 @@ class Coordinator:
             if now < collecting.deadline:
                 return []
             silent = [rank for rank in self._ranks.training() if rank not in collecting.promises]
-            return self._abort(now, f"{name_ranks(silent)} did not answer in {self._round_s:g} s")
+            return self._abort(now, f"{name_ranks(silent)} did not respond within {self._round_s:g} s")
         skew = collecting.skew(self._skew_steps) if self._skew_steps else ""
-        if skew and self._patience.is_skewed_long(now):
-            self._tell(
+        if skew and self._retry.is_skewed_long(now):
+            self._report(
                 "skew",
                 f"nothing can be decided: {skew}, more than skew_steps = {self._skew_steps}. If nothing holds the "
                 'ranks together in every step (local SGD), set decide_by = "time" in [guard]; else make the guard '
@@ -323,25 +341,25 @@ class Coordinator:
         place = self._place_verdict(collecting)
         rank, steps, wait_s = collecting.behind(place)
         if not self._by_time and steps > 1 and wait_s > BEHIND_S:
-            self._tell(
+            self._report(
                 "behind",
                 f"rank {rank} is {steps:,} steps behind, and a step takes it {wait_s / steps:.2g} s: the others come "
                 f"to the step of this decision and wait for it for about {format_duration(round(wait_s))}. Ranks that "
                 'nothing holds together in every step decide by time: decide_by = "time" in [guard]',
                 again=True,
             )
-        self.heard.append(collecting.commit(place, self._wishes, by_time=self._by_time))
-        self._patience.succeeded()
-        return [(rank, self._outcome_message(rank, self.round)) for rank in collecting.awaited]
+        self.events.append(collecting.commit(place, self._requests, by_time=self._by_time))
+        self._retry.succeeded()
+        return [(rank, self._outcome_message(rank, self.round)) for rank in collecting.pending]
 
     def _abort(self, now: float, why: str) -> list[tuple[int, Message]]:
         self._open = None
-        self._patience.failed(now)
-        self.heard.append(Heard("aborted", f"no decision yet: {why}; trying again"))
+        self._retry.failed(now)
+        self.events.append(AgreementEvent("aborted", f"no decision yet: {why}; retrying"))
         return self._to_all({"say": "abort", "round": self.round})
 
     def _close(self, committed: OpenRound) -> None:
-        """The round is over when every rank has obeyed. What it saves may still be in flight."""
+        """End the round when every rank has obeyed. Its saves may still be in flight."""
         if committed.is_obeyed():
             self._open = None
             self._saves[self.round] = committed
@@ -349,14 +367,14 @@ class Coordinator:
                 self._stop(committed.decision)
 
     def _stop(self, decision: Decision) -> None:
-        """Nothing is decided after a stop. Who starts now hears of it before its first step."""
+        """Decide nothing after a stop. A rank that starts now is told before its first step."""
         self._stopped = decision
-        self._wishes.drop()
+        self._requests.clear()
         self.start = Decision(**{**decision.as_dict(), "save": False})
 
-    # ---- words ------------------------------------------------------------------------------------------------
+    # ---- messages ---------------------------------------------------------------------------------------------
 
-    def _start_letters(self, ranks: Iterable[int]) -> list[tuple[int, Message]]:
+    def _start_messages(self, ranks: Iterable[int]) -> list[tuple[int, Message]]:
         start = self.start
         return [] if start is None else [(rank, {"say": "start", "decision": start.as_dict()}) for rank in ranks]
 
@@ -369,7 +387,7 @@ class Coordinator:
     def _to_all(self, message: Message) -> list[tuple[int, Message]]:
         return [(rank, message) for rank in self._ranks.training()]
 
-    def _tell(self, kind: str, text: str, *, again: bool = False) -> None:
-        if again or kind not in self._told:
-            self._told.add(kind)
-            self.heard.append(Heard(kind, text))
+    def _report(self, kind: str, text: str, *, again: bool = False) -> None:
+        if again or kind not in self._reported:
+            self._reported.add(kind)
+            self.events.append(AgreementEvent(kind, text))

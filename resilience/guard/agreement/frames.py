@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 LARGEST_FRAME = 262_144
 LARGEST_GREETING = 1024
-"""Nobody who has not proved to be one of us may say more at once: strangers must not make memory grow."""
+"""An unauthenticated peer may not send more at once: it must not make memory grow."""
 _LENGTH = struct.Struct(">I")
 
 
 class BadFrame(Exception):
-    """What arrived is no frame of ours."""
+    """The received bytes are no frame of ours."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -78,11 +78,11 @@ def random_word() -> str:
 
 
 def proof(token: str, side: str, server_word: str, client_word: str) -> str:
-    """What `side` ("coordinator" or "member") answers to the other's word, given the run's token."""
+    """Return the answer of `side` ("coordinator" or "member") to the other's word, given the run's token."""
     return hmac.digest(token.encode(), f"{side}:{server_word}:{client_word}".encode(), "sha256").hex()
 
 
 def is_proof(given: object, token: str, side: str, server_word: str, client_word: str) -> bool:
-    """Whether it is the right proof; takes as long for a wrong one."""
+    """Return whether it is the right proof; takes as long for a wrong one."""
     wanted = proof(token, side, server_word, client_word)
     return isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())

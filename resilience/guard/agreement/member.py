@@ -24,43 +24,43 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.messages import Message
 
-MOST_WISHES = 64
-"""From so many unanswered wishes on, one that differs from another only in its reason is not said again."""
+MOST_OPEN = 64
+"""From so many unanswered requests on, one that differs from another only in its reason is not sent."""
 MOST_SAVES = 8
 """Of the last so many saves it is said on each new connection how they went; there is never more than one in flight."""
 
 
 class Member:
-    """What one rank knows of the agreement.
+    """The state of one rank in the agreement.
 
     Attributes:
         gate: the counters it shares with the training thread.
-        life: a random word, new with each process: a rank that was restarted has promised nothing.
+        incarnation: a random word, new with each process: a rank that was restarted has promised nothing.
         round: number of the last round that it promised something in.
         state: `free`; `promised` (no step beyond `promise` before the verdict); `committed` to `verdict`; or
             `obeying`, from the step of the decision until `finish()`.
         promise: the position promised: (steps, polls), as the gate counts them.
         verdict: of `round`, as soon as it is known, and until the next promise: another coordinator may ask for it.
-        wishes: what this rank wishes and no verdict has answered, by id.
+        requests: of this rank, which no verdict has answered, by id.
         start: what all ranks do before the first step, once it is known.
         stopped: the decision to stop that was given to the training; every later step gives it again.
-        is_voiding: whether a round that this rank has given up may still be obeyed by others.
+        is_revoking: whether a round that this rank has given up may still be obeyed by others.
         step_s: how long a step takes here, in seconds, as far as the host knows.
         leader_left: whether rank 0 has said good-bye.
     """
 
-    def __init__(self, gate: Gate, rank: int, life: str) -> None:
+    def __init__(self, gate: Gate, rank: int, incarnation: str) -> None:
         self.gate = gate
         self.rank = rank
-        self.life = life
+        self.incarnation = incarnation
         self.round = 0
         self.state = FREE
         self.promise = (0, 0)
         self.verdict: dict[str, Any] = {}
-        self.wishes: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self.start: Decision | None = None
         self.stopped: Decision | None = None
-        self.is_voiding = False
+        self.is_revoking = False
         self.step_s = 0.0
         self.leader_left = False
         self._looked = (0, 0)
@@ -69,16 +69,22 @@ class Member:
         self._goodbye: Message | None = None
         self._resumed = 0
         self._answered: dict[str, Request] = {}
-        self._wished = 0
+        self._requested = 0
 
     # ---- control thread ---------------------------------------------------------------------------------------
 
     def join(self) -> list[Message]:
-        """What to say on every new connection: who we are, where we are, what we promised, heard, did, and wish."""
+        """Return the first messages of a connection: our rank, position, promise, verdict, outcomes and requests."""
         steps, polls = self.promise if self.state == PROMISED else self.gate.position()
-        joining: Message = {"say": "join", "rank": self.rank, "life": self.life, "steps": steps, "polls": polls}
+        joining: Message = {
+            "say": "join",
+            "rank": self.rank,
+            "incarnation": self.incarnation,
+            "steps": steps,
+            "polls": polls,
+        }
         joining |= {"round": self.round, "state": self.state, "verdict": self.verdict}
-        joining["wishes"] = {name: request.as_dict() for name, request in self.wishes.items()}
+        joining["requests"] = {name: request.as_dict() for name, request in self.requests.items()}
         said = [joining]
         if self._done is not None:
             said.append(self._done)
@@ -89,16 +95,16 @@ class Member:
             said.append(self._goodbye)
         return said
 
-    def wish(self, request: Request) -> list[Message]:
+    def request(self, request: Request) -> list[Message]:
         """Ask all ranks for something. It is kept, and said again after a reconnection, until a verdict answers it."""
         request = sendable(request, self.rank)
-        known = list(self.wishes.values())
-        if request in known or (len(known) >= MOST_WISHES and any(_asks_the_same(request, other) for other in known)):
+        known = list(self.requests.values())
+        if request in known or (len(known) >= MOST_OPEN and any(_asks_the_same(request, other) for other in known)):
             return []  # whatever answers the one answers the other
-        self._wished += 1
-        name = f"{self.life}.{self._wished}"
-        self.wishes[name] = request
-        return [_wish(name, request)]
+        self._requested += 1
+        name = f"{self.incarnation}.{self._requested}"
+        self.requests[name] = request
+        return [_request(name, request)]
 
     def receive(self, message: Message) -> list[Message]:
         """Given what the coordinator says, do it and return what to answer."""
@@ -113,7 +119,7 @@ class Member:
             self._commit(message["round"], message["verdict"])
         elif says == "abort":
             if message["round"] == self._resumed:  # also when a later round was promised meanwhile
-                self.is_voiding = False
+                self.is_revoking = False
             heard: Message = {"say": "aborted", "round": message["round"]}
             return [heard, *(self._give_up() if message["round"] == self.round else [])]
         elif says == "bye":
@@ -121,7 +127,7 @@ class Member:
         return []
 
     def may_promise(self, number: int) -> bool:
-        """Whether a promise can be given in this round: it is new, and nothing of another is left to be obeyed."""
+        """Return whether to promise in this round: it is new, and no decision of another is left to be obeyed."""
         return number > self.round and self.state in (FREE, PROMISED)
 
     # A promise is these three moves. The training thread may run before, between and after them, until it comes to a
@@ -150,7 +156,7 @@ class Member:
         return True
 
     def finish(self, outcome: str, seconds: float) -> list[Message]:
-        """The decision has been obeyed: tell how its save went. Nothing when nothing is owed."""
+        """The decision has been obeyed: report the outcome of its save. Nothing when nothing is owed."""
         if self.state != OBEYING:
             return []
         self.state = FREE
@@ -166,7 +172,7 @@ class Member:
         return [self._saved[number]]
 
     def resume(self) -> list[Message]:
-        """The ranks have formed anew and go on from a step that all know, and this rank tells so.
+        """The ranks have formed anew and go on from a step that all know: revoke what was promised or decided before.
 
         A promise or a verdict is of the steps before, which ranks may have left at different counts, and which a rank
         that was started again knows nothing of. So it is void, here and, before this training does another step, with
@@ -178,12 +184,12 @@ class Member:
             return [
                 {"say": "resume", "round": 0}
             ]  # nothing to take back; but ranks whose counts differed may agree now
-        wishes = self._give_up()
+        requests = self._give_up()
         self.state = FREE
         self.restore()
-        self.is_voiding = True
+        self.is_revoking = True
         self._resumed = self.round
-        return [{"say": "resume", "round": self.round}, *wishes]
+        return [{"say": "resume", "round": self.round}, *requests]
 
     def leave(self, how: str = DONE, why: str = "") -> list[Message]:
         """No step will be done any more: that is a promise, too, and it is kept for ever. `how` the rank leaves is
@@ -194,25 +200,25 @@ class Member:
 
     @property
     def has_left(self) -> bool:
-        """Whether this rank has said good-bye."""
+        """Return whether this rank has said good-bye."""
         return self._goodbye is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has, because of a fault."""
+        """Return whether it has, because of a fault."""
         return self._goodbye is not None and self._goodbye["how"] == FAILED
 
-    def awaited(self) -> Decision | None:
+    def pending_decision(self) -> Decision | None:
         """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
         return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
 
     def may_hear_more(self) -> bool:
-        """Whether rank 0 can still decide something for this rank: it has not left, and nobody has stopped it."""
+        """Return whether rank 0 can still decide something for this rank, which has neither left nor stopped."""
         return not self.has_left and self.stopped is None
 
     # ---- training thread --------------------------------------------------------------------------------------
 
-    def arrive(self) -> Decision | None:
+    def on_step(self) -> Decision | None:
         """The training has done a step that reached the limit. Return what to do, or None: wait for the verdict."""
         steps, _ = self.gate.position()
         if self.state == COMMITTED and steps > self.verdict["steps"]:
@@ -222,7 +228,7 @@ class Member:
         self.restore()
         return self._again() if self.stopped is not None else CONTINUE
 
-    def arrive_at_poll(self) -> Decision | None:
+    def on_poll(self) -> Decision | None:
         """The same for a poll. A stop is only announced: the training leaves what it does, and the next step obeys."""
         position = self.gate.position()
         if self.state == COMMITTED and position > (self.verdict["steps"], self.verdict["polls"]):
@@ -265,24 +271,24 @@ class Member:
 
     def _commit(self, number: int, verdict: dict[str, Any]) -> None:
         if self.state != PROMISED or self.round != number:
-            return  # a commit that we know, or of a round that a former life of this rank promised
+            return  # a commit that we know, or of a round that a former process of this rank promised
         self.state = COMMITTED
         self.verdict = verdict
-        self._answered = {name: self.wishes.pop(name) for name in verdict["wishes"] if name in self.wishes}
+        self._answered = {name: self.requests.pop(name) for name in verdict["answers"] if name in self.requests}
         self.restore()
 
     def _give_up(self) -> list[Message]:
-        """The round came to nothing, or its verdict is void: what nobody has obeyed is wished as before."""
-        self.is_voiding = False
+        """The round came to nothing, or its verdict is void: what nobody has obeyed is requested as before."""
+        self.is_revoking = False
         again: dict[str, Request] = {}
         if self.state == COMMITTED:
             again, self._answered = self._answered, {}
-            self.wishes |= again
+            self.requests |= again
             self.verdict = {}
         if self.state in (PROMISED, COMMITTED):
             self.state = FREE
             self.restore()
-        return [_wish(name, request) for name, request in again.items()]
+        return [_request(name, request) for name, request in again.items()]
 
     def _decision(self, step: int) -> Decision:
         return merge([Request.from_dict(fields) for fields in self.verdict["requests"]], step)
@@ -307,8 +313,8 @@ def _announce(decision: Decision) -> Decision:
     return Decision(**{**decision.as_dict(), "save": False})
 
 
-def _wish(name: str, request: Request) -> Message:
-    return {"say": "wish", "id": name, "request": request.as_dict()}
+def _request(name: str, request: Request) -> Message:
+    return {"say": "request", "id": name, "request": request.as_dict()}
 
 
 def _asks_the_same(one: Request, other: Request) -> bool:

@@ -1,4 +1,4 @@
-"""What ranks say to each other: small dictionaries of JSON types, checked when they arrive. Pure."""
+"""The messages of the agreement: small dictionaries of JSON types, checked when they arrive. Pure."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TRIGGER_LIMIT = 64
 _MEMBER_SAYS: dict[str, dict[str, type]] = {
     "join": {
         "rank": int,
-        "life": str,
+        "incarnation": str,
         "steps": int,
         "polls": int,
         "round": int,
         "state": str,
         "verdict": dict,
-        "wishes": dict,
+        "requests": dict,
     },
-    "wish": {"id": str, "request": dict},
+    "request": {"id": str, "request": dict},
     "promise": {"round": int, "steps": int, "polls": int, "step_s": float},
     "done": {"round": int, "outcome": str, "seconds": float},
     "saved": {"round": int, "outcome": str, "seconds": float},
@@ -59,8 +59,8 @@ _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
     "abort": {"round": int},
     "bye": {},
 }
-# Inside `commit` and `join`: the position, the wishes that it answers, and what all ranks shall do.
-_VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "wishes": list}
+# Inside `commit` and `join`: the position, the requests that it answers, and what all ranks shall do.
+_VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "answers": list}
 _DECISION: dict[str, type] = {
     "save": bool,
     "stop": bool,
@@ -83,9 +83,9 @@ def check_member_message(message: object) -> Message:
             _check_verdict(checked["verdict"])
         elif checked["state"] in (COMMITTED, OBEYING):
             raise ValueError(f"join: {checked['state']} to nothing")
-        for fields in checked["wishes"].values():
+        for fields in checked["requests"].values():
             read_request(fields)
-    elif says == "wish":
+    elif says == "request":
         read_request(checked["request"])
     elif says in _WORDS:
         field, words = _WORDS[says]
@@ -128,7 +128,7 @@ def read_request(fields: object) -> Request:
 
 
 def sendable(request: Request, rank: int) -> Request:
-    """Given a request of any trigger, also one made carelessly, return the same as it may travel, wished by `rank`."""
+    """Given a request of any trigger, also one made carelessly, return the same as `rank` may send it."""
     code = request.exit_code
     return Request(
         str(request.trigger)[:TRIGGER_LIMIT],
@@ -146,8 +146,8 @@ def _check_verdict(fields: object) -> None:
     verdict = _check_fields("verdict", fields, _VERDICT)
     for request in verdict["requests"]:
         read_request(request)
-    if not all(type(name) is str for name in verdict["wishes"]):
-        raise ValueError("verdict: a wish has no name")
+    if not all(type(name) is str for name in verdict["answers"]):
+        raise ValueError("verdict: a request has no name")
 
 
 def _check(message: object, known: dict[str, dict[str, type]]) -> Message:

@@ -1,52 +1,545 @@
-"""The agreement over TCP, as the training and the triggers see it; `control.py` is the thread behind it."""
+"""The agreement over TCP: a thread that carries messages between a rank's member, rank 0's coordinator and the network.
+
+There is a class for each role: `LeaderAgreement` on rank 0, `FollowerAgreement` on every other rank.
+
+One lock protects the protocol's state. It is held for microseconds, never while something blocks, and never while the
+host handles events. Sockets are touched by the control thread alone. No file is touched here: a dead file system must
+not stop ranks from agreeing.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
+import selectors
+import socket
+import threading
 import time
 
 from resilience.errors import AgreementLost
-from resilience.guard.agreement.alone import Agreement, Alone, Farewell, calm
-from resilience.guard.agreement.contact import Contact
-from resilience.guard.agreement.control import Control
+from resilience.guard.agreement import frames
+from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone, ExitSummary, unhurried
+from resilience.guard.agreement.client import Client, LinkMonitor
 from resilience.guard.agreement.coordinator import Coordinator
+from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import COMMITTED, OBEYING, PROMISED
-from resilience.guard.agreement.wire import Address as Address
+from resilience.guard.agreement.server import Server
 from resilience.guard.decision import FAILED, OBEYED, Decision, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
-    from resilience.guard.agreement.heard import Heard
+    from resilience.guard.agreement.address_file import Address
+    from resilience.guard.agreement.messages import Message
     from resilience.guard.gate import Gate
+    from resilience.guard.settings import GuardSettings
 
+LAST_WORDS_S = 1.0
+LONGEST_SLEEP_S = 60.0
+MOST_FAULTS = 3
+FAULT_PAUSE_S = 0.2
 LOST_S = 6.0
 """How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
-VOID_S = 3.0
-UNHEARD_S = 5.0
-"""How long a rank that leaves tries to find rank 0 again, when that was not told yet how the last save went."""
+UNREPORTED_S = 5.0
+"""How long a rank that leaves tries to find rank 0 again, to which it has not reported its last save yet."""
+ABSENT_S = 60.0
+"""After how long a rank that is missing is named on rank 0, and rank 0 on another."""
+REVOKE_S = 3.0
+"""How long a rank that goes on from another step waits until the others have given up the open round."""
 HURRY_S = 0.1
-"""How often somebody who waits at the end looks whether he is hurried."""
-
-SAVE_ALONE, STOP, WAIT = "save_alone", "stop", "wait"
-"""What a rank does once rank 0 is gone for good: `on_leader_lost` of the settings."""
+"""How often a rank that waits at the end checks whether it is hurried."""
 
 
 class NetworkAgreement(Agreement):
-    """All ranks of a training, over TCP.
+    """All ranks of a training, over TCP, as far as both roles are alike.
 
-    Raises AgreementLost from `arrive` when a rank has promised to wait and rank 0 says nothing for `lost_s` seconds.
+    Raises AgreementLost from `on_step` when a rank has promised to wait and rank 0 says nothing for
+    `agreement_timeout_s`.
 
     Args:
-        locate: tells a member where rank 0 listens, or None while that is not known; called by the control thread.
-        listen: on rank 0, makes the listening socket and the token; called by the control thread.
-        hear: gets news, from the control thread, with no lock held.
-        withdraw: on rank 0, called at the end of `leave`: nobody listens any more.
-        round_s: see `GuardSettings`; `skew_steps`, `by_time` (decide_by) and `on_leader_lost` likewise.
-        absent_s: after how long a rank that is missing is named on rank 0, and rank 0 on another.
-        step_s: tells how long a step takes on this rank, in seconds; 0 while that is not known.
+        on_event: gets events, from the control thread, with no lock held.
+        step_s: returns how long a step takes on this rank, in seconds; 0 while that is not known.
+
+    Attributes:
+        changed: the lock around all of this, and the condition that is notified of each change.
+        member: this rank's side of the protocol.
+    """
+
+    _link: Server | Client
+
+    def __init__(
+        self,
+        gate: Gate,
+        rank: int,
+        world: int,
+        settings: GuardSettings,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float],
+    ) -> None:
+        super().__init__(gate)
+        self.world = world
+        self.changed = threading.Condition(threading.Lock())
+        self.member = Member(gate, rank, frames.random_word())
+        self._on_event = on_event
+        self._lost_s = settings.agreement_timeout_s
+        self._step_s = step_s
+        self._outbox: collections.deque[Message] = collections.deque()  # messages of the member not sent yet
+        self._events: list[AgreementEvent] = []
+        self._is_reporting = False
+        self._noted: set[str] = set()
+        self._has_stepped = False
+        self._leaving_since = 0.0
+        self._is_closing = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._selector = selectors.DefaultSelector()
+        self._reader, self._writer = socket.socketpair()  # other threads wake the control thread by writing
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+
+    # ---- any thread -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen, on rank 0, or to look for rank 0. Nothing here waits for the network or a file."""
+        thread = threading.Thread(target=self._run, name="resil-agreement", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread can be had: the training goes on without decisions
+            self._shut()
+            self._report(
+                [AgreementEvent("broken", f"nothing can be decided: the guard's thread did not start: {error}")]
+            )
+        else:
+            self._thread = thread
+
+    def request(self, request: Request) -> None:
+        """Ask all ranks for something. Never waits for the network."""
+        with self.changed:
+            self._request(request)
+        self._wake()
+
+    def wait_for_start(self, timeout_s: float) -> Decision | None:
+        """Return what rank 0 has decided about the start, or None if nothing came in time."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.member.start is not None, timeout_s)
+            return self.member.start
+
+    def pending_decision(self) -> Decision | None:
+        """Return the decision that all ranks have agreed upon and that this one has not come to yet, or None."""
+        with self.changed:
+            return self.member.pending_decision()
+
+    def saved(self, number: int, outcome: str, seconds: float) -> None:
+        """See `Agreement`."""
+        with self.changed:
+            self._outbox.extend(self.member.saved(number, outcome, seconds))
+        self._wake()
+
+    # ---- training thread --------------------------------------------------------------------------------------
+
+    def on_step(self) -> Decision:
+        """The training has done a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
+        self._has_stepped = True
+        return self._wait_for_verdict(self.member.on_step)
+
+    def on_poll(self) -> Decision:
+        """The same for a poll."""
+        return self._wait_for_verdict(self.member.on_poll)
+
+    def finish(self, outcome: str, seconds: float) -> int:
+        """The last decision has been obeyed: tell rank 0."""
+        with self.changed:
+            number = self._finish(outcome, seconds)
+            self._restore()
+        self._wake()
+        return number
+
+    def restore(self) -> None:
+        """Set the limits to what the agreement demands."""
+        with self.changed:
+            self._restore()
+
+    def resumed(self) -> None:
+        """The counters were set anew, here and on every other rank: what was promised or decided before is void.
+
+        Returns when rank 0 has taken it back from the others, or after `REVOKE_S`: no rank can complete a step before
+        all have come here, so none obeys what another has given up. Requests stay open.
+        """
+        with self.changed:
+            self._outbox.extend(self.member.resume())
+            self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step tells that it is done
+            self.changed.notify_all()
+        self._wake()
+        with self.changed:
+            self.changed.wait_for(lambda: not self.member.is_revoking or not self._is_in_contact(), REVOKE_S)
+
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
+        """Say good-bye."""
+        with self.changed:
+            self._say_goodbye(how, why)
+        self._wake()
+        return super().announce_exit(how, why, wait_s)
+
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
+        """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
+
+        After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
+        once the first one has exited with 75, and some may still be saving.
+        """
+        if os.getpid() != self._pid or self._is_closing:
+            return
+        with self.changed:
+            if not self.member.has_left:
+                self._say_goodbye()
+        self._wake()
+        with self.changed:
+            self._wait_until(lambda: not self._is_in_contact() or self._may_leave(), wait_s, is_hurried)
+            self._is_closing = True
+        self._wake()
+        if self._thread is None:
+            self._shut()
+        elif self._thread is not threading.current_thread():  # not for long: it may hang in looking for rank 0
+            self._thread.join(timeout=2 * LAST_WORDS_S)
+
+    def after_fork_in_child(self) -> None:
+        """The connections are the parent's: close our copies without a word, and take no lock."""
+        self._link.abandon()
+        self._close_wakeup()
+
+    def _wait_for_verdict(self, ask: Callable[[], Decision | None]) -> Decision:
+        with self.changed:
+            deadline = time.monotonic() + self._lost_s
+            while True:
+                decision = ask()
+                if decision is not None:
+                    return decision
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise AgreementLost(
+                        f"rank {self.member.rank} waits at step {self._gate.count} and has heard nothing from rank 0 "
+                        f"for {self._lost_s:g} s",
+                        hint="rank 0 or the network between the nodes is gone; the next job resumes from the last save",
+                    )
+                self.changed.wait(min(left, 1.0))
+
+    # ---- control thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        faults = 0
+        try:
+            self._selector.register(self._reader, selectors.EVENT_READ, self._woken)
+            self._open()
+            while True:
+                try:
+                    if not self._turn():
+                        break
+                except Exception as error:
+                    faults += 1
+                    if faults == MOST_FAULTS:
+                        raise
+                    self._report([AgreementEvent("fault", f"the agreement has failed and goes on: {error!r}")])
+                    time.sleep(FAULT_PAUSE_S)
+        except Exception as error:  # the training goes on, without an agreement
+            text = f"the agreement has failed and nothing will be decided: {error!r}"
+            self._report([AgreementEvent("broken", text)])
+        finally:
+            with self.changed:
+                with contextlib.suppress(Exception):  # the last words, whatever has failed
+                    self._say_last_words()
+                events = self._take_events()  # how the very last save went
+            self._report(events)
+            self._shut()
+
+    def _turn(self) -> bool:
+        """Do what is due and wait for the next message. Return whether there is to be another turn."""
+        now = time.monotonic()
+        with self.changed:
+            if self._is_closing:
+                return False
+            deadlines = [self._proceed(now), self._link.next_deadline()]
+            self.changed.notify_all()
+            events = self._take_events()
+        self._report(events)
+        wait_s = min((deadline - now for deadline in deadlines if deadline is not None), default=LONGEST_SLEEP_S)
+        for key, mask in self._selector.select(max(0.0, min(wait_s, LONGEST_SLEEP_S))):
+            with self.changed:
+                key.data(mask)
+                self.changed.notify_all()
+        self._connect()
+        return True
+
+    def _open(self) -> None:
+        """Begin to listen, on rank 0."""
+
+    def _connect(self) -> None:
+        """Look for rank 0, on other ranks, if that is due."""
+
+    def _woken(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+        self._send_outbox()
+
+    def _report(self, events: list[AgreementEvent]) -> None:
+        for event in events:
+            with contextlib.suppress(Exception):  # the host's own fault, which must not end the agreement
+                self._on_event(event)
+        if self._is_reporting:
+            with self.changed:
+                self._is_reporting = False
+                self.changed.notify_all()
+
+    def _shut(self) -> None:
+        with self.changed:
+            self._link.close()
+            self._close_wakeup()
+            self.changed.notify_all()
+
+    def _close_wakeup(self) -> None:
+        self._reader.close()
+        self._writer.close()
+        self._selector.close()
+
+    # ---- with the lock ----------------------------------------------------------------------------------------
+
+    def _proceed(self, now: float) -> float | None:
+        """Do all that is due at `now`; return when something else is due, or None."""
+        raise NotImplementedError
+
+    def _send_outbox(self) -> None:
+        """Send what can be sent."""
+        raise NotImplementedError
+
+    def _may_leave(self) -> bool:
+        """Return whether this rank, which has said good-bye, may go."""
+        raise NotImplementedError
+
+    def _say_last_words(self) -> None:
+        """Send what is said at the end."""
+
+    def _take_events(self) -> list[AgreementEvent]:
+        """Return the events to report now."""
+        events, self._events = self._events, []
+        self._is_reporting = bool(events)
+        return events
+
+    def _is_in_contact(self) -> bool:
+        """Return whether the control thread runs: without it nothing is sent any more."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _has_sent_all(self) -> bool:
+        """Return whether the kernel has taken everything that was to be sent here."""
+        return not self._outbox and not self._link.has_unsent()
+
+    def _is_outcome_unsent(self) -> bool:
+        return any(said["say"] == "done" for said in self._outbox)
+
+    def _is_stopped(self) -> bool:
+        """Return whether this training was stopped, in its loop or before it."""
+        start = self.member.start
+        return self.member.stopped is not None or (start is not None and start.stop and not self._has_stepped)
+
+    def _request(self, request: Request) -> None:
+        self._outbox.extend(self.member.request(request))
+
+    def _restore(self) -> None:
+        self.member.restore()
+
+    def _finish(self, outcome: str, seconds: float) -> int:
+        self._outbox.extend(self.member.finish(outcome, seconds))
+        return self.member.round
+
+    def _say_goodbye(self, *words: str) -> None:
+        self._finish(OBEYED, 0.0)
+        self._outbox.extend(self.member.leave(*words))
+        self._leaving_since = time.monotonic()
+
+    def _wait_until(self, is_true: Callable[[], bool], wait_s: float, is_hurried: Callable[[], bool]) -> bool:
+        until = time.monotonic() + wait_s
+        while not is_true():
+            left = until - time.monotonic()
+            if left <= 0 or is_hurried():
+                return False
+            self.changed.wait(min(left, HURRY_S))
+        return True
+
+    def _join(self) -> list[Message]:
+        """Return the first messages of a new connection: `join` says again everything that was to be said."""
+        self._outbox.clear()
+        return self.member.join()
+
+    def _receive(self, message: Message) -> list[Message]:
+        if message["say"] == "prepare":
+            self.member.step_s = self._step_s()
+        return self.member.receive(message)
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._events.append(AgreementEvent(kind, text[:300]))
+
+    def _wake(self) -> None:
+        """Have the control thread send what is to be sent. Safe from every thread, and when the thread has ended."""
+        with contextlib.suppress(OSError):  # full: the thread will wake; closed: the thread has ended
+            self._writer.send(b".")
+
+
+class LeaderAgreement(NetworkAgreement):
+    """Rank 0's: listens, and runs the coordinator. Its own member needs no connection.
+
+    Args:
+        listen: makes the listening socket and the token; called by the control thread.
+        withdraw: called at the end of `leave`, when nobody listens any more.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        world: int,
+        settings: GuardSettings,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float] = float,
+        *,
+        listen: Callable[[], tuple[socket.socket, str]],
+        withdraw: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(gate, 0, world, settings, on_event, step_s)
+        self._coordinator = Coordinator(
+            world,
+            round_s=settings.round_s,
+            skew_steps=settings.skew_steps,
+            absent_s=ABSENT_S,
+            by_time=settings.decide_by == "time",
+        )
+        self._listen = listen
+        self._withdraw = withdraw
+        self._to_send: collections.deque[tuple[int, Message]] = collections.deque()
+        self._is_delivering = False
+        self._starts_sent: set[int] = set()  # ranks that were sent what to do before the first step
+        self._link = self._server = Server(
+            self._selector, world, receive=self._receive_of_rank, lost=self._lost_rank, note=self._note
+        )
+
+    def decide_start(self, decision: Decision) -> None:
+        """Tell all ranks what to do before the first step."""
+        with self.changed:
+            self._to_send.extend(self._coordinator.decide_start(decision))
+            self.member.start = self._coordinator.start
+            self.changed.notify_all()
+        self._wake()
+
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
+        """Say good-bye, and wait until every rank has said it, and what was saved is durable everywhere.
+
+        For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again. After a training that
+        ran to its own end (`done`) good-byes are not waited for.
+        """
+        super().announce_exit(how, why, wait_s)
+        coordinator = self._coordinator
+
+        def is_complete(lost_too: bool) -> bool:
+            if not self._is_in_contact():
+                return True
+            apart = set() if lost_too else coordinator.lost_ranks()
+            missing = set(coordinator.missing()) if self._is_stopped() else set()
+            return self._is_over(lost_too=lost_too) and missing <= apart
+
+        with self.changed:
+            if not self._wait_until(lambda: is_complete(True), min(wait_s, LOST_S), is_hurried):
+                self._wait_until(lambda: is_complete(False), max(0.0, wait_s - LOST_S), is_hurried)
+            missing = [rank for rank in coordinator.missing() if rank]
+            faults = {rank: f"rank {rank} left with {fault}" for rank, fault in coordinator.faults().items() if rank}
+            if self._is_stopped():
+                faults |= {rank: f"rank {rank} has not said good-bye" for rank in missing}
+            well = self.world - 1 - len({*missing, *faults}) + int(how != FAILED)
+            return ExitSummary(self.world, well, list(faults.values()))
+
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
+        """See `NetworkAgreement`."""
+        if os.getpid() == self._pid and not self._is_closing:
+            super().leave(wait_s, is_hurried)
+            self._withdraw()
+
+    def _open(self) -> None:
+        with self.changed:
+            for said in self._join():
+                self._deliver(self._coordinator.receive(0, said, time.monotonic()))
+        try:
+            self._server.open(*self._listen())
+        except OSError as error:
+            self._report([AgreementEvent("broken", f"nothing can be decided: rank 0 cannot listen: {error}")])
+
+    # ---- with the lock ----------------------------------------------------------------------------------------
+
+    def _proceed(self, now: float) -> float | None:
+        self._deliver(self._coordinator.proceed(now))
+        self._server.drop_slow(now)
+        self._send_outbox()
+        return self._coordinator.next_deadline()
+
+    def _send_outbox(self) -> None:
+        self._deliver([])
+        while self._outbox:
+            self._deliver(self._coordinator.receive(0, self._outbox.popleft(), time.monotonic()))
+
+    def _may_leave(self) -> bool:
+        is_soon = time.monotonic() - self._leaving_since < LOST_S
+        if not self._has_sent_all() or self._to_send or not self._coordinator.is_over(lost_too=is_soon):
+            return False
+        # Stopped before the first step, or nothing was left to do: ranks that come late learn it from rank 0 alone.
+        return self._has_stepped or len(self._starts_sent) >= self.world - 1
+
+    def _say_last_words(self) -> None:
+        self._deliver(self._coordinator.end())
+
+    def _take_events(self) -> list[AgreementEvent]:
+        self._events += self._coordinator.events
+        self._coordinator.events = []
+        return super()._take_events()
+
+    def _is_over(self, *, lost_too: bool = True) -> bool:
+        """Return whether every rank has obeyed, or every one not lost, and our host has handled the outcome."""
+        is_reported = not self._coordinator.events and not self._is_reporting and not self._is_outcome_unsent()
+        return not self._is_in_contact() or (self._coordinator.is_over(lost_too) and is_reported)
+
+    def _deliver(self, said: list[tuple[int, Message]]) -> None:
+        """Send what the coordinator says, in its order: what it says meanwhile, because a connection breaks, comes
+        after."""
+        self._to_send.extend(said)
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        try:
+            while self._to_send:
+                rank, message = self._to_send.popleft()
+                if rank == 0:
+                    for answer in self._receive(message):
+                        self._to_send.extend(self._coordinator.receive(0, answer, time.monotonic()))
+                else:
+                    self._server.send(rank, message)
+                    if message["say"] == "start":
+                        self._starts_sent.add(rank)
+        finally:
+            self._is_delivering = False
+
+    def _receive_of_rank(self, rank: int, message: Message) -> None:
+        self._deliver(self._coordinator.receive(rank, message, time.monotonic()))
+
+    def _lost_rank(self, rank: int) -> None:
+        self._deliver(self._coordinator.lost(rank, time.monotonic()))
+
+
+class FollowerAgreement(NetworkAgreement):
+    """Every other rank's: keeps a connection to rank 0, and decides alone once rank 0 is gone for good.
+
+    Args:
+        locate: returns where rank 0 listens, or None while that is not known; called by the control thread.
     """
 
     def __init__(
@@ -54,218 +547,103 @@ class NetworkAgreement(Agreement):
         gate: Gate,
         rank: int,
         world: int,
+        settings: GuardSettings,
+        on_event: Callable[[AgreementEvent], None],
+        step_s: Callable[[], float] = float,
         *,
         locate: Callable[[], Address | None],
-        listen: Callable[[], tuple[socket.socket, str]] | None,
-        hear: Callable[[Heard], None],
-        withdraw: Callable[[], None] | None = None,
-        round_s: float = 10.0,
-        lost_s: float = 300.0,
-        skew_steps: int = 16,
-        by_time: bool = False,
-        on_leader_lost: str = SAVE_ALONE,
-        absent_s: float = 60.0,
-        step_s: Callable[[], float] = float,
     ) -> None:
-        super().__init__(gate)
-        self.world = world
-        self._rank = rank
-        self._hear = hear
-        self._withdraw = withdraw
-        self._lost_s = lost_s
-        self._on_leader_lost = on_leader_lost
+        super().__init__(gate, rank, world, settings, on_event, step_s)
+        self._on_leader_lost = settings.on_leader_lost
         self._alone: Alone | None = None
-        self._has_stepped = False
-        self._leaving_since = 0.0
-        self._pid = os.getpid()
-        coordinator = None
-        if rank == 0:
-            coordinator = Coordinator(world, round_s=round_s, skew_steps=skew_steps, absent_s=absent_s, by_time=by_time)
-        self._control = Control(
-            gate, rank, coordinator=coordinator, contact=Contact(absent_s, round_s, lost_s), world=world, locate=locate,
-            listen=listen, hear=hear, step_s=step_s, leader_gone=self._leader_gone, leader_back=self._leader_back,
-        )  # fmt: skip
-        self._changed = self._control.changed
+        self._monitor = LinkMonitor(ABSENT_S, settings.round_s, self._lost_s)
+        self._link = self._client = Client(
+            self._selector, rank, locate, self._join, self._receive_of_coordinator, self._note
+        )
 
-    # ---- any thread -------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to listen, on rank 0, or to look for rank 0. Nothing here waits for the network or a file."""
-        self._control.start()
-
-    def wish(self, request: Request) -> None:
-        """Ask all ranks for something. Never waits for the network."""
-        control = self._control
-        with self._changed:
-            # A save alone is wished of all or of nobody: one rank that saves by itself may deadlock the others.
-            if self._alone is not None and request.stop:
-                self._alone.wish(request)
-            else:
-                control.outbox.extend(control.member.wish(request))
-        control.wake()
-
-    def decide_start(self, decision: Decision) -> None:
-        """Rank 0 tells all ranks what to do before the first step."""
-        control = self._control
-        with self._changed:
-            if control.coordinator is not None:
-                control.send_later(control.coordinator.decide_start(decision))
-                control.member.start = control.coordinator.start
-                self._changed.notify_all()
-        control.wake()
-
-    def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What rank 0 has said about the start, or None if it said nothing in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._control.member.start is not None, timeout_s)
-            return self._control.member.start
-
-    def awaited(self) -> Decision | None:
-        """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
-        with self._changed:
-            return self._control.member.awaited() if self._alone is None else self._alone.awaited()
+    def pending_decision(self) -> Decision | None:
+        """See `NetworkAgreement`."""
+        with self.changed:
+            return (self._alone or self.member).pending_decision()
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
-        """See `Agreement`."""
-        control = self._control
-        with self._changed:
-            if number > 0:
-                control.outbox.extend(control.member.saved(number, outcome, seconds))
-            elif self._alone is not None:
-                self._alone.saved(-number, outcome, seconds)
-        control.wake()
-
-    # ---- training thread --------------------------------------------------------------------------------------
-
-    def arrive(self) -> Decision:
-        """The training has done a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
-        self._has_stepped = True
-        return self._wait(lambda: self._control.member.arrive(), lambda alone: alone.arrive())
-
-    def arrive_at_poll(self) -> Decision:
-        """The same for a poll."""
-        return self._wait(lambda: self._control.member.arrive_at_poll(), lambda alone: alone.arrive_at_poll())
-
-    def finish(self, outcome: str, seconds: float) -> int:
-        """The last decision has been obeyed: tell rank 0."""
-        with self._changed:
-            number = self._finish(outcome, seconds)
-            self._restore()
-        self._control.wake()
-        return number
-
-    def restore(self) -> None:
-        """Set the limits to what the agreement demands."""
-        with self._changed:
-            self._restore()
-
-    def resumed(self) -> None:
-        """The counters were set anew, here and on every other rank: what was promised or decided before is void.
-
-        Returns when rank 0 has taken it back from the others, or after `VOID_S`: no rank can complete a step before
-        all have come here, so none obeys what another has given up. Wishes stay.
-        """
-        control = self._control
-        with self._changed:
-            control.outbox.extend(control.member.resume())
-            self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step tells that it is done
-            self._changed.notify_all()
-        control.wake()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not control.member.is_voiding or not control.is_alive() or self._alone is not None, VOID_S
-            )
-
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
-        """Say good-bye. Rank 0 waits until every rank has said it, and what was saved is durable everywhere.
-
-        For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again. After a training that
-        ran to its own end (`done`) good-byes are not waited for.
-        """
-        control = self._control
-        with self._changed:
-            self._finish(OBEYED, 0.0)
-            control.outbox.extend(control.member.leave(how, why))
-            self._leaving_since = time.monotonic()
-        control.wake()
-        coordinator = control.coordinator
-        if coordinator is None:
-            return super().part(how, why, wait_s)
-
-        def is_complete(lost_too: bool) -> bool:
-            if not control.is_alive():
-                return True
-            apart = set() if lost_too else coordinator.lost_ranks()
-            missing = set(coordinator.missing()) if self._is_stopped() else set()
-            return control.is_over(lost_too=lost_too) and missing <= apart
-
-        with self._changed:
-            if not self._wait_for(lambda: is_complete(True), min(wait_s, LOST_S), is_hurried):
-                self._wait_for(lambda: is_complete(False), max(0.0, wait_s - LOST_S), is_hurried)
-            missing = [rank for rank in coordinator.missing() if rank]
-            faults = {rank: f"rank {rank} left with {fault}" for rank, fault in coordinator.faults().items() if rank}
-            if self._is_stopped():
-                faults |= {rank: f"rank {rank} has not said good-bye" for rank in missing}
-            well = self.world - 1 - len({*missing, *faults}) + int(how != FAILED)
-            return Farewell(self.world, well, list(faults.values()))
-
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = calm) -> None:
-        """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
-
-        After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
-        once the first one has exited with 75, and some may still be saving.
-        """
-        control = self._control
-        if os.getpid() != self._pid or control.closing:
+        """See `Agreement`. The numbers of saves that this rank has decided alone are negative."""
+        if number > 0:
+            super().saved(number, outcome, seconds)
             return
-        with self._changed:
-            if not control.member.has_left:
-                self._finish(OBEYED, 0.0)
-                control.outbox.extend(control.member.leave())
-                self._leaving_since = time.monotonic()
-        control.wake()
-        with self._changed:
-            self._wait_for(self._may_go, wait_s, is_hurried)
-            control.closing = True
-        control.wake()
-        control.end()
-        if self._withdraw is not None:
-            self._withdraw()
+        with self.changed:
+            if self._alone is not None:
+                self._alone.saved(-number, outcome, seconds)
 
-    def forget(self) -> None:
-        """In a forked child: the connections are the parent's. Close our copies without a word."""
-        self._control.abandon()
+    def on_step(self) -> Decision:
+        """See `NetworkAgreement`."""
+        self._has_stepped = True
+        return self._wait_for_verdict(lambda: (self._decider() or self.member).on_step())
 
-    def _wait(self, arrive: Callable[[], Decision | None], arrive_alone: Callable[[Alone], Decision]) -> Decision:
-        with self._changed:
-            deadline = time.monotonic() + self._lost_s
-            while True:
-                decision = arrive_alone(self._alone) if self._alone and self._is_free() else arrive()
-                if decision is not None:
-                    return decision
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise AgreementLost(
-                        f"rank {self._rank} waits at step {self._gate.count} and has heard nothing from rank 0 "
-                        f"for {self._lost_s:g} s",
-                        hint="rank 0 or the network between the nodes is gone; the next job resumes from the last save",
-                    )
-                self._changed.wait(min(left, 1.0))
+    def on_poll(self) -> Decision:
+        """The same for a poll."""
+        return self._wait_for_verdict(lambda: (self._decider() or self.member).on_poll())
+
+    def _connect(self) -> None:
+        found = self._client.find(time.monotonic())
+        if found is not None:
+            with self.changed:
+                self._client.adopt(*found, time.monotonic())
+
+    def _shut(self) -> None:
+        self._client.end(LAST_WORDS_S)
+        super()._shut()
 
     # ---- with the lock ----------------------------------------------------------------------------------------
 
+    def _proceed(self, now: float) -> float | None:
+        self._client.drop_slow(now)
+        self._send_outbox()
+        monitor = self._monitor
+        monitor.check(now, self._client.is_up(), self.member)
+        if monitor.is_alone:
+            monitor.is_alone = not self._client.is_up()
+            if not monitor.is_alone:
+                self._leader_back()
+        elif why := monitor.why_gone(now, self.member, is_refused=self._client.is_refused):
+            monitor.is_alone = self._leader_gone(why)
+            if monitor.is_alone:
+                self._events.append(AgreementEvent("alone", why))
+        return monitor.next_deadline()
+
+    def _send_outbox(self) -> None:
+        while self._outbox and self._client.is_up():
+            self._client.send(self._outbox.popleft())
+
+    def _may_leave(self) -> bool:
+        if self._client.is_up():
+            return self._has_sent_all() and (self.member.has_failed or not self._is_stopped())
+        return not self._is_outcome_unsent() or time.monotonic() - self._leaving_since >= UNREPORTED_S
+
+    def _take_events(self) -> list[AgreementEvent]:
+        self._events += self._monitor.events
+        self._monitor.events = []
+        return super()._take_events()
+
+    def _is_in_contact(self) -> bool:
+        return self._alone is None and super()._is_in_contact()
+
+    def _receive_of_coordinator(self, message: Message) -> None:
+        for answer in self._receive(message):
+            self._client.send(answer)
+
     def _leader_gone(self, why: str) -> bool:
         """Rank 0 is gone for good: from now on this rank decides by itself when to stop. Return whether it does."""
-        if self._on_leader_lost == WAIT or self._rank == 0:
+        if self._on_leader_lost == "wait":
             return False
-        member = self._control.member
-        self._alone = Alone(self._gate, self._hear)
-        for name in [name for name, request in member.wishes.items() if request.stop]:
-            self._alone.wish(member.wishes.pop(name))
+        member = self.member
+        self._alone = Alone(self._gate, self._on_event)
+        for name in [name for name, request in member.requests.items() if request.stop]:
+            self._alone.request(member.requests.pop(name))
         if member.state == PROMISED:  # to nobody
             member.receive({"say": "abort", "round": member.round})
-        if self._on_leader_lost == STOP:
-            self._alone.wish(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=self._rank))
+        if self._on_leader_lost == "stop":
+            self._alone.request(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=member.rank))
         self._restore()
         return True
 
@@ -273,53 +651,24 @@ class NetworkAgreement(Agreement):
         """There is a rank 0 again, unless this rank has stopped meanwhile."""
         if self._alone is not None and not self._alone.has_stopped:
             self._alone = None
-            self._control.member.restore()
+            self.member.restore()
 
-    def _is_free(self) -> bool:
-        """Whether nothing is left to be done of what rank 0 has decided: others may do it as well, at the same step."""
-        member = self._control.member
-        return member.state not in (COMMITTED, OBEYING) and member.stopped is None
+    def _decider(self) -> Alone | None:
+        """Return what decides alone, unless a decision of rank 0 is not obeyed yet: others may obey it as well, at the
+        same step."""
+        is_free = self.member.state not in (COMMITTED, OBEYING) and self.member.stopped is None
+        return self._alone if is_free else None
+
+    def _request(self, request: Request) -> None:
+        # A save alone is requested of all or of nobody: one rank that saves by itself may deadlock the others.
+        if self._alone is not None and request.stop:
+            self._alone.request(request)
+        else:
+            super()._request(request)
 
     def _restore(self) -> None:
-        if self._alone is not None and self._is_free():
-            self._alone.restore()
-        else:
-            self._control.member.restore()
+        (self._decider() or self.member).restore()
 
     def _finish(self, outcome: str, seconds: float) -> int:
-        member = self._control.member
-        if self._alone is not None and self._is_free():
-            return -self._alone.finish(outcome, seconds)
-        self._control.outbox.extend(member.finish(outcome, seconds))
-        return member.round
-
-    def _is_stopped(self) -> bool:
-        """Whether this training was stopped, in its loop or before it."""
-        member = self._control.member
-        return member.stopped is not None or (member.start is not None and member.start.stop and not self._has_stepped)
-
-    def _wait_for(self, is_true: Callable[[], bool], wait_s: float, is_hurried: Callable[[], bool]) -> bool:
-        until = time.monotonic() + wait_s
-        while not is_true():
-            left = until - time.monotonic()
-            if left <= 0 or is_hurried():
-                return False
-            self._changed.wait(min(left, HURRY_S))
-        return True
-
-    def _may_go(self) -> bool:
-        control = self._control
-        if not control.is_alive() or self._alone is not None:
-            return True
-        if control.uplink is not None:
-            if control.uplink.is_up():
-                failed = control.member.has_failed
-                return control.has_said_all() and (failed or not self._is_stopped())
-            owes = any(said["say"] == "done" for said in control.outbox)
-            return not owes or time.monotonic() - self._leaving_since >= UNHEARD_S
-        assert control.coordinator is not None
-        is_soon = time.monotonic() - self._leaving_since < LOST_S
-        if not control.has_said_all() or not control.coordinator.is_over(lost_too=is_soon):
-            return False
-        # Stopped before the first step, or nothing was left to do: whoever comes late hears it from nobody else.
-        return self._has_stepped or len(control.starts_told) >= self.world - 1
+        alone = self._decider()
+        return super()._finish(outcome, seconds) if alone is None else -alone.finish(outcome, seconds)

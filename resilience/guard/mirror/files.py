@@ -11,7 +11,7 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.agreement.stale import remove_own
+from resilience.guard.agreement.address_file import remove_own
 from resilience.guard.mirror.beats_file import GONE, RankBeat, compose, file_name
 from resilience.guard.mirror.journal import append
 from resilience.guard.mirror.run_folder import (

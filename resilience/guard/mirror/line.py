@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-from resilience.guard.agreement.network import Address
+from resilience.guard.agreement.address_file import Address
 from resilience.guard.mirror.process import DEAF_TO, LARGEST_PACKET, PEER
 
 TYPE_CHECKING = False

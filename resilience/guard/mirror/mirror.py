@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilience.guard.agreement.network import Address
+    from resilience.guard.agreement.address_file import Address
     from resilience.guard.mirror.beat import BeatSlot
     from resilience.guard.mirror.line import MirrorLine
     from resilience.guard.place import Place
@@ -50,7 +50,7 @@ def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder
     if wanted == "auto":
         wanted = "process" if place.world > 1 else "thread"
     if wanted == "process" and place.run_dir and slot.descriptor >= 0:
-        from resilience.guard.agreement.meeting import address_file
+        from resilience.guard.agreement.address_file import address_file
         from resilience.guard.mirror.line import MirrorLine, order
 
         file = str(address_file(place))
@@ -297,7 +297,7 @@ class Mirror:
             return line.address()
         from pathlib import Path
 
-        from resilience.guard.agreement.meeting import read_address
+        from resilience.guard.agreement.address_file import read_address
 
         return read_address(Path(self._address_file))
 

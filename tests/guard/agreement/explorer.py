@@ -7,9 +7,9 @@ each once, and claims in each:
 
 - every rank returns from a step with the same decision as every other (so those that obey a round obey it at one step);
 - no rank returns from a step beyond its promise before it has heard the verdict;
-- no rank obeys the same wish twice;
+- no rank obeys the same request twice;
 - nobody hears that a save was made as long as it is in flight on any rank;
-- where nothing can happen any more, nobody waits, and every wish was heard.
+- where nothing can happen any more, nobody waits, and every request was heard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VOIDING = "voiding"  # waits until what it has given up is taken back from the o
 IDLE, LOOKED, HELD = "idle", "looked", "held"
 
 MOST_ROUNDS = 12
-"""More than the wishes and faults of any case call for."""
+"""More than the requests and faults of any case call for."""
 
 Move = tuple[str, int]
 
@@ -57,7 +57,7 @@ class Case:
     Attributes:
         ranks: how many.
         steps: how many steps each training has.
-        wishes: which rank wishes what, at any time.
+        requests: which rank requests what, at any time.
         coupled: whether a rank can do a step only with all others, and save only with all others.
         fine: whether the training thread may be interrupted between its count and its comparison. When it may not,
             that is because the threads of one rank were searched in a case of fewer ranks.
@@ -75,7 +75,7 @@ class Case:
 
     ranks: int = 3
     steps: int = 3
-    wishes: tuple[tuple[int, Request], ...] = ()
+    requests: tuple[tuple[int, Request], ...] = ()
     coupled: bool = False
     fine: bool = False
     prompt: bool = False
@@ -154,11 +154,11 @@ class World:
         self.up: list[tuple[int, ...]] = [() for _ in self.ranks]
         self.down: list[tuple[int, ...]] = [() for _ in self.ranks]
         self.now = 0.0
-        self.to_wish = tuple(range(len(case.wishes)))
+        self.to_request = tuple(range(len(case.requests)))
         self.left = {name: getattr(case, name) for name in ("breaks", "overdue", "restarts", "deaths", "leave_early")}
         self.said: dict[int, tuple[str, frozenset[int]]] = {}  # what came back from each step, and to whom
         self.passed: frozenset[tuple[int, int]] = frozenset()  # (rank, step): went on without a word, after a restart
-        self.lives = 0
+        self.incarnations = 0
         self._keys = [rank.key() for rank in self.ranks]
         self._coordinator_key = -1
         for number, rank in enumerate(self.ranks):  # all have met; how they meet again is searched with `breaks`
@@ -192,7 +192,7 @@ class World:
                 self._keys[number] = self.ranks[number].key()
         if self._coordinator_key < 0:
             self._coordinator_key = _keys.number(key_of(self.coordinator, self.now))
-        rest = (self.to_wish, *self.left.values(), *sorted(self.said.items()), self.passed, self.lives)
+        rest = (self.to_request, *self.left.values(), *sorted(self.said.items()), self.passed, self.incarnations)
         return (*self._keys, self._coordinator_key, _keys.number((*self.up, *self.down)), _keys.number(rest))
 
     # ---- what is said -------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class World:
         if what == "go on" and rank.member.state == PROMISED and step > rank.member.promise[0]:
             raise Violation(f"rank {number} went beyond its promise {rank.member.promise[0]} to {step}")
         if set(reasons) & set(rank.obeyed):
-            raise Violation(f"rank {number} obeyed the same wish twice: {reasons}")
+            raise Violation(f"rank {number} obeyed the same request twice: {reasons}")
         rank.obeyed = (*rank.obeyed, *reasons)
         others, who = self.said.get(step, ("", frozenset()))
         if what == "go on" and rank.born:
@@ -240,7 +240,7 @@ class World:
 
     def moves(self) -> list[Move]:
         """What may happen now, faults aside."""
-        found: list[Move] = [("wish", index) for index in self.to_wish if self._may_wish(index)]
+        found: list[Move] = [("request", index) for index in self.to_request if self._may_request(index)]
         for number, rank in enumerate(self.ranks):
             if self._may_train(number):
                 found.append((rank.training, number))
@@ -282,8 +282,8 @@ class World:
                 found.append(("leave", number))
         return found
 
-    def _may_wish(self, index: int) -> bool:
-        rank = self.ranks[self.case.wishes[index][0]]
+    def _may_request(self, index: int) -> bool:
+        rank = self.ranks[self.case.requests[index][0]]
         return rank.control == IDLE and rank.training not in (ENDED, LOST)
 
     def _may_train(self, number: int) -> bool:
@@ -303,9 +303,9 @@ class World:
         if rank.training == COUNTED:
             return True
         if rank.training == VOIDING:
-            return not rank.member.is_voiding
+            return not rank.member.is_revoking
         if rank.training == ASKING:  # the lock is held while a promise is made
-            return rank.control == IDLE and (rank.copy().member.arrive() is not None or self._is_lost())
+            return rank.control == IDLE and (rank.copy().member.on_step() is not None or self._is_lost())
         if rank.training == SAVING:  # together
             return rank.control == IDLE and (
                 not self.case.coupled
@@ -332,18 +332,18 @@ class World:
                 while world.up[rank] and world.coordinator is not None:
                     world._coordinate(rank)
         if world.coordinator is not None:
-            for heard in world.coordinator.heard:
+            for heard in world.coordinator.events:
                 if heard.kind == "outcome" and heard.outcome == SAVED and heard.decision is not None:
                     world.check_durable(heard.decision.reasons)
-            world.coordinator.heard = []
+            world.coordinator.events = []
             if world.coordinator.round > MOST_ROUNDS:
                 raise Violation("rounds without end")
         return world
 
-    def _wish(self, index: int) -> None:
-        number, request = self.case.wishes[index]
-        self.to_wish = tuple(other for other in self.to_wish if other != index)
-        self.say(number, self.open_rank(number).member.wish(request))
+    def _request(self, index: int) -> None:
+        number, request = self.case.requests[index]
+        self.to_request = tuple(other for other in self.to_request if other != index)
+        self.say(number, self.open_rank(number).member.request(request))
 
     def _running(self, number: int) -> None:
         rank = self.open_rank(number)
@@ -380,7 +380,7 @@ class World:
 
     def _asking(self, number: int) -> None:
         rank = self.open_rank(number)
-        decision = rank.member.arrive()
+        decision = rank.member.on_step()
         if decision is None:
             rank.training = LOST
             return
@@ -486,10 +486,10 @@ class World:
         self._be_born(number, self.coordinator.round)
 
     def _be_born(self, number: int, after_round: int) -> None:
-        self.lives += 1
+        self.incarnations += 1
         self.forget(number)
         former = self.ranks[number]
-        rank = Rank(self.case.member(Gate(), number, f"life{number}again{self.lives}"))
+        rank = Rank(self.case.member(Gate(), number, f"life{number}again{self.incarnations}"))
         rank.gate.count = former.gate.count
         rank.linked, rank.unnoticed, rank.born = False, former.unnoticed, max(after_round, 1)
         rank.obeyed = ()
@@ -520,7 +520,7 @@ class World:
                 raise Violation(f"a save was told as made while it is in flight on rank {number}: {reasons}")
 
     def check_end(self) -> None:
-        """Nothing can happen any more: then everybody has obeyed or gone, and every wish was heard."""
+        """Nothing can happen any more: then everybody has obeyed or gone, and every request was heard."""
         if self._is_lost():
             return
         for number, rank in enumerate(self.ranks):
@@ -531,16 +531,16 @@ class World:
         coordinator = self.coordinator
         assert coordinator is not None
         committed = coordinator._committed()
-        for number in committed.awaited if committed is not None else ():
+        for number in committed.pending if committed is not None else ():
             member = self.ranks[number].member
             if member.round == coordinator.round and member.state == FREE:
                 raise Violation(f"rank {number} has obeyed, and rank 0 waits for its word for ever")
         # With a verdict that lies beyond the last step the training has simply ended before it.
         if coordinator._stopped is None and committed is None and coordinator._ranks.count_training():
             staying = [rank.member for rank in self.ranks if not rank.member.has_left]
-            unheard = [name for member in staying for name in member.wishes]
-            if unheard or coordinator._wishes.open:
-                raise Violation(f"wishes were never answered: {unheard} {list(coordinator._wishes.open)}")
+            unheard = [name for member in staying for name in member.requests]
+            if unheard or coordinator._requests.open:
+                raise Violation(f"requests were never answered: {unheard} {list(coordinator._requests.open)}")
         if coordinator._collecting() is not None:
             raise Violation("a round is never over")
         if coordinator._saves:

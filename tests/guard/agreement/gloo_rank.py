@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.guard import Collective, Decision, TrainingGuard
-from resilience.guard.agreement.hub import Hub
+from resilience.guard.agreement.server import Server
 from tests.guard.guards import QUIET, Wisher, job_environ
 
 PATIENCE_S = 30.0
@@ -186,14 +186,14 @@ class Training:
 
 def die_at_commit() -> None:
     """On rank 0: all have promised, the verdict is known, and nobody hears it."""
-    say = Hub.say
+    send = Server.send
 
-    def mute(hub: Hub, rank: int, message: dict[str, Any]) -> None:
+    def mute(server: Server, rank: int, message: dict[str, Any]) -> None:
         if message["say"] == "commit":
             os.kill(os.getpid(), signal.SIGKILL)
-        say(hub, rank, message)
+        send(server, rank, message)
 
-    setattr(Hub, "say", mute)  # noqa: B010  # mypy sees a method here
+    setattr(Server, "send", mute)  # noqa: B010  # mypy sees a method here
 
 
 def main() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 from resilience.guard import Decision, Request
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.heard import Heard
-from resilience.guard.agreement.network import NetworkAgreement
-from resilience.guard.agreement.wire import Address
+from resilience.guard.agreement.address_file import Address
+from resilience.guard.agreement.base import Agreement, AgreementEvent
+from resilience.guard.agreement.client import Client
+from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreement, NetworkAgreement
 from resilience.guard.gate import Gate
+from resilience.guard.settings import GuardSettings
 from tests.guard.guards import wait_until
 
 TOKEN = "the run's token"
@@ -29,32 +31,39 @@ class Meeting:
         news: what rank 0's host heard, and (from `heard_by`) what each host did.
     """
 
-    def __init__(self, world: int, **options: Any) -> None:
+    def __init__(self, world: int, **settings: Any) -> None:
         self.world = world
-        self.options = options
+        self.settings = settings
         self.address: Address | None = None
         self.true_address: Address | None = None
-        self.heard_by: list[list[Heard]] = [[] for _ in range(world)]
+        self.heard_by: list[list[AgreementEvent]] = [[] for _ in range(world)]
         self.gates = [Gate() for _ in range(world)]
         for gate in self.gates:
             gate.open()
         self.ranks = [self.make(rank) for rank in range(world)]
 
     @property
-    def news(self) -> list[Heard]:
+    def leader(self) -> LeaderAgreement:
+        """Rank 0."""
+        leader = self.ranks[0]
+        assert isinstance(leader, LeaderAgreement)
+        return leader
+
+    def client(self, rank: int) -> Client:
+        """The connection of another rank."""
+        return client_of(self.ranks[rank])
+
+    @property
+    def news(self) -> list[AgreementEvent]:
         return self.heard_by[0]
 
-    def make(self, rank: int, **options: Any) -> NetworkAgreement:
+    def make(self, rank: int, on_event: Callable[[AgreementEvent], None] | None = None) -> NetworkAgreement:
         """A rank; not started."""
-        return NetworkAgreement(
-            self.gates[rank],
-            rank,
-            self.world,
-            locate=lambda: self.address,
-            listen=self.listen if rank == 0 else None,
-            hear=options.pop("hear", self.heard_by[rank].append),
-            **{"lost_s": 20.0, "round_s": 10.0, **self.options, **options},
-        )
+        settings = GuardSettings(**{"agreement_timeout_s": 20.0, **self.settings})
+        on_event = on_event or self.heard_by[rank].append
+        if rank == 0:
+            return LeaderAgreement(self.gates[0], self.world, settings, on_event, listen=self.listen)
+        return FollowerAgreement(self.gates[rank], rank, self.world, settings, on_event, locate=lambda: self.address)
 
     def listen(self) -> tuple[socket.socket, str]:
         """Rank 0 listens, and all know where."""
@@ -72,13 +81,13 @@ class Meeting:
         """One step of one rank, as `TrainingGuard.step` does it; None where there was nothing to ask."""
         gate = self.gates[rank]
         gate.count += 1
-        return self.ranks[rank].arrive() if gate.count >= gate.limit else None
+        return self.ranks[rank].on_step() if gate.count >= gate.limit else None
 
-    def heard(self, kind: str) -> list[Heard]:
+    def heard(self, kind: str) -> list[AgreementEvent]:
         """What rank 0's host heard of this kind."""
         return [heard for heard in self.news if heard.kind == kind]
 
-    def wait_for(self, kind: str, count: int = 1) -> Heard:
+    def wait_for(self, kind: str, count: int = 1) -> AgreementEvent:
         """Wait until rank 0's host has heard so many of this kind; return the last."""
         wait_until(lambda: len(self.heard(kind)) >= count)
         return self.heard(kind)[-1]
@@ -124,27 +133,32 @@ class Meeting:
                 assert not thread.is_alive()
 
 
+def client_of(made: Agreement) -> Client:
+    assert isinstance(made, FollowerAgreement)
+    return made._client
+
+
 @contextmanager
-def meeting(world: int, start: bool = True, **options: Any) -> Iterator[Meeting]:
+def meeting(world: int, start: bool = True, **settings: Any) -> Iterator[Meeting]:
     """Ranks that have been started, and leave at the end."""
-    ranks = Meeting(world, **options)
+    ranks = Meeting(world, **settings)
     if start:
         ranks.start()
     try:
         yield ranks
     finally:
         for rank in ranks.ranks:
-            rank._control.member.stopped = None  # do not wait for a rank 0 that a test has ended
+            rank.member.stopped = None  # do not wait for a rank 0 that a test has ended
         ranks.leave(wait_s=1.0)
 
 
 def save(why: str = "somebody asks") -> Request:
-    """A wish to save and go on."""
+    """A request to save and go on."""
     return Request("test", why, stop=False)
 
 
 def stop(why: str = "somebody asks") -> Request:
-    """A wish to save and stop."""
+    """A request to save and stop."""
     return Request("test", why)
 
 

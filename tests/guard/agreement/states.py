@@ -6,12 +6,12 @@ import operator
 from collections.abc import Hashable
 from typing import Any
 
-from resilience.guard.agreement.heard import Heard
+from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
 
 PLAIN = frozenset((int, float, str, bool, type(None)))
-NEVER_CHANGED = frozenset((*PLAIN, tuple, Request, Decision, Heard))
+NEVER_CHANGED = frozenset((*PLAIN, tuple, Request, Decision, AgreementEvent))
 """By convention: whoever wants another one makes another one."""
 
 FOR_OTHERS = frozenset(("beat", "fence"))

@@ -9,8 +9,8 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Alone, Collective
+from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.agreement.collective import CollectiveAgreement
-from resilience.guard.agreement.heard import Heard
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
 from tests.guard.agreement.campaign import Event, Plan, Pool, check, need_torch
@@ -34,19 +34,19 @@ def test_one_process_needs_no_collective() -> None:
     assert isinstance(Collective(every=3)(Gate(), lambda heard: None, Place()), Alone)
 
 
-def agreement(every: int = 10) -> tuple[Gate, CollectiveAgreement, list[Heard]]:
+def agreement(every: int = 10) -> tuple[Gate, CollectiveAgreement, list[AgreementEvent]]:
     gate = Gate()
-    news: list[Heard] = []
+    news: list[AgreementEvent] = []
     made = Collective(every=every)(gate, news.append, Place(rank=0, world=2))
     assert isinstance(made, CollectiveAgreement)
     return gate, made, news
 
 
-def test_between_two_meetings_no_step_is_held_up_whatever_is_wished() -> None:
+def test_between_two_meetings_no_step_is_held_up_whatever_is_requested() -> None:
     gate, made, _ = agreement(every=10)
     gate.count = 1
-    assert not made.arrive()  # the guard's first step asks
-    made.wish(save())
+    assert not made.on_step()  # the guard's first step asks
+    made.request(save())
     assert gate.limit == 10
     gate.count = 13
     made.restore()
@@ -57,8 +57,8 @@ def test_a_signal_between_two_meetings_is_kept_for_the_next() -> None:
     gate, made, _ = agreement(every=10)
     gate.count = 4
     gate.limit = 0  # the handler
-    made.wish(save())
-    assert not made.arrive()
+    made.request(save())
+    assert not made.on_step()
     assert gate.limit == 10
 
 
@@ -71,7 +71,7 @@ def test_without_torch_distributed_it_says_what_is_missing() -> None:
     assert not start.stop
     gate.count = 1
     with pytest.raises(GuardError, match="not initialized") as raised:
-        made.arrive()
+        made.on_step()
     assert "init_process_group" in (raised.value.hint or "")
 
 
@@ -115,7 +115,7 @@ def test_ranks_that_form_anew_after_a_death_meet_again(pool: Pool) -> None:
     check(plan, pool.run(plan))
 
 
-def test_every_rank_s_trigger_hears_how_its_wish_went(pool: Pool) -> None:
+def test_every_rank_s_trigger_hears_how_its_request_went(pool: Pool) -> None:
     plan = Plan("collectiveheard", 2, collective_every=3)
     plan.events = [Event("memory", 0, 7), Event("memory", 1, 7)]
     results = pool.run(plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.agreement.member import MOST_SAVES, MOST_WISHES, Member
+from resilience.guard.agreement.member import MOST_OPEN, MOST_SAVES, Member
 from resilience.guard.agreement.messages import (
     COMMITTED,
     FREE,
@@ -26,22 +26,22 @@ def member_at(steps: int, polls: int = 0) -> Member:
     gate = Gate()
     gate.open()
     gate.count, gate.polls, gate.polled_step = steps, polls, steps
-    return Member(gate, 1, "life")
+    return Member(gate, 1, "incarnation")
 
 
 def prepare(number: int = 1) -> dict[str, Any]:
     return {"say": "prepare", "round": number}
 
 
-def commit(steps: int, *requests: Request, polls: int = 0, number: int = 1, wishes: tuple[str, ...] = ()) -> Any:
+def commit(steps: int, *requests: Request, polls: int = 0, number: int = 1, answers: tuple[str, ...] = ()) -> Any:
     fields = [request.as_dict() for request in requests or (STOP,)]
-    verdict = {"steps": steps, "polls": polls, "requests": fields, "wishes": list(wishes)}
+    verdict = {"steps": steps, "polls": polls, "requests": fields, "answers": list(answers)}
     return {"say": "commit", "round": number, "verdict": verdict}
 
 
 def step(member: Member) -> Decision | None:
     member.gate.count += 1
-    return CONTINUE if member.gate.count < member.gate.limit else member.arrive()
+    return CONTINUE if member.gate.count < member.gate.limit else member.on_step()
 
 
 def poll(member: Member) -> Decision | None:
@@ -49,7 +49,7 @@ def poll(member: Member) -> Decision | None:
     if gate.polled_step != gate.count:
         gate.polled_step, gate.polls = gate.count, 0
     gate.polls += 1
-    return CONTINUE if gate.polls < gate.poll_limit else member.arrive_at_poll()
+    return CONTINUE if gate.polls < gate.poll_limit else member.on_poll()
 
 
 def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lies_ahead() -> None:
@@ -57,7 +57,7 @@ def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lie
     assert member.receive(prepare()) == [{"say": "promise", "round": 1, "steps": 5, "polls": 0, "step_s": 0.0}]
     assert step(member) is None
     assert member.receive(commit(7)) == []
-    assert member.arrive() is CONTINUE and step(member) is CONTINUE
+    assert member.on_step() is CONTINUE and step(member) is CONTINUE
     decision = step(member)
     assert decision is not None and (decision.step, decision.save, decision.stop) == (8, True, True)
 
@@ -67,9 +67,9 @@ def test_an_abort_sets_it_free() -> None:
     member.receive(prepare())
     assert step(member) is None
     member.receive({"say": "abort", "round": 2})
-    assert member.arrive() is None, "of another round"
+    assert member.on_step() is None, "of another round"
     member.receive({"say": "abort", "round": 1})
-    assert member.arrive() is CONTINUE and member.gate.limit == NEVER and member.state == FREE
+    assert member.on_step() is CONTINUE and member.gate.limit == NEVER and member.state == FREE
 
 
 def test_a_prepare_that_comes_twice_gets_the_same_promise() -> None:
@@ -163,13 +163,13 @@ def test_joining_tells_the_promise_and_not_the_position() -> None:
     assert (joining["state"], joining["round"], joining["steps"]) == (PROMISED, 1, 5)
 
 
-def test_wishes_are_said_again_until_a_verdict_answers_them() -> None:
+def test_requests_are_said_again_until_a_verdict_answers_them() -> None:
     member = member_at(5)
-    (wish,) = member.wish(SAVE)
-    assert member.join()[0]["wishes"] == {wish["id"]: wish["request"]}
+    (request,) = member.request(SAVE)
+    assert member.join()[0]["requests"] == {request["id"]: request["request"]}
     member.receive(prepare())
-    member.receive(commit(5, SAVE, wishes=(wish["id"],)))
-    assert member.join()[0]["wishes"] == {}
+    member.receive(commit(5, SAVE, answers=(request["id"],)))
+    assert member.join()[0]["requests"] == {}
 
 
 def test_leaving_is_said_again_after_a_reconnection() -> None:
@@ -200,20 +200,20 @@ def test_a_rank_hears_that_rank_0_has_left() -> None:
     assert member.receive({"say": "bye"}) == [] and member.leader_left
 
 
-# ---- wishes ----------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_wish_is_said_once_while_nothing_answers_it() -> None:
+def test_the_same_request_is_said_once_while_nothing_answers_it() -> None:
     member = member_at(5)
-    assert len(member.wish(SAVE)) == 1 and member.wish(SAVE) == [] and len(member.wish(STOP)) == 1
+    assert len(member.request(SAVE)) == 1 and member.request(SAVE) == [] and len(member.request(STOP)) == 1
 
 
-def test_a_flood_of_wishes_with_ever_other_reasons_is_bounded() -> None:
+def test_a_flood_of_requests_with_ever_other_reasons_is_bounded() -> None:
     member = member_at(5)
     for number in range(10_000):
-        member.wish(Request("loss", f"the loss is {number}", stop=False))
-    assert len(member.wishes) == MOST_WISHES
-    assert member.wish(STOP), "another kind is still said"
+        member.request(Request("loss", f"the loss is {number}", stop=False))
+    assert len(member.requests) == MOST_OPEN
+    assert member.request(STOP), "another kind is still said"
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_a_flood_of_wishes_with_ever_other_reasons_is_bounded() -> None:
     ],
 )
 def test_a_careless_request_travels_in_good_form(careless: Request) -> None:
-    (wish,) = member_at(5).wish(careless)
-    assert check_member_message(wish)["request"]["rank"] == 1
+    (request,) = member_at(5).request(careless)
+    assert check_member_message(request)["request"]["rank"] == 1
 
 
 # ---- polls -----------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_stop_is_announced_at_the_same_poll_by_ranks_that_poll_alike() -> None
     assert poll(members[0]) is None, "beyond its promise"
     for member in members:
         member.receive(commit(10, polls=5))
-    assert members[0].arrive_at_poll().stop  # type: ignore[union-attr]
+    assert members[0].on_poll().stop  # type: ignore[union-attr]
     assert [bool(poll(members[1])) for _ in range(3)] == [False, False, True]
     assert members[0].gate.polls == members[1].gate.polls == 6
     for member in members:
@@ -285,7 +285,7 @@ def test_a_promise_is_kept_by_a_training_that_goes_back() -> None:
     member.restore()
     assert step(member) is None and member.gate.count == 801
     member.receive(commit(1002))
-    assert member.arrive() is CONTINUE and step(member) is CONTINUE
+    assert member.on_step() is CONTINUE and step(member) is CONTINUE
     decision = step(member)
     assert decision is not None and decision.step == 803
 

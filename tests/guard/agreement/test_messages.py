@@ -20,26 +20,26 @@ from resilience.guard.agreement.messages import (
     check_member_message,
     read_decision,
 )
-from resilience.guard.agreement.selection import MOST_REQUESTS
+from resilience.guard.agreement.rounds import MOST_REQUESTS
 from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
 
 REQUEST = Request("kill switch", "bob stops the run").as_dict()
-VERDICT = {"steps": 5, "polls": 0, "requests": [REQUEST], "wishes": ["life.1"]}
+VERDICT = {"steps": 5, "polls": 0, "requests": [REQUEST], "answers": ["life.1"]}
 JOIN = {
     "say": "join",
     "rank": 1,
-    "life": "life",
+    "incarnation": "incarnation",
     "steps": 5,
     "polls": 0,
     "round": 3,
     "state": "committed",
     "verdict": VERDICT,
-    "wishes": {"life.2": REQUEST},
+    "requests": {"life.2": REQUEST},
 }
 MEMBER_SAYS: list[dict[str, Any]] = [
     JOIN,
-    {"say": "wish", "id": "life.1", "request": REQUEST},
+    {"say": "request", "id": "life.1", "request": REQUEST},
     {"say": "promise", "round": 1, "steps": 5, "polls": 0, "step_s": 0.0},
     {"say": "done", "round": 1, "outcome": "saved", "seconds": 3},
     {"say": "done", "round": 1, "outcome": "in_flight", "seconds": 0.0},
@@ -96,11 +96,11 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         checked = check(broken)
     except ValueError:
         return
-    member = Member(Gate(), 1, "life")  # what passes does no harm
+    member = Member(Gate(), 1, "incarnation")  # what passes does no harm
     member.receive({"say": "prepare", "round": 1})
     member.receive(checked)
     member.gate.count += 20
-    member.arrive()
+    member.on_step()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {**JOIN, "state": "confused"},
         {**JOIN, "verdict": {}},
         {**JOIN, "verdict": {**VERDICT, "requests": [{**REQUEST, "stop": 1}]}},
-        {**JOIN, "wishes": {"life.2": {**REQUEST, "why": "x" * (WHY_LIMIT + 1)}}},
+        {**JOIN, "requests": {"life.2": {**REQUEST, "why": "x" * (WHY_LIMIT + 1)}}},
         {**JOIN, "rank": True},
         {**JOIN, "steps": -1},
         {**JOIN, "round": 1 << 62},
@@ -118,7 +118,7 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
         {"say": "done", "round": 1, "outcome": "saved", "seconds": -1.0},
         {"say": "commit", "round": 1, "verdict": {}},
-        {"say": "commit", "round": 1, "verdict": {**VERDICT, "wishes": [1]}},
+        {"say": "commit", "round": 1, "verdict": {**VERDICT, "answers": [1]}},
         {"say": "start", "decision": {**Decision().as_dict(), "exit_code": "75"}},
         {"say": "start", "decision": {**Decision().as_dict(), "reasons": [1]}},
         {"say": "start", "decision": {**Decision().as_dict(), "stop": "yes"}},
@@ -141,6 +141,6 @@ def test_a_decision_survives_the_way() -> None:
 
 def test_the_largest_verdict_fits_into_a_frame() -> None:
     longest = Request("😀" * TRIGGER_LIMIT, "😀" * WHY_LIMIT, label="😀" * LABEL_LIMIT)
-    verdict = {**VERDICT, "requests": [longest.as_dict()] * MOST_REQUESTS, "wishes": ["f" * 40] * 64}
+    verdict = {**VERDICT, "requests": [longest.as_dict()] * MOST_REQUESTS, "answers": ["f" * 40] * 64}
     message = {"say": "commit", "round": 1, "verdict": verdict}
     assert len(encode(check_coordinator_message(message))) < LARGEST_FRAME

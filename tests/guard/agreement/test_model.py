@@ -11,8 +11,7 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import FREE
-from resilience.guard.agreement.open_round import OpenRound
-from resilience.guard.agreement.wishes import Wishes
+from resilience.guard.agreement.rounds import OpenRound, RequestQueue
 from resilience.guard.decision import IN_FLIGHT, SAVED, Request
 from tests.guard.agreement.explorer import Case, Violation, explore, wander
 
@@ -24,56 +23,62 @@ TWO = ((0, SAVE), (1, STOP))
 
 # The two threads of a rank interleaved finely, and messages that take any time in both directions; two ranks.
 FINE: dict[str, dict[str, Any]] = {
-    "two ranks that step as they like": {"steps": 3, "wishes": ONE},
-    "two ranks that step together": {"steps": 3, "wishes": ONE, "coupled": True},
-    "save and stop at once": {"steps": 3, "wishes": TWO, "coupled": True},
-    "the training ends meanwhile": {"steps": 3, "wishes": ONE, "coupled": True, "leaves": True},
-    "a stop while a save is in flight": {"steps": 3, "wishes": TWO, "coupled": True, "in_flight": True},
+    "two ranks that step as they like": {"steps": 3, "requests": ONE},
+    "two ranks that step together": {"steps": 3, "requests": ONE, "coupled": True},
+    "save and stop at once": {"steps": 3, "requests": TWO, "coupled": True},
+    "the training ends meanwhile": {"steps": 3, "requests": ONE, "coupled": True, "leaves": True},
+    "a stop while a save is in flight": {"steps": 3, "requests": TWO, "coupled": True, "in_flight": True},
 }
 FAULTS: dict[str, dict[str, Any]] = {
-    "a connection breaks": {"steps": 2, "wishes": ONE, "breaks": 1},
-    "a rank is too slow for the round": {"steps": 2, "wishes": ONE, "overdue": 1},
-    "a rank leaves early": {"steps": 2, "wishes": ONE, "leave_early": 1},
-    "a connection breaks while a save is in flight": {"steps": 2, "wishes": ONE, "breaks": 1, "in_flight": True},
-    "a rank is restarted while a save is in flight": {"steps": 2, "wishes": ONE, "restarts": 1, "in_flight": True},
+    "a connection breaks": {"steps": 2, "requests": ONE, "breaks": 1},
+    "a rank is too slow for the round": {"steps": 2, "requests": ONE, "overdue": 1},
+    "a rank leaves early": {"steps": 2, "requests": ONE, "leave_early": 1},
+    "a connection breaks while a save is in flight": {"steps": 2, "requests": ONE, "breaks": 1, "in_flight": True},
+    "a rank is restarted while a save is in flight": {"steps": 2, "requests": ONE, "restarts": 1, "in_flight": True},
     "rank 0 is restarted while saves are in flight": {
         "steps": 2,
-        "wishes": ONE,
+        "requests": ONE,
         "deaths": 1,
         "reborn": True,
         "in_flight": True,
     },
-    "a rank is restarted": {"steps": 2, "wishes": ONE, "restarts": 1},
-    "rank 0 dies for good": {"steps": 3, "wishes": ONE, "deaths": 1},
-    "rank 0 is restarted": {"steps": 2, "wishes": ONE, "deaths": 1, "reborn": True},
+    "a rank is restarted": {"steps": 2, "requests": ONE, "restarts": 1},
+    "rank 0 dies for good": {"steps": 3, "requests": ONE, "deaths": 1},
+    "rank 0 is restarted": {"steps": 2, "requests": ONE, "deaths": 1, "reborn": True},
 }
 # Three ranks: rank 0 hears promptly, everything else takes any time.
 THREE: dict[str, dict[str, Any]] = {
-    "three ranks that step together": {"steps": 1, "wishes": ((1, STOP),), "coupled": True},
-    "one of three is too slow": {"steps": 1, "wishes": ONE, "coupled": True, "overdue": 1},
+    "three ranks that step together": {"steps": 1, "requests": ((1, STOP),), "coupled": True},
+    "one of three is too slow": {"steps": 1, "requests": ONE, "coupled": True, "overdue": 1},
 }
 LARGE: dict[str, dict[str, Any]] = {
-    "three, uncoupled": {"ranks": 3, "steps": 2, "wishes": ONE},
-    "three, save and stop": {"ranks": 3, "steps": 3, "wishes": ((1, STOP), (2, SAVE)), "coupled": True, "prompt": True},
-    "three, a broken connection": {"ranks": 3, "steps": 2, "wishes": ONE, "breaks": 1, "prompt": True},
+    "three, uncoupled": {"ranks": 3, "steps": 2, "requests": ONE},
+    "three, save and stop": {
+        "ranks": 3,
+        "steps": 3,
+        "requests": ((1, STOP), (2, SAVE)),
+        "coupled": True,
+        "prompt": True,
+    },
+    "three, a broken connection": {"ranks": 3, "steps": 2, "requests": ONE, "breaks": 1, "prompt": True},
     "three, a broken connection and a slow rank": {
         "ranks": 3,
         "steps": 1,
-        "wishes": ONE,
+        "requests": ONE,
         "coupled": True,
         "breaks": 1,
         "overdue": 1,
         "prompt": True,
     },
-    "three, rank 0 restarted": {"ranks": 3, "steps": 2, "wishes": ONE, "deaths": 1, "reborn": True, "prompt": True},
-    "three, rank 0 dies": {"ranks": 3, "steps": 2, "wishes": ONE, "deaths": 1, "prompt": True},
-    "three, a rank restarted": {"ranks": 3, "steps": 2, "wishes": ONE, "restarts": 1, "prompt": True},
-    "three, a rank leaves": {"ranks": 3, "steps": 2, "wishes": ONE, "leave_early": 1, "prompt": True},
-    "two, two broken connections": {"ranks": 2, "steps": 3, "wishes": TWO, "breaks": 2},
+    "three, rank 0 restarted": {"ranks": 3, "steps": 2, "requests": ONE, "deaths": 1, "reborn": True, "prompt": True},
+    "three, rank 0 dies": {"ranks": 3, "steps": 2, "requests": ONE, "deaths": 1, "prompt": True},
+    "three, a rank restarted": {"ranks": 3, "steps": 2, "requests": ONE, "restarts": 1, "prompt": True},
+    "three, a rank leaves": {"ranks": 3, "steps": 2, "requests": ONE, "leave_early": 1, "prompt": True},
+    "two, two broken connections": {"ranks": 2, "steps": 3, "requests": TWO, "breaks": 2},
     "two, fine, a restart and a break": {
         "ranks": 2,
         "steps": 2,
-        "wishes": ONE,
+        "requests": ONE,
         "fine": True,
         "breaks": 1,
         "restarts": 1,
@@ -81,7 +86,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "two, rank 0 restarted, and a break": {
         "ranks": 2,
         "steps": 2,
-        "wishes": TWO,
+        "requests": TWO,
         "deaths": 1,
         "reborn": True,
         "breaks": 1,
@@ -111,13 +116,15 @@ def test_three_ranks_agree_in_every_order(title: str) -> None:
     search(title, Case(ranks=3, prompt=True, **THREE[title]))
 
 
-RESUME: dict[str, Any] = {"ranks": 2, "steps": 12, "wishes": ONE, "coupled": True, "resumes": (1, 11)}
-EVERYTHING: dict[str, Any] = {"steps": 20, "fine": True, "breaks": 3, "overdue": 2, "restarts": 1, "wishes": TWO}
+RESUME: dict[str, Any] = {"ranks": 2, "steps": 12, "requests": ONE, "coupled": True, "resumes": (1, 11)}
+EVERYTHING: dict[str, Any] = {"steps": 20, "fine": True, "breaks": 3, "overdue": 2, "restarts": 1, "requests": TWO}
 RANDOM: dict[str, Case] = {
     "four ranks, all faults": Case(ranks=4, deaths=1, reborn=True, **EVERYTHING),
-    "five ranks that step together": Case(ranks=5, steps=20, fine=True, wishes=TWO, coupled=True, breaks=3, overdue=2),
+    "five ranks that step together": Case(
+        ranks=5, steps=20, fine=True, requests=TWO, coupled=True, breaks=3, overdue=2
+    ),
     "four ranks of which one leaves": Case(ranks=4, leave_early=1, **EVERYTHING),
-    "three ranks that resume": Case(steps=14, wishes=TWO, coupled=True, resumes=(2, 11), breaks=2, overdue=1),
+    "three ranks that resume": Case(steps=14, requests=TWO, coupled=True, resumes=(2, 11), breaks=2, overdue=1),
 }
 
 
@@ -170,12 +177,12 @@ class NextRoundAtOnce(Coordinator):
     """Does not wait until all have obeyed."""
 
     def _close(self, committed: OpenRound) -> None:
-        committed.awaited = set()
+        committed.pending = set()
         super()._close(committed)
 
 
-class ForgetfulWishes(Wishes):
-    """Does not know which wishes were answered."""
+class ForgetfulQueue(RequestQueue):
+    """Does not know which requests were answered."""
 
     def answer(self, names: Iterable[str]) -> None:
         super().answer(names)
@@ -183,11 +190,11 @@ class ForgetfulWishes(Wishes):
 
 
 class Forgetful(Coordinator):
-    """Answers each wish as often as it hears it."""
+    """Answers each request as often as it hears it."""
 
     def __init__(self, world: int, **settings: Any) -> None:
         super().__init__(world, **settings)
-        self._wishes = ForgetfulWishes()
+        self._requests = ForgetfulQueue()
 
 
 class Deaf(Coordinator):
@@ -225,7 +232,7 @@ class VoidAtOnce(Coordinator):
     def _resume(self, rank: int, number: int, now: float) -> Any:
         said = super()._resume(rank, number, now)
         for other in range(self._ranks.world):
-            self._void.heard(other)
+            self._revoked.acknowledge(other)
         return said + self.proceed(now)
 
 
@@ -263,19 +270,19 @@ class StagedIsSaved(Coordinator):
 
 
 FAULTY: dict[str, Case] = {
-    "the least promise": Case(ranks=2, steps=3, wishes=ONE, coordinator=LeastPromise),
-    "the first promise": Case(ranks=3, steps=2, wishes=ONE, prompt=True, coordinator=FirstPromise),
-    "leavers forgotten": Case(ranks=2, steps=3, wishes=ONE, leaves=True, coupled=True, coordinator=LeaversForgotten),
-    "the next round at once": Case(ranks=2, steps=3, wishes=TWO, coordinator=NextRoundAtOnce),
-    "answers forgotten": Case(ranks=2, steps=20, wishes=ONE, breaks=1, coordinator=Forgetful),
-    "promises not heard again": Case(ranks=2, steps=2, wishes=ONE, breaks=1, coordinator=Deaf),
-    "no recovery": Case(ranks=3, steps=20, wishes=ONE, deaths=1, reborn=True, coordinator=FreshStart),
-    "no second look": Case(ranks=2, steps=3, wishes=ONE, fine=True, member=NoSecondLook),
-    "the verdict forgotten": Case(ranks=3, steps=20, wishes=ONE, deaths=1, reborn=True, member=VerdictForgotten),
+    "the least promise": Case(ranks=2, steps=3, requests=ONE, coordinator=LeastPromise),
+    "the first promise": Case(ranks=3, steps=2, requests=ONE, prompt=True, coordinator=FirstPromise),
+    "leavers forgotten": Case(ranks=2, steps=3, requests=ONE, leaves=True, coupled=True, coordinator=LeaversForgotten),
+    "the next round at once": Case(ranks=2, steps=3, requests=TWO, coordinator=NextRoundAtOnce),
+    "answers forgotten": Case(ranks=2, steps=20, requests=ONE, breaks=1, coordinator=Forgetful),
+    "promises not heard again": Case(ranks=2, steps=2, requests=ONE, breaks=1, coordinator=Deaf),
+    "no recovery": Case(ranks=3, steps=20, requests=ONE, deaths=1, reborn=True, coordinator=FreshStart),
+    "no second look": Case(ranks=2, steps=3, requests=ONE, fine=True, member=NoSecondLook),
+    "the verdict forgotten": Case(ranks=3, steps=20, requests=ONE, deaths=1, reborn=True, member=VerdictForgotten),
     "void at once": Case(**RESUME, coordinator=VoidAtOnce),
-    "the outcome said once": Case(ranks=2, steps=2, wishes=TWO, breaks=1, member=OutcomeSaidOnce),
-    "durable said once": Case(ranks=2, steps=2, wishes=ONE, breaks=1, in_flight=True, member=DurableSaidOnce),
-    "staged is saved": Case(ranks=2, steps=2, wishes=ONE, in_flight=True, coordinator=StagedIsSaved),
+    "the outcome said once": Case(ranks=2, steps=2, requests=TWO, breaks=1, member=OutcomeSaidOnce),
+    "durable said once": Case(ranks=2, steps=2, requests=ONE, breaks=1, in_flight=True, member=DurableSaidOnce),
+    "staged is saved": Case(ranks=2, steps=2, requests=ONE, in_flight=True, coordinator=StagedIsSaved),
 }
 
 

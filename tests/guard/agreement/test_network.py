@@ -1,38 +1,46 @@
+"""The agreement over TCP: ranks that meet late and again, leave, and go on from another step.
+
+Its control thread outlives its own faults and its host's, holds no lock while others act, and leaves nothing open.
+"""
+
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilience.errors import AgreementLost
 from resilience.guard import CONTINUE, Decision
-from resilience.guard.agreement import uplink as uplink_module
-from resilience.guard.agreement import wire as wire_module
-from resilience.guard.agreement.alone import Farewell
-from resilience.guard.agreement.wire import Address
+from resilience.guard.agreement import connection, network
+from resilience.guard.agreement.address_file import Address
+from resilience.guard.agreement.base import AgreementEvent, ExitSummary
 from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
 from tests.guard.guards import wait_until
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_whoever_wishes_all_ranks_obey_at_the_same_step(world: int) -> None:
+def test_whoever_requests_all_ranks_obey_at_the_same_step(world: int) -> None:
     with meeting(world) as ranks, ranks.training() as given:
         for number in range(world):
-            ranks.ranks[number].wish(save(f"rank {number} asks"))
+            ranks.ranks[number].request(save(f"rank {number} asks"))
             ranks.wait_for("outcome", number + 1)
-        ranks.ranks[world - 1].wish(stop("enough"))
+        ranks.ranks[world - 1].request(stop("enough"))
         wait_until(lambda: all(decisions and decisions[-1].stop for decisions in given))
     assert all(decisions == given[0] for decisions in given)
     assert len(given[0]) == world + 1
     assert [heard.outcome for heard in ranks.heard("outcome")] == ["saved"] * (world + 1)
 
 
-def test_wishes_of_all_ranks_at_once_are_all_heard() -> None:
+def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
     with meeting(4) as ranks, ranks.training() as given:
         for number, rank in enumerate(ranks.ranks):
-            rank.wish(save(f"rank {number} asks"))
+            rank.request(save(f"rank {number} asks"))
         reasons = {f"rank {number} asks" for number in range(4)}
         wait_until(lambda: {why for decision in given[3] for why in decision.reasons} == reasons)
         wait_until(lambda: all(len(decisions) == len(given[0]) for decisions in given))
@@ -41,7 +49,7 @@ def test_wishes_of_all_ranks_at_once_are_all_heard() -> None:
 
 def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         ranks.wait_for("committed")
         for rank, outcome in ((0, "saved"), (1, "failed")):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -57,7 +65,7 @@ def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
 def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
     with meeting(3, start=False) as ranks:
         ranks.start(1, 2)
-        ranks.ranks[2].wish(save("asked before there was a rank 0"))
+        ranks.ranks[2].request(save("asked before there was a rank 0"))
         assert ranks.ranks[1].wait_for_start(0.3) is None
         with ranks.training() as given:
             ranks.ranks[0].start()
@@ -71,7 +79,7 @@ def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
 def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr(uplink_module, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as stranger, meeting(2, start=False) as ranks:
         port = stranger.getsockname()[1]
         other = Meeting(2)
@@ -92,7 +100,7 @@ def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, mo
             ranks.start(0)
             wait_until(lambda: ranks.true_address is not None)
             ranks.address = ranks.true_address
-            ranks.ranks[1].wish(save())
+            ranks.ranks[1].request(save())
             wait_until(lambda: given[0] and given[1])
         other.ranks[0].leave(1)
         other.ranks[1].leave(1)
@@ -116,10 +124,10 @@ def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
     try:
         with ranks.training() as given:
             for number in range(12):
-                ranks.ranks[number % 3].wish(save(f"wish {number}"))
+                ranks.ranks[number % 3].request(save(f"request {number}"))
                 time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
                 cable.cut()
-                wait_until(lambda number=number: any(f"wish {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
+                wait_until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
             wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
     finally:
         cable.close()
@@ -135,15 +143,14 @@ def test_a_rank_finds_rank_0_again_although_its_address_file_is_gone() -> None:
     ranks.address = cable.address
     ranks.start()
     try:
-        uplink = ranks.ranks[1]._control.uplink
-        assert uplink is not None
-        wait_until(uplink.is_up)
-        wait_until(lambda: uplink._known is not None)
+        client = ranks.client(1)
+        wait_until(client.is_up)
+        wait_until(lambda: client._known is not None)
         ranks.address = None
         cable.cut()
         wait_until(lambda: cable.connections == 2)
         with ranks.training() as given:
-            ranks.ranks[1].wish(save())
+            ranks.ranks[1].request(save())
             wait_until(lambda: given[0] and given[1])
     finally:
         ranks.leave()
@@ -156,7 +163,7 @@ def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile()
     ranks.address = cable.address
     ranks.start()
     try:
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         ranks.wait_for("committed")
         wait_until(lambda: ranks.gates[1].limit < 100)
         assert ranks.step(1)
@@ -171,10 +178,10 @@ def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile()
 
 
 def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_lost() -> None:
-    with meeting(2, lost_s=1.0) as ranks:
-        ranks.ranks[0].wish(save())
+    with meeting(2, agreement_timeout_s=1.0) as ranks:
+        ranks.ranks[0].request(save())
         ranks.wait_for("committed")
-        member = ranks.ranks[1]._control.member
+        member = ranks.ranks[1].member
         wait_until(lambda: member.state == "committed")
         member.state = "promised"  # the commit never came
         begin = time.monotonic()
@@ -190,7 +197,7 @@ def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_
 def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
     with meeting(2, start=False) as ranks:
         ranks.start(1)
-        ranks.ranks[1].wish(save())
+        ranks.ranks[1].request(save())
         begin = time.monotonic()
         ranks.ranks[1].leave(30)
         assert time.monotonic() - begin < 30
@@ -198,7 +205,7 @@ def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
 
 def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(stop())
+        ranks.ranks[0].request(stop())
         ranks.wait_for("committed")
         for rank in (0, 1):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -206,10 +213,10 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
         ranks.ranks[0].finish("saved", 0.1)
 
         def go() -> None:
-            farewell.append(ranks.ranks[0].part("stopped", "", 20))
+            farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
             ranks.ranks[0].leave(20)
 
-        farewell: list[Farewell] = []
+        farewell: list[ExitSummary] = []
         gone = threading.Thread(target=go)
         gone.start()
         gone.join(0.5)
@@ -221,7 +228,7 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
         ranks.wait_for("outcome")
         gone.join(0.3)
         assert gone.is_alive(), "rank 1 has not said good-bye"
-        assert ranks.ranks[1].part("stopped", "", 20).well == 1
+        assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
         gone.join(10)
         assert not gone.is_alive()
         assert ranks.heard("outcome")[0].outcome == "saved"
@@ -230,19 +237,19 @@ def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
 
 def test_rank_0_does_not_stay_for_ever() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(save())
+        ranks.ranks[0].request(save())
         ranks.wait_for("committed")
         wait_until(lambda: ranks.gates[0].limit < 100)
         assert ranks.step(0)
         begin = time.monotonic()
-        ranks.ranks[0].part("done", "", 0.4)  # rank 1 hangs in its step
+        ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
         ranks.ranks[0].leave(0.4)
         assert 0.4 <= time.monotonic() - begin < 30
 
 
 def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(stop())
+        ranks.ranks[0].request(stop())
         ranks.wait_for("committed")
         for rank in (0, 1):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -289,7 +296,7 @@ def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step() -> None:
             ranks.gates[rank].count = count
             resume(ranks, rank, 40)
         with ranks.training() as given:
-            ranks.ranks[0].wish(stop())
+            ranks.ranks[0].request(stop())
             wait_until(lambda: given[0] and given[1])
     assert given[0] == given[1]
 
@@ -299,7 +306,7 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         for gate in ranks.gates:
             gate.count = 10
         resume(ranks, 0, 8)  # the others come later: a verdict comes in between
-        ranks.ranks[1].wish(save("wished in between"))
+        ranks.ranks[1].request(save("requested in between"))
         ranks.wait_for("committed")
         for rank in range(3):
             wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
@@ -309,12 +316,12 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         with ranks.training() as given:
             wait_until(lambda: all(given))
     assert given[0] == given[1] == given[2]
-    assert given[0][0].reasons == ("wished in between",)
+    assert given[0][0].reasons == ("requested in between",)
 
 
-def test_to_resume_before_the_first_step_loses_no_wish() -> None:
+def test_to_resume_before_the_first_step_loses_no_request() -> None:
     with meeting(2) as ranks:
-        ranks.ranks[0].wish(save("thrown before the checkpoint was loaded"))
+        ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
         for rank in (0, 1):
             resume(ranks, rank, 1000)
         with ranks.training() as given:
@@ -328,9 +335,9 @@ def test_to_resume_before_the_first_step_loses_no_wish() -> None:
 
 def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with meeting(2) as ranks, ranks.training() as given:
-        wait_until(lambda: ranks.ranks[1]._control.uplink.is_up())  # type: ignore[union-attr]
-        with ranks.ranks[0]._control.changed:  # rank 0's control thread stands still
-            ranks.ranks[1].wish(save())
+        wait_until(lambda: ranks.client(1).is_up())
+        with ranks.ranks[0].changed:  # rank 0's control thread stands still
+            ranks.ranks[1].request(save())
             count = ranks.gates[1].count
             wait_until(lambda: ranks.gates[1].count > count + 20)  # nobody waits
         wait_until(lambda: given[0] and given[1])
@@ -338,24 +345,217 @@ def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.Monkey
 
 
 def test_the_token_never_travels() -> None:
-    """What goes over the wire, both ways, in a whole decision."""
+    """What goes over the connection, both ways, in a whole decision."""
     ranks = Meeting(2)
     seen = bytearray()
     cable = Proxy(lambda: ranks.true_address)
     ranks.address = cable.address
-    receive = wire_module.Wire._decode
+    receive = connection.Connection._decode
 
-    def remember(wire: wire_module.Wire, data: bytes) -> Any:
+    def remember(connection: connection.Connection, data: bytes) -> Any:
         seen.extend(data)
-        return receive(wire, data)
+        return receive(connection, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire_module.Wire, "_decode", remember)
+        patch.setattr(connection.Connection, "_decode", remember)
         ranks.start()
         with ranks.training() as given:
-            ranks.ranks[1].wish(save("a reason that travels"))
+            ranks.ranks[1].request(save("a reason that travels"))
             wait_until(lambda: given[0] and given[1])
         ranks.leave()
     cable.close()
     assert b"a reason that travels" in seen
     assert TOKEN.encode() not in seen
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_news_is_told_with_no_lock_held() -> None:
+    ranks = Meeting(2)
+
+    def request_again(heard: AgreementEvent) -> None:
+        ranks.news.append(heard)
+        if heard.kind == "outcome" and len(ranks.heard("outcome")) < 3:
+            ranks.ranks[0].request(save(f"after {len(ranks.news)}"))  # waits for the lock
+
+    ranks.ranks[0].after_fork_in_child()
+    ranks.ranks[0] = ranks.make(0, on_event=request_again)
+    ranks.start()
+    with ranks.training():
+        ranks.ranks[1].request(save())
+        ranks.wait_for("outcome", 3)
+    ranks.leave()
+
+
+def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement() -> None:
+    ranks = Meeting(2)
+
+    def fail(heard: AgreementEvent) -> None:
+        ranks.news.append(heard)
+        raise RuntimeError("the host's own fault")
+
+    ranks.ranks[0].after_fork_in_child()
+    ranks.ranks[0] = ranks.make(0, on_event=fail)
+    ranks.start()
+    with ranks.training() as given:
+        for number in range(2):
+            ranks.ranks[1].request(save(str(number)))
+            wait_until(lambda number=number: len(given[0]) > number)  # type: ignore[misc]
+    ranks.leave()
+
+
+def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement() -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        control = ranks.leader
+        proceed = control._coordinator.proceed
+
+        def fail_once(now: float) -> list[Any]:
+            control._coordinator.proceed = proceed  # type: ignore[method-assign]
+            raise RuntimeError("once")
+
+        control._coordinator.proceed = fail_once  # type: ignore[method-assign]
+        ranks.ranks[1].request(save())
+        wait_until(lambda: given[0] and given[1])
+    assert "once" in ranks.heard("fault")[0].text
+
+
+def test_a_message_that_was_lost_in_a_fault_is_said_again() -> None:
+    with meeting(2) as ranks, ranks.training() as given:
+        coordinator = ranks.leader._coordinator
+        receive = coordinator.receive
+
+        def fail_at_the_request(rank: int, message: dict[str, Any], now: float) -> list[tuple[int, dict[str, Any]]]:
+            if message["say"] == "request":
+                coordinator.receive = receive  # type: ignore[method-assign]
+                raise RuntimeError("once")
+            return receive(rank, message, now)
+
+        wait_until(lambda: ranks.client(1).is_up())
+        coordinator.receive = fail_at_the_request  # type: ignore[method-assign]
+        ranks.ranks[1].request(save())
+        wait_until(lambda: given[0] and given[1])
+
+
+def test_nothing_is_left_open() -> None:
+    with meeting(2):  # what Python itself opens at the first time
+        pass
+    before = descriptors()
+    threads = threading.active_count()
+    for _ in range(3):
+        with meeting(3) as ranks, ranks.training() as given:
+            ranks.ranks[1].request(save())
+            wait_until(lambda given=given: all(given))  # type: ignore[misc]
+    assert descriptors() == before
+    assert threading.active_count() == threads
+
+
+def tcp_sockets() -> set[str]:
+    """The TCP sockets that this process has open."""
+    tcp = Path("/proc/self/net/tcp").read_text()
+    found = []
+    for name in descriptors():
+        with contextlib.suppress(OSError):
+            found.append(str(Path("/proc/self/fd", name).readlink()))
+    return {name for name in found if name.startswith("socket:") and name[8:-1] in tcp}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # 3.12 warns of threads: they are the point here
+def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
+    others = tcp_sockets()  # a server of another test's, which lives as long as the tests do
+    with meeting(2) as ranks, ranks.training() as given:
+        wait_until(lambda: ranks.client(1).is_up())
+        child = os.fork()
+        if child == 0:
+            try:
+                for rank in ranks.ranks:
+                    rank.after_fork_in_child()
+                os._exit(len(tcp_sockets() - others))
+            finally:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        ranks.ranks[1].request(save("after the fork"))
+        wait_until(lambda: given[0] and given[1])
+    assert given[0] == given[1]
+
+
+def test_a_thread_that_cannot_be_started_costs_the_decisions_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ranks = Meeting(2)
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", no_thread)
+        ranks.start(1)
+    assert "did not start" in ranks.heard_by[1][0].text
+    assert ranks.step(1) is None
+    ranks.leave()
+
+
+def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "FAULT_PAUSE_S", 0.0)
+    with meeting(2, start=False) as ranks:
+        control = ranks.leader
+
+        def fail(now: float) -> list[Any]:
+            raise RuntimeError("always")
+
+        ranks.start(0)
+        wait_until(lambda: ranks.address is not None)  # it has joined itself
+        with control.changed:
+            control._coordinator.proceed = fail  # type: ignore[method-assign]
+        control._wake()
+        wait_until(lambda: not control._is_in_contact())
+        assert [heard.kind for heard in ranks.news] == ["fault"] * (network.MOST_FAULTS - 1) + ["broken"]
+        assert "nothing will be decided" in ranks.news[-1].text and "always" in ranks.news[-1].text
+        ranks.ranks[0].request(save())
+        assert ranks.step(0) is None
+        with control.changed:
+            assert control._is_over(), "nobody waits for it"
+
+
+def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
+    hold, heard = threading.Event(), threading.Event()
+    ranks = Meeting(2)
+
+    def hear(news: AgreementEvent) -> None:
+        ranks.news.append(news)
+        if news.kind == "outcome":
+            heard.set()
+            assert hold.wait(20)
+
+    ranks.ranks[0].after_fork_in_child()
+    ranks.ranks[0] = ranks.make(0, on_event=hear)
+    ranks.start()
+    control = ranks.leader
+    with ranks.training():
+        ranks.ranks[1].request(save())
+        assert heard.wait(20)
+        with control.changed:
+            assert control._coordinator.is_over() and not control._is_over()
+        hold.set()
+
+        def is_over() -> bool:
+            with control.changed:
+                return control._is_over()
+
+        wait_until(is_over)
+    ranks.leave()
+
+
+def test_a_thread_is_woken_however_often_and_nobody_waits_for_that_or_fails_when_it_has_ended() -> None:
+    ranks = Meeting(2)
+    control = ranks.ranks[1]
+    assert not select.select([control._reader], [], [], 0)[0]
+    for _ in range(100_000):  # more than a socket holds
+        control._wake()
+    assert select.select([control._reader], [], [], 0)[0]
+    control._woken(1)
+    assert not select.select([control._reader], [], [], 0)[0]
+    ranks.leave()
+    control._wake()

@@ -6,49 +6,47 @@ from typing import Any
 
 from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED
 from resilience.guard.agreement.recovery import EarlierRounds, recover
-from resilience.guard.decision import FAILED, SAVED, Request
+from resilience.guard.decision import FAILED, SAVED, Request, merge
 
 SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 STOP = Request("kill switch", "bob stops the run")
 
 
-def verdict(*wishes: str) -> dict[str, Any]:
-    return {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "wishes": list(wishes)}
+def verdict(*requests: str) -> dict[str, Any]:
+    return {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "answers": list(requests)}
 
 
 def join(state: str = FREE, number: int = 7, **more: Any) -> dict[str, Any]:
-    return {"say": "join", "round": number, "state": state, "verdict": {}, "wishes": {}, **more}
+    return {"say": "join", "round": number, "state": state, "verdict": {}, "requests": {}, **more}
 
 
 def test_what_one_rank_has_heard_holds_for_all_and_who_has_only_promised_is_told() -> None:
     found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED), 2: join(OBEYING, verdict=verdict())})
-    assert found.round == 7
-    assert found.verdict == verdict()
-    assert found.holding == [0, 1, 2]
+    assert found.number == 7 and found.is_held
+    assert found.decided is not None and found.decided.verdict == verdict() and found.decided.pending == {0, 1, 2}
     assert found.waiting == [(1, 7)]
     assert found.answered == ["w0"]
 
 
 def test_where_nobody_has_heard_a_verdict_all_promises_are_set_free() -> None:
     found = recover({0: join(PROMISED), 1: join(FREE), 2: join(PROMISED)})
-    assert found.verdict is None
-    assert found.holding == []
+    assert found.decided is None and not found.is_held
     assert found.waiting == [(0, 7), (2, 7)]
 
 
 def test_only_the_last_round_counts_and_a_promise_of_one_before_is_set_free() -> None:
     found = recover({0: join(COMMITTED, 6, verdict=verdict("old")), 1: join(PROMISED, 6), 2: join(PROMISED, 7)})
-    assert found.round == 7
-    assert found.verdict is None, "round 7 was begun, so all have obeyed round 6"
+    assert found.number == 7
+    assert found.decided is None, "round 7 was begun, so all have obeyed round 6"
     assert found.waiting == [(1, 6), (2, 7)]
     assert found.answered == []
 
 
-def test_a_wish_whose_answer_was_lost_is_known_by_its_effect() -> None:
-    """The commit names the wishes that it answers, and went down with the coordinator."""
+def test_a_request_whose_answer_was_lost_is_known_by_its_effect() -> None:
+    """The commit names the requests that it answers, and went down with the coordinator."""
     own = {"same": SAVE.as_dict(), "other": STOP.as_dict()}
-    found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED, wishes=own)})
-    assert found.answers == {1: ["same"]}
+    found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED, requests=own)})
+    assert found.decided is not None and found.decided.answers == {1: ["same"]}
     assert found.answered == ["w0", "same"]
 
 
@@ -60,18 +58,27 @@ def test_how_a_rank_has_obeyed_is_not_forgotten_while_others_are_still_to_join()
     earlier.obeyed(1, 6, SAVED, 1.0)  # of a round before
     earlier.obeyed(5, 7, SAVED, 1.0)  # knows of no earlier round
     found = recover(earlier.joins)
-    assert found.outcomes == {0: (FAILED, 3.0)}
-    assert found.holding == [1]
+    assert found.decided is not None and found.decided.pending == {1}
+    assert (found.decided.failed_on, found.decided.seconds) == ([0], 3.0)
+
+
+def test_a_recovered_round_waits_for_those_that_still_hold_its_verdict_and_have_not_left() -> None:
+    holding = {rank: join(COMMITTED, verdict=verdict()) for rank in (1, 2)}
+    found = recover({0: join(FREE, verdict=verdict(), done=(SAVED, 4.0)), **holding}, left=[1])
+    opened = found.decided
+    assert opened is not None and opened.pending == {2} and opened.decision == merge([SAVE], 11)
+    opened.obeyed(2, SAVED, 1.0)
+    assert (opened.end().outcome, opened.end().seconds) == (FAILED, 4.0), "rank 1 left before it saved"
 
 
 def test_a_process_that_was_started_again_need_not_obey_what_the_one_before_has_heard() -> None:
     earlier = EarlierRounds()
-    earlier.joined(0, join(COMMITTED, verdict=verdict("w0"), wishes={"w1": SAVE.as_dict()}))
+    earlier.joined(0, join(COMMITTED, verdict=verdict("w0"), requests={"w1": SAVE.as_dict()}))
     earlier.restarted(0)
     found = recover(earlier.joins)
-    assert found.verdict is not None, "others may have obeyed it"
-    assert found.holding == []
-    assert earlier.joins[0]["wishes"] == {}
+    assert found.decided is not None, "others may have obeyed it"
+    assert not found.is_held
+    assert earlier.joins[0]["requests"] == {}
 
 
 def test_what_a_rank_has_given_up_holds_for_nobody() -> None:
@@ -79,6 +86,5 @@ def test_what_a_rank_has_given_up_holds_for_nobody() -> None:
     earlier.joined(0, join(COMMITTED, verdict=verdict("w0")))
     earlier.resumed(0)
     found = recover(earlier.joins)
-    assert found.verdict is None
-    assert found.holding == []
+    assert found.decided is None and not found.is_held
     assert found.answered == []

@@ -41,13 +41,13 @@ class Ranks:
         self.members[rank].gate.count_from(step)
         self.say(rank, self.members[rank].resume())
 
-    def wish(self, rank: int, why: str = "why") -> None:
-        self.say(rank, self.members[rank].wish(Request("test", why, stop=False)))
+    def request(self, rank: int, why: str = "why") -> None:
+        self.say(rank, self.members[rank].request(Request("test", why, stop=False)))
 
     def step(self, rank: int) -> Any:
         gate = self.members[rank].gate
         gate.count += 1
-        return self.members[rank].arrive() if gate.count >= gate.limit else None
+        return self.members[rank].on_step() if gate.count >= gate.limit else None
 
     def states(self) -> list[str]:
         return [member.state for member in self.members]
@@ -59,7 +59,7 @@ def test_a_promise_of_before_is_asked_for_anew_at_the_step_of_now() -> None:
     for member in ranks.members:
         member.gate.count = 50
     ranks.held[2] = []  # rank 2 hangs: no verdict
-    ranks.wish(0)
+    ranks.request(0)
     assert ranks.states() == ["promised", "promised", "free"]
     for rank in (0, 1):
         ranks.resume(rank, 40)
@@ -80,19 +80,19 @@ def test_a_verdict_that_one_rank_gives_up_is_void_for_those_that_resumed_before_
         member.gate.count = 10
     for rank in early:
         ranks.resume(rank, 8)
-    ranks.wish(1)
+    ranks.request(1)
     assert ranks.states() == ["committed"] * 3  # at step 10, with the promise of a training that is no more
     ranks.resume(last, 8)
-    assert [heard.kind for heard in ranks.coordinator.heard].count("void") == 1
-    assert not ranks.members[last].is_voiding
-    assert ranks.states() == ["committed"] * 3  # asked anew at once: the wish is as true as before
+    assert [heard.kind for heard in ranks.coordinator.events].count("void") == 1
+    assert not ranks.members[last].is_revoking
+    assert ranks.states() == ["committed"] * 3  # asked anew at once: the request is as true as before
     assert [ranks.step(rank).step for rank in range(3)] == [9, 9, 9]
 
 
-def test_who_has_obeyed_before_does_not_obey_again_and_the_wish_is_met_anew() -> None:
+def test_who_has_obeyed_before_does_not_obey_again_and_the_request_is_met_anew() -> None:
     ranks = Ranks(2)
     ranks.join(0, 1)
-    ranks.wish(0)
+    ranks.request(0)
     assert ranks.step(0).save
     ranks.say(0, ranks.members[0].finish("failed", 0.1))  # rank 1's process hangs before its step, and all form anew
     for rank in (0, 1):
@@ -102,7 +102,7 @@ def test_who_has_obeyed_before_does_not_obey_again_and_the_wish_is_met_anew() ->
 
 
 def test_to_resume_with_nothing_promised_takes_nothing_back() -> None:
-    member = Member(Gate(), 1, "life")
+    member = Member(Gate(), 1, "incarnation")
     member.gate.count_from(100)
     assert member.resume() == [{"say": "resume", "round": 0}]
     assert member.gate.limit == NEVER
@@ -113,8 +113,8 @@ def test_ranks_agree_as_soon_as_all_have_resumed_and_not_when_patience_allows() 
     ranks = Ranks(2)
     ranks.join(0, 1)
     ranks.members[0].gate.count = 50
-    ranks.wish(0)  # rank 1 was started again and loads its checkpoint: 50 steps apart
-    assert [heard.kind for heard in ranks.coordinator.heard] == ["aborted"]
+    ranks.request(0)  # rank 1 was started again and loads its checkpoint: 50 steps apart
+    assert [heard.kind for heard in ranks.coordinator.events] == ["aborted"]
     ranks.resume(0, 40)
     ranks.resume(1, 40)
     assert ranks.states() == ["committed"] * 2
@@ -124,19 +124,19 @@ def test_ranks_agree_as_soon_as_all_have_resumed_and_not_when_patience_allows() 
 def test_a_resume_that_was_lost_with_the_connection_is_told_after_it() -> None:
     ranks = Ranks(2)
     ranks.join(0, 1)
-    ranks.wish(0)
+    ranks.request(0)
     ranks.carry(ranks.coordinator.lost(1, 0.0))
     ranks.members[1].gate.count_from(5)
     assert ranks.members[1].resume()  # nobody hears it
     assert ranks.members[0].state == "committed"
     ranks.join(1)
-    assert [heard.kind for heard in ranks.coordinator.heard].count("void") == 1
+    assert [heard.kind for heard in ranks.coordinator.events].count("void") == 1
 
 
 def test_a_new_coordinator_does_not_wait_for_a_verdict_that_was_given_up() -> None:
     ranks = Ranks(3)
     ranks.join(0, 1, 2)
-    ranks.wish(1)
+    ranks.request(1)
     assert ranks.states() == ["committed"] * 3
     ranks.coordinator = Coordinator(3)  # rank 0 died and was started again
     ranks.members[0] = Member(Gate(), 0, "another life")
@@ -145,6 +145,6 @@ def test_a_new_coordinator_does_not_wait_for_a_verdict_that_was_given_up() -> No
     for rank in (1, 2):
         ranks.resume(rank, 0)
     ranks.join(2, 0)
-    ranks.wish(2, "another")
+    ranks.request(2, "another")
     assert ranks.states() == ["committed"] * 3
     assert [ranks.step(rank).step for rank in range(3)] == [1, 1, 1]

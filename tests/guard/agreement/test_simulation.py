@@ -80,8 +80,8 @@ class Training:
 
     def coordinate(self, rank: int, message: dict[str, Any]) -> None:
         self.deliver(self.coordinator.receive(rank, message, self.now))
-        self.committed_at += [self.now for heard in self.coordinator.heard if heard.kind == "committed"]
-        self.coordinator.heard = []
+        self.committed_at += [self.now for heard in self.coordinator.events if heard.kind == "committed"]
+        self.coordinator.events = []
 
     def deliver(self, said: list[tuple[int, dict[str, Any]]]) -> None:
         for rank, message in said:
@@ -121,7 +121,7 @@ class Training:
     def ask(self, rank: int) -> bool:
         """The training thread asks; whether it may go on."""
         member = self.members[rank]
-        decision = member.arrive()
+        decision = member.on_step()
         if decision is None:
             return False
         if decision:
@@ -129,8 +129,8 @@ class Training:
             self.say(rank, member.finish(SAVED, 1.0))
         return True
 
-    def wish(self, rank: int, request: Request) -> None:
-        self.say(rank, self.members[rank].wish(request))
+    def request(self, rank: int, request: Request) -> None:
+        self.say(rank, self.members[rank].request(request))
 
     def all_have_stopped(self) -> bool:
         return all(member.stopped is not None for member in self.members)
@@ -170,13 +170,13 @@ def test_every_rank_obeys_the_same_at_the_same_step(
     for number in range(saves):
         wisher, label = chance.randrange(world), f"label{number}"
         save = Request("save switch", f"save {number}", stop=False, label=label)
-        training.at(chance.random() * 20 * step_ms / 1000, functools.partial(training.wish, wisher, save))
+        training.at(chance.random() * 20 * step_ms / 1000, functools.partial(training.request, wisher, save))
     last_s = (25 * step_ms + 30 * delay_ms) / 1000  # what is still on its way when all stop is answered by nobody
-    training.at(last_s, lambda: training.wish(chance.randrange(world), stop()))
+    training.at(last_s, lambda: training.request(chance.randrange(world), stop()))
     training.run(training.all_have_stopped)
     training.check()
     reasons = [reason for _, decision in training.obeyed[0] for reason in decision.reasons]
-    assert len(reasons) == len(set(reasons)) == saves + 1, "each wish is answered once, and none is lost"
+    assert len(reasons) == len(set(reasons)) == saves + 1, "each request is answered once, and none is lost"
 
 
 SIZES = [2, 8, 64, 512, 4096]
@@ -197,7 +197,7 @@ def test_a_decision_costs_four_messages_a_rank(world: int, wishers: str) -> None
     training.run(lambda: training.now > 1.1)
     asked_s = training.now
     for rank in range(world) if wishers == "all" else [world - 1]:
-        training.wish(rank, stop())
+        training.request(rank, stop())
     training.run(lambda: training.all_have_stopped() and training.coordinator.is_over())
     training.check()
     counted = training.messages
@@ -205,11 +205,11 @@ def test_a_decision_costs_four_messages_a_rank(world: int, wishers: str) -> None
     assert {name: counted[name] for name in ("prepare", "promise", "commit", "done")} == dict.fromkeys(
         ("prepare", "promise", "commit", "done"), others
     )
-    assert counted["wish"] == (others if wishers == "all" else 1)
+    assert counted["request"] == (others if wishers == "all" else 1)
     commit_s = training.committed_at[0] - asked_s
     waited_s = training.waited_s / world
     ROWS.append(f"| {world:,} | {wishers} | {sum(counted.values()):,} | {commit_s * 1e3:.2f} | {waited_s * 1e3:.2f} |")
-    print("ranks, who wishes, messages, wish to commit in ms, time a rank waited in ms")
+    print("ranks, who requests, messages, request to commit in ms, time a rank waited in ms")
     print("\n".join(ROWS))
     assert commit_s < 0.25, "the commit is there before the step is over"
 
@@ -225,7 +225,7 @@ def test_uncoupled_ranks_in_large_worlds(seed: int) -> None:
     )
     for number in range(3):
         save = Request("save switch", f"save {number}", stop=False)
-        training.at(chance.random(), functools.partial(training.wish, chance.randrange(world), save))
-    training.at(1.5, lambda: training.wish(chance.randrange(world), stop()))
+        training.at(chance.random(), functools.partial(training.request, chance.randrange(world), save))
+    training.at(1.5, lambda: training.request(chance.randrange(world), stop()))
     training.run(training.all_have_stopped)
     training.check()

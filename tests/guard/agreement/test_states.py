@@ -9,7 +9,7 @@ import pytest
 
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
-from resilience.guard.agreement.open_round import OpenRound
+from resilience.guard.agreement.rounds import OpenRound
 from resilience.guard.decision import SAVED, Decision, Request
 from resilience.guard.gate import Gate
 from tests.guard.agreement.explorer import Case, explore
@@ -26,15 +26,15 @@ def busy_coordinator() -> Coordinator:
     for rank, member in enumerate(members):
         for message in member.join():
             coordinator.receive(rank, message, 0.0)
-    for message in members[1].wish(SAVE):
+    for message in members[1].request(SAVE):
         coordinator.receive(1, message, 0.0)
     for rank in range(3):
         coordinator.receive(rank, {"say": "promise", "round": 1, "steps": rank, "polls": 0, "step_s": 0.0}, 0.0)
     coordinator.receive(0, {"say": "done", "round": 1, "outcome": SAVED, "seconds": 1.0}, 0.0)
-    joining = {"rank": 2, "life": "later", "steps": 0, "polls": 0, "round": 7, "state": "promised"}
-    coordinator.receive(2, {"say": "join", **joining, "verdict": {}, "wishes": {}}, 0.0)
+    joining = {"rank": 2, "incarnation": "later", "steps": 0, "polls": 0, "round": 7, "state": "promised"}
+    coordinator.receive(2, {"say": "join", **joining, "verdict": {}, "requests": {}}, 0.0)
     coordinator.decide_start(Decision())
-    coordinator.heard = []  # the host has taken them
+    coordinator.events = []  # the host has taken them
     assert isinstance(coordinator._open, OpenRound)
     assert coordinator._open.is_committed
     return coordinator
@@ -43,7 +43,7 @@ def busy_coordinator() -> Coordinator:
 def busy_member() -> Member:
     member = Member(Gate(), 1, "life1")
     member.gate.count = 5
-    member.wish(SAVE)
+    member.request(SAVE)
     member.receive({"say": "prepare", "round": 1})
     return member
 
@@ -114,7 +114,7 @@ def test_to_change_a_copy_changes_no_other_world(make: Callable[[], Any]) -> Non
 
 def test_tables_that_travel_are_changed_by_nobody() -> None:
     """Copies share them, and the search remembers them as text."""
-    explore(Case(ranks=2, steps=2, wishes=((1, SAVE),), breaks=1))
+    explore(Case(ranks=2, steps=2, requests=((1, SAVE),), breaks=1))
     assert changed_tables() == []
 
 

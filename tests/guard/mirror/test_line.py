@@ -93,7 +93,7 @@ def test_the_start_of_a_training_waits_for_nothing(tmp_path: Path) -> None:
         "from resilience.guard.recorder import Recorder\n"
         "from resilience.guard.settings import GuardSettings\n"
         f"place = Place(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', meeting='x{os.getpid()}')\n"
-        "import resilience.guard.mirror.line, resilience.guard.agreement.meeting\n"
+        "import resilience.guard.mirror.line, resilience.guard.agreement.rendezvous\n"
         "began = time.perf_counter()\n"
         "mirror = start_mirror(place, GuardSettings(), BeatSlot(), Recorder(place))\n"
         "print(time.perf_counter() - began)\n"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.agreement import frames
-from resilience.guard.agreement import hub as hub_module
+from resilience.guard.agreement import connection, frames, server
 from tests.guard.agreement.ranks import Impostor, Meeting, meeting, save
 from tests.guard.guards import wait_until
 
@@ -21,7 +20,7 @@ from tests.guard.guards import wait_until
 @pytest.fixture
 def ranks() -> Iterator[Meeting]:
     with meeting(3) as ranks:
-        wait_until(lambda: all(rank._control.uplink.is_up() for rank in ranks.ranks[1:]))  # type: ignore[union-attr]
+        wait_until(lambda: all(ranks.client(rank).is_up() for rank in (1, 2)))
         yield ranks
 
 
@@ -45,7 +44,7 @@ def is_hung_up(sock: socket.socket) -> bool:
 def assert_they_agree(ranks: Meeting) -> None:
     before = len(ranks.heard("outcome"))
     with ranks.training() as given:
-        ranks.ranks[2].wish(save(f"after all that {before}"))
+        ranks.ranks[2].request(save(f"after all that {before}"))
         ranks.wait_for("outcome", before + 1)
     assert given[0] == given[1] == given[2]
     assert len(given[0]) == 1
@@ -90,7 +89,7 @@ def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: 
 def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.5)
     with knock(ranks) as silent, knock(ranks) as slow:
         begin = time.monotonic()
         with contextlib.suppress(OSError):
@@ -111,9 +110,7 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
                 held.append(knock(ranks))
                 held[-1].sendall(struct.pack(">I", 900) + b"x" * 800)  # a greeting that is never complete
             if number % 500 == 0:
-                hub = ranks.ranks[0]._control._hub
-                assert hub is not None
-                assert len(hub._strangers) <= hub_module.SPARE_STRANGERS + 3
+                assert len(ranks.leader._server._unauthenticated) <= server.MOST_UNAUTHENTICATED + 3
             if len(held) > 300:
                 held.pop(0).close()
         assert_they_agree(ranks)  # while they are all there
@@ -125,12 +122,11 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
 
 def test_a_rank_whose_connection_was_lost_comes_in_through_a_crowd(ranks: Meeting) -> None:
     crowd = [knock(ranks) for _ in range(100)]
-    uplink = ranks.ranks[1]._control.uplink
-    assert uplink is not None
-    with ranks.ranks[1]._control.changed:
-        uplink.drop()
-    ranks.ranks[1]._control.wake()
-    wait_until(uplink.is_up)
+    client = ranks.client(1)
+    with ranks.ranks[1].changed:
+        client.close()
+    ranks.ranks[1]._wake()
+    wait_until(client.is_up)
     assert_they_agree(ranks)
     for sock in crowd:
         sock.close()
@@ -142,11 +138,20 @@ NONSENSE = [
     {"no": "say"},
     {"say": "promise", "round": "one", "steps": 1, "polls": 1, "step_s": 0.0},
     {"say": "promise", "round": 1, "steps": -1, "polls": 1, "step_s": 0.0},
-    {"say": "wish", "id": "x", "request": {}},
-    {"say": "wish", "id": "x", "request": {"save": 1}},
+    {"say": "request", "id": "x", "request": {}},
+    {"say": "request", "id": "x", "request": {"save": 1}},
     {"say": "done", "round": 1, "outcome": "eaten", "seconds": 1.0},
     {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
-    {"say": "join", "rank": 2, "life": "x", "steps": 0, "polls": 0, "round": 0, "state": "committed", "verdict": {}},
+    {
+        "say": "join",
+        "rank": 2,
+        "incarnation": "x",
+        "steps": 0,
+        "polls": 0,
+        "round": 0,
+        "state": "committed",
+        "verdict": {},
+    },
 ]
 
 
@@ -170,23 +175,20 @@ def test_a_true_member_that_says_nonsense_is_dropped_and_may_come_again(
 def test_a_member_that_never_reads_is_dropped_before_memory_grows(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from resilience.guard.agreement import wire as wire_module
-
-    monkeypatch.setattr(wire_module, "MOST_UNSENT", 10_000)
+    monkeypatch.setattr(connection, "MOST_UNSENT", 10_000)
     assert ranks.true_address is not None
     impostor = Impostor(ranks.true_address, 2)
     with impostor.socket:
         assert set(impostor.hear()) == {"proof"}
-        hub = ranks.ranks[0]._control._hub
-        assert hub is not None
-        wire = hub._wires[2]
-        with ranks.ranks[0]._control.changed:
+        leader = ranks.leader
+        opened = leader._server._connections[2]
+        with leader.changed:
             for number in range(10**6):
-                hub.say(2, {"say": "abort", "round": number, "padding": "x" * 10_000})
-                if not wire.is_open:
+                leader._server.send(2, {"say": "abort", "round": number, "padding": "x" * 10_000})
+                if not opened.is_open:
                     break
-        assert not wire.is_open
-        assert len(wire.outgoing) < 50_000
+        assert not opened.is_open
+        assert len(opened.outgoing) < 50_000
     assert_they_agree(ranks)
 
 

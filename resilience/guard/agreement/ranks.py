@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-class Attendance:
-    """What is known of the processes of all ranks.
+class RankRegistry:
+    """The processes of all ranks.
 
     Attributes:
         world: how many ranks there are.
-        lives: of each rank that has ever joined, the word of its process, in the order in which they joined.
+        incarnations: the random word of the process of each rank that has joined, in the order of joining.
         gone: ranks whose connection is lost: they may come again.
         left: ranks that do no step any more, and how many they have done.
         failed: of these the ones that left because of a fault, and which.
@@ -16,26 +16,26 @@ class Attendance:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.lives: dict[int, str] = {}
+        self.incarnations: dict[int, str] = {}
         self.gone: set[int] = set()
         self.left: dict[int, int] = {}
         self.failed: dict[int, str] = {}
         self._former: set[str] = set()
 
-    def join(self, rank: int, life: str) -> bool:
+    def join(self, rank: int, incarnation: str) -> bool:
         """A rank is there. Return whether its process is another one than before."""
-        before = self.lives.get(rank, life)
-        self.lives[rank] = life
+        before = self.incarnations.get(rank, incarnation)
+        self.incarnations[rank] = incarnation
         self.gone.discard(rank)
         self.left.pop(rank, None)
         self.failed.pop(rank, None)
-        if before != life:
+        if before != incarnation:
             self._former.add(before)
-        return before != life
+        return before != incarnation
 
-    def is_twin(self, rank: int) -> bool:
-        """Whether the process of this rank was there before another took its place: both live, and take turns."""
-        return self.lives[rank] in self._former
+    def is_duplicate(self, rank: int) -> bool:
+        """Return whether the process of this rank joined before another took its place: both live, and take turns."""
+        return self.incarnations[rank] in self._former
 
     def lost(self, rank: int) -> None:
         """The connection is gone. Of a rank that has left nothing else was expected."""
@@ -50,28 +50,28 @@ class Attendance:
             self.failed[rank] = fault
 
     def has_everybody_joined(self) -> bool:
-        """Whether every rank was there, at some time."""
-        return len(self.lives) == self.world
+        """Return whether every rank was there, at some time."""
+        return len(self.incarnations) == self.world
 
     def are_all_there(self) -> bool:
-        """Whether none is missing."""
+        """Return whether none is missing."""
         return self.has_everybody_joined() and not self.gone
 
     def name_missing(self) -> str:
-        """Who is missing, and why, for people: who never joined may not have been started yet."""
-        never = [rank for rank in range(self.world) if rank not in self.lives]
-        told = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
+        """Name the missing ranks for people, and why: a rank that never joined may not have been started yet."""
+        never = [rank for rank in range(self.world) if rank not in self.incarnations]
+        reasons = [f"{name_ranks(never)} of {self.world} did not join the guard"] if never else []
         if self.gone:
-            told.append(f"the connection to {name_ranks(sorted(self.gone))} of {self.world} is lost")
-        return " and ".join(told)
+            reasons.append(f"the connection to {name_ranks(sorted(self.gone))} of {self.world} is lost")
+        return " and ".join(reasons)
 
     def training(self) -> list[int]:
         """Ranks that have joined and not left, lost or not."""
-        return [rank for rank in self.lives if rank not in self.left]
+        return [rank for rank in self.incarnations if rank not in self.left]
 
     def count_training(self) -> int:
         """How many these are."""
-        return len(self.lives) - len(self.left)
+        return len(self.incarnations) - len(self.left)
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -1,11 +1,13 @@
-"""What a guard asks of its agreement, and the agreement of one process, which decides at its next step."""
+"""The interface of an agreement, the events that it reports, and the agreement of a single process. Pure.
+
+A single process decides at its next step.
+"""
 
 from __future__ import annotations
 
 import collections
 import threading
 
-from resilience.guard.agreement.heard import Heard
 from resilience.guard.agreement.messages import sendable
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, Decision, Request, merge
 
@@ -13,16 +15,55 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from resilience.guard.decision import Decision, Request
     from resilience.guard.gate import Gate
     from resilience.guard.place import Place
 
 
-def calm() -> bool:
-    """Nothing hurries us."""
+class AgreementEvent:
+    """A report of the agreement to its host.
+
+    Attributes:
+        kind: `committed`, `outcome` (all ranks have obeyed, and what they saved is durable or failed), `aborted`,
+            `absent`, `skew`, `behind`, `restarted`, `twins`, `failed` (a rank has left because of a fault);
+            of a rank that is not the first, `lost` (it has no connection to rank 0), `back`, and `alone` (rank 0 is
+            gone for good: this rank decides by itself); `fault`, `broken`.
+        text: a sentence for people.
+        decision: what was decided, for `committed` and `outcome`.
+        requests: what it answers.
+        outcome: `saved`, `failed` or `obeyed`: the worst of all ranks.
+        seconds: the longest save of all ranks, until it was durable.
+        ranks: those on which it failed.
+    """
+
+    __slots__ = ("decision", "kind", "outcome", "ranks", "requests", "seconds", "text")
+
+    def __init__(
+        self,
+        kind: str,
+        text: str,
+        *,
+        decision: Decision | None = None,
+        requests: Sequence[Request] = (),
+        outcome: str = OBEYED,
+        seconds: float = 0.0,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        self.kind = kind
+        self.text = text
+        self.decision = decision
+        self.requests = tuple(requests)
+        self.outcome = outcome
+        self.seconds = seconds
+        self.ranks = tuple(ranks)
+
+
+def unhurried() -> bool:
+    """Return False: nothing hurries this rank."""
     return False
 
 
-class Farewell:
+class ExitSummary:
     """How the ranks of a training have left, as far as this one knows.
 
     Attributes:
@@ -40,10 +81,10 @@ class Farewell:
 
 
 class Agreement:
-    """All that a guard asks of its agreement. As it stands here it is that of ranks which have no way to meet: nothing
+    """The interface between a guard and its agreement. As it stands here it serves ranks without a rendezvous: nothing
     is ever decided, and nothing ever waits. A rank that acted by itself would leave the others in a deadlock.
 
-    Any thread may call `wish`, `awaited` and `saved`; the rest is for the training thread.
+    Any thread may call `request`, `pending_decision` and `saved`; the rest is for the training thread.
     """
 
     world = 1
@@ -52,35 +93,35 @@ class Agreement:
         self._gate = gate
 
     def start(self) -> None:
-        """Begin to meet."""
+        """Connect the ranks."""
 
-    def wish(self, request: Request) -> None:
+    def request(self, request: Request) -> None:
         """Ask all ranks for something. Never waits."""
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first word counts."""
+        """On rank 0: what to do before the first step. The first decision counts."""
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """What was decided about the start; None if nothing was in time."""
+        """Return the decision about the start; None if there was none in time."""
         return CONTINUE
 
-    def awaited(self) -> Decision | None:
+    def pending_decision(self) -> Decision | None:
         """The decision that this rank has not come to yet, or None."""
         return None
 
-    def arrive(self) -> Decision:
+    def on_step(self) -> Decision:
         """The training has done a step that reached the limit: what to do."""
         self.restore()
         return CONTINUE
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """The same in the middle of something: a stop is announced, and the next step orders it."""
         self.restore()
         return CONTINUE
 
     def finish(self, outcome: str, seconds: float) -> int:
         """The last decision was obeyed: `saved`, `failed`, `obeyed`, or `in_flight`. Return the number by which `saved`
-        tells later how a save in flight has ended."""
+        reports later how a save in flight has ended."""
         return 0
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
@@ -96,25 +137,27 @@ class Agreement:
         """The counters were set anew."""
         self.restore()
 
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
-        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have told it and
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
+        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have left and
         what they save is durable, for `wait_s` seconds at most, or until it is hurried."""
-        return Farewell(self.world, int(how != FAILED))
+        return ExitSummary(self.world, int(how != FAILED))
 
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = calm) -> None:
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
         """The training is over. After a stop ranks stay until rank 0 hangs up, for so long at most."""
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: close what is the parent's without a word."""
 
 
 class Alone(Agreement):
     """The agreement of a training with one process: no socket, no thread of its own."""
 
-    def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: Place | None = None) -> None:
+    def __init__(self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place | None = None) -> None:
         super().__init__(gate)
-        self._hear = hear
-        self._wishes: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL
+        self._on_event = on_event
+        self._requests: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL
         self._obeying: tuple[Decision, list[Request]] | None = None
         self._in_flight: dict[int, tuple[Decision, list[Request]]] = {}
         self._finished = 0
@@ -124,12 +167,12 @@ class Alone(Agreement):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop was decided."""
+        """Return whether a stop was decided."""
         return self._stopped is not None
 
-    def wish(self, request: Request) -> None:
+    def request(self, request: Request) -> None:
         """Ask for something; the next step decides."""
-        self._wishes.append(sendable(request, 0))
+        self._requests.append(sendable(request, 0))
         self._gate.limit = self._gate.poll_limit = 0
 
     def decide_start(self, decision: Decision) -> None:
@@ -143,32 +186,32 @@ class Alone(Agreement):
         self._started.wait(timeout_s)
         return self._start
 
-    def awaited(self) -> Decision | None:
-        """What the next step will decide, or None."""
-        asked = self._wishes.copy()
+    def pending_decision(self) -> Decision | None:
+        """Return the decision of the next step, or None."""
+        asked = self._requests.copy()
         return merge(asked, self._gate.count + 1) if asked else None
 
-    def arrive(self) -> Decision:
-        """The training has done a step: merge what is wished into one decision."""
+    def on_step(self) -> Decision:
+        """The training has done a step: merge what is requested into one decision."""
         if self._stopped is not None:
             return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
-        if not self._wishes:
+        if not self._requests:
             self.restore()
             return CONTINUE
         asked = []
-        while self._wishes:  # one by one: what is wished meanwhile is taken now or next time, and never lost
-            asked.append(self._wishes.popleft())
+        while self._requests:  # one by one: what is requested meanwhile is taken now or next time, and never lost
+            asked.append(self._requests.popleft())
         decision = merge(asked, self._gate.count)
         self._obeying = decision, asked
         if decision.stop:
             self._stopped = decision
-        self._hear(Heard("committed", str(decision), decision=decision, requests=asked))
+        self._on_event(AgreementEvent("committed", str(decision), decision=decision, requests=asked))
         self.restore()
         return decision
 
-    def arrive_at_poll(self) -> Decision:
+    def on_poll(self) -> Decision:
         """In the middle of something: announce a stop, which the next step will order."""
-        asked = self._wishes.copy()
+        asked = self._requests.copy()
         if self._stopped is None and not any(request.stop for request in asked):
             self.restore()
             return CONTINUE
@@ -193,21 +236,25 @@ class Alone(Agreement):
             decision, asked = self._in_flight.pop(number)
             text = f"{outcome}: {decision}"
             ranks = [0] if outcome == FAILED else []
-            self._hear(
-                Heard("outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=ranks)
+            self._on_event(
+                AgreementEvent(
+                    "outcome", text, decision=decision, requests=asked, outcome=outcome, seconds=seconds, ranks=ranks
+                )
             )
 
     def restore(self) -> None:
-        """Let the training run, unless something is wished, owed or decided."""
+        """Let the training run, unless something is requested, owed or decided."""
         gate = self._gate
         if self._obeying is not None:
             gate.limit = gate.count + 1
         else:
             gate.open()
-        if self._wishes or self._stopped is not None or gate.urgent:
+        if self._requests or self._stopped is not None or gate.urgent:
             gate.limit = gate.poll_limit = 0
 
-    def part(self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = calm) -> Farewell:
+    def announce_exit(
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+    ) -> ExitSummary:
         """See `Agreement`."""
         self.finish(OBEYED, 0.0)
-        return super().part(how, why, wait_s, is_hurried)
+        return super().announce_exit(how, why, wait_s, is_hurried)

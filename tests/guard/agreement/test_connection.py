@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import selectors
@@ -7,11 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.guard.agreement import frames
-from resilience.guard.agreement import wire as wire_module
-from resilience.guard.agreement.wire import Wire, WireBroken
+from resilience.guard.agreement import connection, frames
+from resilience.guard.agreement.connection import Connection, ConnectionBroken
 
 TOKEN = "the run's token"
+
+
+def unused(connection: Connection, said: object) -> None:
+    """For messages that a selector reports, and for a connection that breaks then."""
 
 
 class Pair:
@@ -22,23 +27,23 @@ class Pair:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             far = socket.create_connection(listener.getsockname())
             near, _ = listener.accept()
-        self.coordinator = Wire(near, self.selector, TOKEN, 0.0)
-        self.member = Wire(far, self.selector, member_token, 0.0)
+        self.coordinator = Connection(near, self.selector, TOKEN, 0.0, unused, unused)
+        self.member = Connection(far, self.selector, member_token, 0.0, unused, unused)
 
-    def read(self, wire: Wire, count: int = 1) -> list[dict[str, object]]:
+    def read(self, connection: Connection, count: int = 1) -> list[dict[str, object]]:
         """So many messages, in time."""
         got: list[dict[str, object]] = []
         end = time.monotonic() + 10
         while len(got) < count:
             assert time.monotonic() < end
-            got += wire.read()
+            got += connection.read()
         return got
 
     def greet(self, rank: int = 3) -> None:
         self.coordinator.greet()
-        assert not self.member.meet_coordinator(self.read(self.member)[0], rank)
-        self.coordinator.meet_member(self.read(self.coordinator)[0], 8)
-        assert self.member.meet_coordinator(self.read(self.member)[0], rank)
+        assert not self.member.authenticate_coordinator(self.read(self.member)[0], rank)
+        self.coordinator.authenticate_member(self.read(self.coordinator)[0], 8)
+        assert self.member.authenticate_coordinator(self.read(self.member)[0], rank)
 
     def close(self) -> None:
         self.coordinator.close()
@@ -55,33 +60,31 @@ def pair() -> Iterator[Pair]:
 
 def test_after_the_greeting_both_ends_know_who_the_other_is(pair: Pair) -> None:
     pair.greet()
-    assert pair.coordinator.is_trusted
-    assert pair.member.is_trusted
     assert (pair.coordinator.rank, pair.member.rank) == (3, 0)
 
 
 def test_neither_end_believes_one_that_does_not_know_the_token() -> None:
     pair = Pair(member_token="another")
     pair.coordinator.greet()
-    pair.member.meet_coordinator(pair.read(pair.member)[0], 3)
-    with pytest.raises(WireBroken, match="token"):
-        pair.coordinator.meet_member(pair.read(pair.coordinator)[0], 8)
-    with pytest.raises(WireBroken, match="token"):
-        pair.member.meet_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
-    assert not pair.member.is_trusted
+    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
+    with pytest.raises(ConnectionBroken, match="token"):
+        pair.coordinator.authenticate_member(pair.read(pair.coordinator)[0], 8)
+    with pytest.raises(ConnectionBroken, match="token"):
+        pair.member.authenticate_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
+    assert pair.member.rank is None
     pair.close()
 
 
 def test_a_proof_that_was_overheard_does_not_fit_another_greeting(pair: Pair) -> None:
     pair.coordinator.greet()
-    pair.member.meet_coordinator(pair.read(pair.member)[0], 3)
+    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
     overheard = pair.read(pair.coordinator)[0]
     other = Pair()
     other.coordinator.greet()
-    with pytest.raises(WireBroken, match="token"):
-        other.coordinator.meet_member(overheard, 8)
-    with pytest.raises(WireBroken, match="token"):  # nor another rank
-        pair.coordinator.meet_member({**overheard, "rank": 4}, 8)
+    with pytest.raises(ConnectionBroken, match="token"):
+        other.coordinator.authenticate_member(overheard, 8)
+    with pytest.raises(ConnectionBroken, match="token"):  # nor another rank
+        pair.coordinator.authenticate_member({**overheard, "rank": 4}, 8)
     other.close()
 
 
@@ -92,7 +95,7 @@ def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
     assert pair.read(pair.coordinator) == [large]
     stranger = Pair()
     stranger.member.send(large)
-    with pytest.raises(WireBroken, match="frame of"):
+    with pytest.raises(ConnectionBroken, match="frame of"):
         stranger.read(stranger.coordinator)
     stranger.close()
 
@@ -116,8 +119,8 @@ def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pai
 
 
 def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "MOST_UNSENT", 200_000)
-    with pytest.raises(WireBroken, match="does not read"):
+    monkeypatch.setattr(connection, "MOST_UNSENT", 200_000)
+    with pytest.raises(ConnectionBroken, match="does not read"):
         for _ in range(1000):
             pair.coordinator.send({"text": "x" * 100_000})
     assert len(pair.coordinator.outgoing) < 500_000
@@ -131,7 +134,7 @@ def test_what_was_said_before_the_end_arrives_although_more_was_on_its_way_back(
     pair.member.drain(0.2)
     pair.member.close()
     assert pair.read(pair.coordinator) == [{"last": "word"}]
-    with pytest.raises(WireBroken):
+    with pytest.raises(ConnectionBroken):
         pair.read(pair.coordinator)
 
 
@@ -145,5 +148,5 @@ def test_a_drain_ends_in_time_although_the_other_end_stays(pair: Pair) -> None:
 def test_a_lost_connection_is_said_once_and_closing_twice_is_nothing(pair: Pair) -> None:
     pair.member.close()
     pair.member.close()
-    with pytest.raises(WireBroken, match="closed the connection"):
+    with pytest.raises(ConnectionBroken, match="closed the connection"):
         pair.read(pair.coordinator)

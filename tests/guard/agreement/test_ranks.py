@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.guard.agreement.attendance import Attendance, name_ranks
+from resilience.guard.agreement.ranks import RankRegistry, name_ranks
 
 
-def joined(world: int = 3) -> Attendance:
-    ranks = Attendance(world)
+def joined(world: int = 3) -> RankRegistry:
+    ranks = RankRegistry(world)
     for rank in range(world):
         assert not ranks.join(rank, f"life{rank}")
     return ranks
 
 
 def test_who_has_not_joined_or_is_lost_is_missing() -> None:
-    ranks = Attendance(3)
+    ranks = RankRegistry(3)
     ranks.join(1, "life1")
     assert not ranks.has_everybody_joined() and not ranks.are_all_there()
     ranks.join(0, "life0")
@@ -28,7 +28,7 @@ def test_who_has_not_joined_or_is_lost_is_missing() -> None:
 
 
 def test_who_never_joined_and_who_was_lost_are_told_apart() -> None:
-    ranks = Attendance(4)
+    ranks = RankRegistry(4)
     for rank in (0, 1):
         ranks.join(rank, f"life{rank}")
     assert ranks.name_missing() == "ranks 2, 3 of 4 did not join the guard"
@@ -58,8 +58,8 @@ def test_a_lost_rank_trains_on() -> None:
 
 def test_a_process_that_comes_back_after_another_took_its_place_is_a_twin() -> None:
     ranks = joined()
-    assert ranks.join(1, "again") and not ranks.is_twin(1)
-    assert ranks.join(1, "life1") and ranks.is_twin(1)
+    assert ranks.join(1, "again") and not ranks.is_duplicate(1)
+    assert ranks.join(1, "life1") and ranks.is_duplicate(1)
 
 
 @pytest.mark.parametrize(

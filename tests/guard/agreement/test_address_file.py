@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 import json
@@ -7,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,20 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.agreement.stale import OLD_S, is_of, owner_fields, remove_own, remove_stale
+from resilience.guard.agreement.address_file import (
+    OLD_S,
+    Address,
+    AddressFile,
+    make_private_directory,
+    read_address,
+    remove_own,
+)
 from resilience.guard.place import Place
+from resilience.guard.recorder import Recorder
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import Node
 from tests.system.people import NOBODY, needs_root
-
-LONG_AGO = time.time() - OLD_S - 1
 
 
 def a_place(run: Path | None, **more: Any) -> Place:
@@ -58,17 +65,20 @@ def dead_pid() -> int:
     return process.pid
 
 
-def write(folder: Path, name: str, port: int, when: float | None = None, **fields: object) -> Path:
+def write(folder: Path, name: str, port: int, **fields: object) -> Path:
     path = folder / name
     path.write_text(json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
     path.chmod(0o600)
-    if when is not None:
-        os.utime(path, (when, when))
     return path
 
 
+def the_file(path: Path, **more: Any) -> AddressFile:
+    place = a_place(path.parent.parent, **more)
+    return AddressFile(path, place, Recorder(place))
+
+
 def sweep(folder: Path, **more: Any) -> list[str]:
-    remove_stale(folder / "12-2-0", a_place(folder.parent, **more), threading.Event())
+    the_file(folder / "12-2-0", **more)._remove_stale()
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -86,8 +96,9 @@ def test_where_somebody_listens_nothing_is_swept(folder: Path, listener: socket.
     names = [
         write(folder, "12-0-0", port, node="n2", pid=1, attempt=1).name,
         write(folder, "7-0-0", port, node="n1", pid=dead_pid, attempt=5).name,
-        write(folder, "8-0-0", port, LONG_AGO, node="n2", pid=1, attempt=5).name,
+        write(folder, "8-0-0", port, node="n2", pid=1, attempt=5).name,
     ]
+    os.utime(folder / "8-0-0", (0.0, 0.0))
     assert sweep(folder) == names
 
 
@@ -98,9 +109,10 @@ def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, 
     assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
 
 
-def test_after_a_week_the_file_of_another_node_goes_if_that_refuses(folder: Path, dead_port: int) -> None:
-    write(folder, "7-0-0", dead_port, LONG_AGO, node="n2", pid=1, attempt=5)
-    write(folder, "8-0-0", dead_port, LONG_AGO + 3600, node="n2", pid=1, attempt=5)
+def test_after_a_week_the_file_of_another_node_goes_if_nobody_listens(folder: Path, dead_port: int) -> None:
+    for name, seconds in (("7-0-0", OLD_S + 1), ("8-0-0", OLD_S - 3600)):
+        when = time.time() - seconds
+        os.utime(write(folder, name, dead_port, node="n2", pid=1, attempt=5), (when, when))
     assert sweep(folder) == ["8-0-0"]
 
 
@@ -133,21 +145,92 @@ def test_what_a_killed_writer_left_beside_goes_after_a_while(folder: Path) -> No
 
 def test_a_sweep_ends_when_the_launch_does_and_minds_no_missing_folder(folder: Path, dead_port: int) -> None:
     write(folder, "12-0-0", dead_port, node="n2", pid=1, attempt=1)
-    over = threading.Event()
-    over.set()
-    remove_stale(folder / "12-2-0", a_place(folder.parent), over)
+    file = the_file(folder / "12-2-0")
+    file.withdraw()
+    file._remove_stale()
     assert (folder / "12-0-0").exists()
-    remove_stale(folder / "none" / "12-2-0", a_place(folder.parent), threading.Event())
+    the_file(folder / "none" / "12-2-0")._remove_stale()
 
 
 def test_only_the_file_of_this_very_process_is_its_own(folder: Path) -> None:
-    place = a_place(folder.parent)
-    path = write(folder, "12-2-0", 4711, None, **owner_fields(place))
-    assert is_of(path.read_text(), "n1", os.getpid())
+    path = folder / "12-2-0"
+    the_file(path).publish(Address("127.0.0.1", 4711, "abc"))
+    wait_until(path.exists)
     for node, pid in (("n2", os.getpid()), ("n1", 1)):
         assert not remove_own(str(path), node, pid) and path.exists()
     assert remove_own(str(path), "n1", os.getpid()) and not path.exists()
     assert not remove_own(str(path), "n1", os.getpid()), "gone already"
+
+
+# ---- which file is trusted ------------------------------------------------------------------------------------------
+
+
+def put(path: Path, text: str = '{"host": "127.0.0.1", "port": 4711, "token": "abc"}') -> Path:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_good_file_is_believed(tmp_path: Path) -> None:
+    found = read_address(put(tmp_path / "agreement" / "12"))
+    assert found is not None
+    assert (found.host, found.port, found.token) == ("127.0.0.1", 4711, "abc")
+
+
+def test_a_link_a_fifo_or_a_folder_in_its_place_is_not_followed_and_blocks_nobody(tmp_path: Path) -> None:
+    good = put(tmp_path / "agreement" / "12")
+    link, dangling, fifo = (good.parent / name for name in ("link", "dangling", "fifo"))
+    link.symlink_to(good)
+    dangling.symlink_to(good.parent / "nothing")
+    os.mkfifo(fifo, 0o600)
+    for path in (link, dangling, fifo, good.parent, good.parent / "nothing", tmp_path / "no folder" / "x"):
+        assert read_address(path) is None
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    good = put(tmp_path / "agreement" / "12")
+    (tmp_path / "elsewhere").symlink_to(good.parent)
+    assert read_address(tmp_path / "elsewhere" / "12") is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660, 0o770, 0o777, 0o702])
+def test_a_file_or_a_directory_that_others_can_use_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    path = put(tmp_path / "agreement" / "12")
+    (path.parent if mode & 0o100 else path).chmod(mode)
+    assert read_address(path) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "17", '{"host": 1, "port": 2, "token": "x"}', '{"host": "a", "port": "x", "token": "x"}']
+    + [json.dumps({"host": "a", "port": port, "token": "x"}) for port in (0, -1, 65536, 1.5, True, None)]
+    + [json.dumps({"host": "a", "port": 1, "token": 7}), "[" * 50_000, '{"host": "a", "port": 1}'],
+)
+def test_a_file_that_says_nothing_sensible_is_waited_over(tmp_path: Path, text: str) -> None:
+    assert read_address(put(tmp_path / "agreement" / "12", text)) is None
+
+
+@needs_root
+def test_a_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    path = put(tmp_path / "agreement" / "12")
+    os.chown(path, NOBODY, NOBODY)
+    assert read_address(path) is None
+
+
+def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "agreement"
+    folder.mkdir()
+    folder.chmod(0o777)
+    make_private_directory(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@needs_root
+def test_what_a_stranger_put_into_tmp_is_not_believed_either(tmp_path: Path) -> None:
+    path = put(tmp_path / "resil-0" / "12")
+    os.chown(path.parent, NOBODY, NOBODY)
+    assert read_address(path) is None
 
 
 # ---- real launches -------------------------------------------------------------------------------------------------
@@ -189,10 +272,11 @@ def test_two_launches_that_live_side_by_side_leave_each_other_alone(
 ) -> None:
     home = tmp_path / "launch"
     own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1"):
+    with a_launch(home, None, 2, MASTER_PORT="1") as first:
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        first.wait_for_steps()
         dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
         with a_launch(home, None, 2, MASTER_PORT="2") as other:
             wait_until(lambda: not dead.exists())  # it comes last
             other.wait_for_steps()
-            assert len([path for path in own.iterdir() if path.name.startswith("12-")]) == 2
+            wait_until(lambda: len(list(own.glob("12-*"))) == 2)

@@ -1,7 +1,7 @@
-"""One connection between a rank and rank 0: greeted, proved, then messages. Never blocks; never trusts what it reads.
+"""One connection between a rank and rank 0: a handshake, then messages. Never blocks; never trusts what it reads.
 
-The greeting: rank 0 sends a random word. The member answers with a word of its own, its rank, and the proof that it
-knows the run's token; rank 0 proves the same. Only then does either believe what the other says (`frames.py`).
+In the handshake rank 0 sends a random word. The member answers with a word of its own, its rank, and the proof that it
+knows the run's token; rank 0 proves the same. Neither accepts messages of the other before (`frames.py`).
 """
 
 from __future__ import annotations
@@ -15,46 +15,49 @@ from resilience.guard.agreement import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resilience.guard.agreement.messages import Message
 
 HANDSHAKE_S = 10.0
-"""Who has not proved in this time that it is one of us is dropped."""
+"""Connections whose handshake takes longer are closed."""
 MOST_UNSENT = 4 * 2**20
-"""Bytes that may wait for a peer that does not read; then the connection ends, and a living peer comes again."""
+"""Bytes that may wait for a peer that does not read; then the connection ends, and a live peer connects again."""
 SILENCE_MS = 60_000
 READ_SIZE = 65536
 
 
-class WireBroken(Exception):
-    """The connection has ended, or what arrived is nothing that one of us says; the text says which."""
+class ConnectionBroken(Exception):
+    """The connection has ended, or the peer has sent something else than a rank does; the text says which."""
 
 
-class Address:
-    """Where rank 0 listens, and the token that proves that one belongs to the run."""
-
-    __slots__ = ("host", "port", "token")
-
-    def __init__(self, host: str, port: int, token: str) -> None:
-        self.host = host
-        self.port = port
-        self.token = token
-
-
-class Wire:
+class Connection:
     """One connection, registered with a selector as long as it is open.
 
+    Args:
+        take: gets each message that arrives; may raise ConnectionBroken.
+        drop: called when the connection breaks, with the reason.
+
     Attributes:
-        rank: who is at the other end: the member's rank, as the greeting tells; None before that.
-        is_trusted: whether the other end has proved that it knows the token.
+        rank: of the peer, once it has proved that it knows the token; None before.
         since: when the connection was made (monotonic seconds).
+        handshake_until: when a connection without a rank is too slow.
         outgoing: bytes that the kernel has not taken yet.
         is_open: False once `close` was called.
     """
 
-    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, token: str, now: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        selector: selectors.BaseSelector,
+        token: str,
+        now: float,
+        take: Callable[[Connection, Message], None],
+        drop: Callable[[Connection, str], None],
+    ) -> None:
         self.since = now
+        self.handshake_until = now + HANDSHAKE_S
         self.rank: int | None = None
-        self.is_trusted = False
         self.is_open = True
         self.outgoing = bytearray()
         self._socket = sock
@@ -67,54 +70,80 @@ class Wire:
         with contextlib.suppress(OSError):
             _tune(sock)
         self._events = selectors.EVENT_READ
-        selector.register(sock, self._events, self)
+        self._take = take
+        self._drop = drop
+        selector.register(sock, self._events, self.serve)
+
+    def serve(self, mask: int) -> None:
+        """Send and receive as far as the selector's `mask` allows."""
+        if not self.is_open:
+            return  # closed since the selector reported it
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self.flush()
+            if mask & selectors.EVENT_READ:
+                for message in self.read():
+                    if self.is_open:
+                        self._take(self, message)
+        except ConnectionBroken as error:
+            self._drop(self, str(error))
+        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
+            self._drop(self, "a fault")
+            raise
+
+    def send_or_drop(self, message: Message) -> None:
+        """Send a message, as `send` does; a connection that breaks is dropped."""
+        try:
+            self.send(message)
+        except ConnectionBroken as error:
+            self._drop(self, str(error))
 
     def read(self) -> list[Message]:
-        """What has arrived, complete messages only. Raise WireBroken at the end of the connection."""
+        """The complete messages that have arrived. Raise ConnectionBroken at the end of the connection."""
         try:
             data = self._socket.recv(READ_SIZE)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
-            raise WireBroken(f"the connection was lost: {error}") from None
+            raise ConnectionBroken(f"the connection was lost: {error}") from None
         if not data:
-            raise WireBroken("the other end has closed the connection")
+            raise ConnectionBroken("the other end has closed the connection")
         return self._decode(data)
 
     def _decode(self, data: bytes) -> list[Message]:
         try:
             return self._decoder.feed(data)
         except frames.BadFrame as error:
-            raise WireBroken(f"it said {error}") from None
+            raise ConnectionBroken(f"the peer sent {error}") from None
 
     def send(self, message: Message) -> None:
-        """Send a message, or what of it the kernel takes; `flush` sends the rest. Raise WireBroken."""
+        """Send a message, or what of it the kernel takes; `flush` sends the rest. Raise ConnectionBroken."""
         self.outgoing += frames.encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what has waited. Raise WireBroken."""
+        """Send what has waited. Raise ConnectionBroken."""
         try:
             while self.outgoing:
                 del self.outgoing[: self._socket.send(self.outgoing)]
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            raise WireBroken(f"the connection was lost: {error}") from None
+            raise ConnectionBroken(f"the connection was lost: {error}") from None
         if len(self.outgoing) > MOST_UNSENT:
-            raise WireBroken("it does not read what it is told")
+            raise ConnectionBroken("the peer does not read")
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.outgoing else 0)
         if events != self._events:
-            self._selector.modify(self._socket, events, self)
+            self._selector.modify(self._socket, events, self.serve)
             self._events = events
 
     def end_sending(self) -> None:
-        """Nothing more will be said: the other end hears the end of it after all that was sent."""
+        """Tell the peer that nothing more follows what was sent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def drain(self, wait_s: float) -> None:
-        """Read, and forget, until the other end closes: to close with unread bytes resets the connection."""
+        """Read and discard until the peer closes: to close with unread bytes resets the connection."""
         deadline = time.monotonic() + wait_s
         with contextlib.suppress(OSError):
             while (left := deadline - time.monotonic()) > 0:
@@ -135,44 +164,43 @@ class Wire:
         self.is_open = False
         self._socket.close()
 
-    # ---- the greeting -----------------------------------------------------------------------------------------
+    # ---- the handshake ----------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Rank 0 begins. Raise WireBroken."""
-        self.send({"word": self._own_word})
+        """Begin the handshake, as rank 0."""
+        self.send_or_drop({"word": self._own_word})
 
-    def meet_member(self, message: Message, world: int) -> None:
-        """On rank 0: believe a member that proves to be one. Raise WireBroken."""
+    def authenticate_member(self, message: Message, world: int) -> int:
+        """On rank 0: accept a member that knows the token, and return its rank. Raise ConnectionBroken."""
         word, rank = message.get("word"), message.get("rank")
         proved = isinstance(word, str) and frames.is_proof(
             message.get("proof"), self._token, f"member {rank}", self._own_word, word
         )
         if not proved:
-            raise WireBroken("it does not know the token")
+            raise ConnectionBroken("the peer does not know the token")
         if type(rank) is not int or not 0 < rank < world:
-            raise WireBroken(f"it says that it is rank {rank!r} of {world}")
-        self.rank = rank
-        self._trust()
+            raise ConnectionBroken(f"the peer claims to be rank {rank!r} of {world}")
+        self._accept(rank)
         self.send({"proof": frames.proof(self._token, "coordinator", self._own_word, str(word))})
+        return rank
 
-    def meet_coordinator(self, message: Message, rank: int) -> bool:
-        """On a member: prove who we are, then believe rank 0. Return whether it is trusted now. Raise WireBroken."""
+    def authenticate_coordinator(self, message: Message, rank: int) -> bool:
+        """On a member: prove our rank, then check rank 0's proof. Return whether both are done. Or raise."""
         if not self._their_word:
             word = message.get("word")
             if not isinstance(word, str) or not word:
-                raise WireBroken("it does not greet as rank 0 does")
+                raise ConnectionBroken("the peer does not greet as rank 0 does")
             self._their_word = word
             answer = frames.proof(self._token, f"member {rank}", word, self._own_word)
             self.send({"word": self._own_word, "rank": rank, "proof": answer})
             return False
         if not frames.is_proof(message.get("proof"), self._token, "coordinator", self._their_word, self._own_word):
-            raise WireBroken("it does not know the token")
-        self.rank = 0
-        self._trust()
+            raise ConnectionBroken("the peer does not know the token")
+        self._accept(0)
         return True
 
-    def _trust(self) -> None:
-        self.is_trusted = True
+    def _accept(self, rank: int) -> None:
+        self.rank = rank
         self._decoder.largest = frames.LARGEST_FRAME
 
 

@@ -1,7 +1,10 @@
+""""""
+
 from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -9,26 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.agreement import meeting as meeting_module
-from resilience.guard.agreement.alone import Agreement
-from resilience.guard.agreement.heard import Heard
-from resilience.guard.agreement.meeting import (
-    AddressFile,
-    address_file,
+from resilience.guard.agreement import address_file as file_module
+from resilience.guard.agreement import rendezvous as rendezvous_module
+from resilience.guard.agreement.address_file import Address, AddressFile, address_file, read_address
+from resilience.guard.agreement.base import Agreement, AgreementEvent
+from resilience.guard.agreement.network import NetworkAgreement
+from resilience.guard.agreement.rendezvous import (
     allow_descriptors,
     are_on_several_nodes,
-    make_private_folder,
-    meet,
+    is_ours,
+    listening_host,
     open_listener,
-    read_address,
+    rendezvous,
 )
-from resilience.guard.agreement.network import NetworkAgreement
-from resilience.guard.agreement.wire import Address
 from resilience.guard.gate import Gate
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.agreement.ranks import save
+from tests.guard.agreement.ranks import client_of, save
 from tests.guard.guards import wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -40,7 +41,7 @@ class Scene:
 
     def __init__(self, run: Path | None, world: int = 2, nodes: int = 1) -> None:
         self.said: list[str] = []
-        self.news: list[Heard] = []
+        self.news: list[AgreementEvent] = []
         self.world, self.nodes = world, nodes
         self.run_dir = str(run) if run is not None else ""
         self.made: list[Agreement] = []
@@ -57,7 +58,7 @@ class Scene:
         gate = Gate()
         gate.open()
         chosen = GuardSettings(**settings)  # type: ignore[arg-type]
-        made = meet(gate, self.news.append, self.place(rank), chosen, None, self.recorder(rank))
+        made = rendezvous(gate, self.news.append, self.place(rank), chosen, None, self.recorder(rank))
         self.made.append(made)
         made.start()
         return made
@@ -79,8 +80,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def is_up(made: Agreement) -> bool:
     assert isinstance(made, NetworkAgreement)
-    uplink = made._control.uplink
-    return uplink is not None and uplink.is_up()
+    return client_of(made).is_up()
 
 
 # ---- the file ------------------------------------------------------------------------------------------------------
@@ -115,82 +115,11 @@ def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
     old.publish(ADDRESS)
     wait_until(lambda: read_address(path) is not None)
     new.publish(Address("127.0.0.1", 4712, "def"))
-    wait_until(lambda: (found := new.read()) is not None and found.port == 4712)
+    wait_until(lambda: (found := read_address(path)) is not None and found.port == 4712)
     old.withdraw()
-    assert new.read() is not None
+    assert read_address(path) is not None
     new.withdraw()
     assert not path.exists()
-
-
-def write(path: Path, text: str = '{"host": "127.0.0.1", "port": 4711, "token": "abc"}') -> Path:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
-
-
-def test_a_good_file_is_believed(tmp_path: Path) -> None:
-    found = read_address(write(tmp_path / "agreement" / "12"))
-    assert found is not None
-    assert (found.host, found.port, found.token) == ("127.0.0.1", 4711, "abc")
-
-
-def test_a_link_a_fifo_or_a_folder_in_its_place_is_not_followed_and_blocks_nobody(tmp_path: Path) -> None:
-    good = write(tmp_path / "agreement" / "12")
-    link, dangling, fifo = (good.parent / name for name in ("link", "dangling", "fifo"))
-    link.symlink_to(good)
-    dangling.symlink_to(good.parent / "nothing")
-    os.mkfifo(fifo, 0o600)
-    for path in (link, dangling, fifo, good.parent, good.parent / "nothing", tmp_path / "no folder" / "x"):
-        assert read_address(path) is None
-
-
-def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    good = write(tmp_path / "agreement" / "12")
-    (tmp_path / "elsewhere").symlink_to(good.parent)
-    assert read_address(tmp_path / "elsewhere" / "12") is None
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660])
-def test_a_file_that_others_can_read_or_write_is_not_believed(tmp_path: Path, mode: int) -> None:
-    path = write(tmp_path / "agreement" / "12")
-    path.chmod(mode)
-    assert read_address(path) is None
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o777, 0o702])
-def test_a_folder_that_others_can_write_is_not_believed(tmp_path: Path, mode: int) -> None:
-    path = write(tmp_path / "agreement" / "12")
-    path.parent.chmod(mode)
-    assert read_address(path) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "17", '{"host": 1, "port": 2, "token": "x"}', '{"host": "a", "port": "x", "token": "x"}']
-    + [json.dumps({"host": "a", "port": port, "token": "x"}) for port in (0, -1, 65536, 1.5, True, None)]
-    + [json.dumps({"host": "a", "port": 1, "token": 7}), "[" * 50_000, '{"host": "a", "port": 1}'],
-)
-def test_a_file_that_says_nothing_sensible_is_waited_over(tmp_path: Path, text: str) -> None:
-    assert read_address(write(tmp_path / "agreement" / "12", text)) is None
-
-
-@needs_root
-def test_a_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
-    path = write(tmp_path / "agreement" / "12")
-    os.chown(path, NOBODY, NOBODY)
-    assert read_address(path) is None
-
-
-# ---- the folder ----------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "agreement"
-    folder.mkdir()
-    folder.chmod(0o777)
-    make_private_folder(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @needs_root
@@ -223,18 +152,11 @@ def test_a_folder_that_somebody_made_before_us_in_tmp_is_refused_with_a_clear_wo
     scene.leave()
     assert "address could not be written" in scene.said[0]
     assert str(trap) in scene.said[0]
-    assert ("belongs to somebody else" in scene.said[0]) or ("no folder" in scene.said[0])
+    assert ("belongs to another user" in scene.said[0]) or ("not a directory" in scene.said[0])
     assert len(scene.said) == 1
     assert list(loot.iterdir()) == []
     if kind == "folder":
         assert list(trap.iterdir()) == []
-
-
-@needs_root
-def test_what_a_stranger_put_into_tmp_is_not_believed_either(tmp_path: Path) -> None:
-    path = write(tmp_path / "resil-0" / "12")
-    os.chown(path.parent, NOBODY, NOBODY)
-    assert read_address(path) is None
 
 
 # ---- a file system that refuses ------------------------------------------------------------------------------------
@@ -243,7 +165,7 @@ def test_what_a_stranger_put_into_tmp_is_not_believed_either(tmp_path: Path) -> 
 def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(file_module, "RETRY_S", 0.05)
     run = tmp_path / "run"
     run.mkdir()
     (run / "agreement").write_text("in the way")
@@ -251,8 +173,8 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     first, other = scene.meet(0), scene.meet(1)
     wait_until(lambda: scene.said)
     assert "no rank can ask the others" in scene.said[0]
-    assert other.arrive() is not None  # the training goes on
-    other.wish(save())
+    assert other.on_step() is not None  # the training goes on
+    other.request(save())
     assert not is_up(other)
     (run / "agreement").unlink()
     wait_until(lambda: is_up(other))  # it was put right
@@ -260,7 +182,7 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     assert len(scene.said) == 1
     for made in (first, other):
         made._gate.count += 1
-        assert made.arrive().save
+        assert made.on_step().save
         made.finish("saved", 0.1)
     scene.leave()
 
@@ -269,10 +191,10 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
-    monkeypatch.setattr(meeting_module, "replace_file", lambda *_, **__: hung.wait(60))
-    monkeypatch.setattr(meeting_module, "REMOVE_S", 0.2)
+    monkeypatch.setattr(file_module, "replace_file", lambda *_, **__: hung.wait(60))
+    monkeypatch.setattr(file_module, "REMOVE_S", 0.2)
     first = scene.meet(0)
-    assert first.arrive() is not None
+    assert first.on_step() is not None
     scene.leave()
     assert not hung.is_set()
     hung.set()
@@ -286,16 +208,16 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait(
     for rank in (0, 1):
         made = scene.meet(rank)
         assert type(made) is Agreement
-        made.wish(save())
+        made.request(save())
         decision = made.wait_for_start(60)
         assert decision is not None
         assert not decision.stop
-        assert not made.arrive()
-        assert not made.arrive_at_poll()
+        assert not made.on_step()
+        assert not made.on_poll()
         made.decide_start(decision)
         made.finish("saved", 0.1)
         made.resumed()
-        made.forget()
+        made.after_fork_in_child()
     scene.leave()
     assert len(scene.said) == 2
     assert "several nodes and there is no run directory" in scene.said[0]
@@ -342,3 +264,49 @@ def test_one_connection_per_rank_is_allowed_for() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 768)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_ranks_of_one_node_listen_on_loopback_whatever_the_environment_says() -> None:
+    assert listening_host("", local=True, names=("192.0.2.77", socket.gethostname())) == "127.0.0.1"
+
+
+def test_the_setting_wins_as_an_address_a_name_or_an_interface() -> None:
+    for local in (True, False):
+        assert listening_host("192.0.2.77", local=local, names=()) == "192.0.2.77"
+        assert listening_host("localhost", local=local, names=()) == "127.0.0.1"
+        assert listening_host("lo", local=local, names=()) == "127.0.0.1"
+    assert listening_host("no-such-interface-at-all", local=False, names=()) == "no-such-interface-at-all"
+
+
+def own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+def test_the_first_name_that_is_an_address_of_this_machine_is_taken() -> None:
+    own = own_address()
+    names = ("", "no-such-host.invalid", "203.0.113.5", "localhost", own)
+    assert listening_host("", local=False, names=names) == own
+
+
+def test_without_any_name_the_address_towards_others_is_taken_and_never_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert listening_host("", local=False, names=()) == own_address()
+    monkeypatch.setattr(rendezvous_module, "_address_towards_others", lambda: "")
+    assert listening_host("", local=False, names=()) == "127.0.0.1"
+
+
+def test_what_is_ours() -> None:
+    assert is_ours("127.0.0.1")
+    assert is_ours("localhost")
+    assert is_ours("::1")
+    assert not is_ours("203.0.113.5")
+    assert not is_ours("no-such-host.invalid")
+    assert not is_ours("")
+    assert not is_ours("x" * 300)
