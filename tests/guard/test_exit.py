@@ -26,7 +26,7 @@ from tests.system.hung import hung_folder
 
 _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time
-from resilience.guard import exit as guard_exit, parts
+from resilience.guard import exit as guard_exit, runtime
 from resilience.guard import TrainingGuard
 guard_exit.IN_C_AFTER_S, guard_exit.BY_KERNEL_AFTER_S, guard_exit.LAST_WORDS_S = {in_c}, {by_kernel}, 2.0
 def save():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from resilience.guard.fenced import FencedTrainingGuard
+from resilience.guard.training_guard import LockedTrainingGuard
 from tests.guard.guards import Wisher, make_guard, train, wait_until
 
 
@@ -17,8 +17,8 @@ def no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_chosen_where_there_is_no_interpreter_lock() -> None:
     guard = make_guard()
-    assert isinstance(guard, FencedTrainingGuard)
-    assert guard.fence is not None
+    assert isinstance(guard, LockedTrainingGuard)
+    assert guard.lock is not None
 
 
 def test_it_counts_and_decides_like_the_other() -> None:
@@ -30,12 +30,12 @@ def test_it_counts_and_decides_like_the_other() -> None:
         assert train(guard).save
 
 
-def test_its_limits_are_written_and_its_position_read_under_the_fence() -> None:
+def test_its_limits_are_written_and_its_position_read_under_the_lock() -> None:
     guard = make_guard()
     guard.start()
     try:
-        with guard.fence:
-            assert guard.fence.locked()
+        with guard.lock:
+            assert guard.lock.locked()
         guard.hold(5, 6)
         assert (guard.limit, guard.poll_limit) == (5, 6)
         assert guard.position() == (0, 0)

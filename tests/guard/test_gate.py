@@ -232,10 +232,10 @@ def test_polls_of_an_earlier_step_are_not_counted() -> None:
     assert gate.position() == (5, 0)
 
 
-def test_with_a_fence_both_sides_hold_it() -> None:
-    """Free-threaded builds: a read or a write of the counters that does not wait for the fence would prove nothing."""
+def test_with_a_lock_both_sides_hold_it() -> None:
+    """Free-threaded builds: a read or a write of the counters that does not wait for the lock would prove nothing."""
     gate = Gate()
-    gate.fence = threading.Lock()
+    gate.lock = threading.Lock()
     done: list[str] = []
 
     def touch(what: str, act: Callable[[], object]) -> threading.Thread:
@@ -247,7 +247,7 @@ def test_with_a_fence_both_sides_hold_it() -> None:
         thread.start()
         return thread
 
-    with gate.fence:
+    with gate.lock:
         threads = [
             touch("position", gate.position),
             touch("hold", lambda: gate.hold(1, 1)),

@@ -99,8 +99,8 @@ def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
         with guard.saving():
             time.sleep(0.4)
     with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
-        assert guard._parts is not None
-        pace = guard._parts._pace
+        assert guard._runtime is not None
+        pace = guard._runtime._pace
         wait_until(lambda: pace.slowest_save_s is not None)
         assert pace.slowest_save_s is not None and pace.slowest_save_s >= 0.4
         train(guard)
@@ -138,9 +138,9 @@ def test_a_file_that_makes_no_sense_costs_nothing_and_is_written_anew(run: Path,
 
 def test_the_batch_shell_finds_the_bound_in_the_form_that_it_reads(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
-        assert guard._parts is not None
+        assert guard._runtime is not None
         guard.step()
-        wait_until(lambda: guard.step() is not None and guard._parts._pace.slowest_step_s is not None)  # type: ignore[union-attr]
+        wait_until(lambda: guard.step() is not None and guard._runtime._pace.slowest_step_s is not None)  # type: ignore[union-attr]
         with guard.saving():
             pass
     text = (run / "learned" / "0.json").read_text()
@@ -187,8 +187,8 @@ def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(
     assert learned(run)["host_memory"].keys() == known.keys()
     (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "host_memory": known}))
     with make_guard(run, say=lambda text: None, host_memory=True) as guard:
-        assert guard._parts is not None
-        guard._parts._learned._arrived.wait(20)
+        assert guard._runtime is not None
+        guard._runtime._learned._arrived.wait(20)
     assert learned(run)["host_memory"] == known
     job(run, range(3), smooth)
     assert "host_memory" not in learned(run), "it is switched off, and a later job may be another one"

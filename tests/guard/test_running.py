@@ -22,14 +22,14 @@ def test_a_fault_while_closing_does_not_turn_a_success_into_a_failure(
     said: list[str] = []
     guard = make_guard(make_run(tmp_path), say=said.append)
     guard.start()
-    assert guard._parts is not None
-    closed = guard._parts.close
+    assert guard._runtime is not None
+    closed = guard._runtime.close
 
-    def close_and_fail(*arguments: object) -> None:
-        closed(*arguments)  # type: ignore[arg-type]
+    def close_and_fail() -> None:
+        closed()
         raise OSError("stale file handle")
 
-    monkeypatch.setattr(guard._parts, "close", close_and_fail)
+    monkeypatch.setattr(guard._runtime, "close", close_and_fail)
     guard.close()
     assert guard.exit_code == 0
     assert any("stale file handle" in sentence for sentence in said)

@@ -577,7 +577,7 @@ CALLS: dict[str, Callable[[TrainingGuard], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("part", ["agreement", "_recorder", "_mirror", "_slot", "_pace", "_signals", "_loss", "_exit"])
+@pytest.mark.parametrize("part", ["agreement", "_recorder", "_mirror", "_slot", "_pace", "signals", "_loss", "exit"])
 def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part: str, call: str) -> None:
     class Faulty:
         def __getattr__(self, name: str) -> object:
@@ -585,14 +585,14 @@ def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part
 
     guard = make_guard(run, say=lambda text: None)
     guard.start()
-    assert guard._parts is not None
-    kept = getattr(guard._parts, part)
-    setattr(guard._parts, part, Faulty())
+    assert guard._runtime is not None
+    kept = getattr(guard._runtime, part)
+    setattr(guard._runtime, part, Faulty())
     try:
         guard.limit = guard.poll_limit = 0
         CALLS[call](guard)
     finally:
-        setattr(guard._parts, part, kept)
+        setattr(guard._runtime, part, kept)
         guard._state = "running"
         guard.close()
 
@@ -665,7 +665,7 @@ def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_startin
     """The first look hangs, as on a dead mount: the training starts and is told so."""
     over = threading.Event()
     monkeypatch.setattr("resilience.guard.triggers.switches.KillSwitch.poll", lambda self: over.wait(30) and None)
-    monkeypatch.setattr("resilience.guard.parts.FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr("resilience.guard.runtime.FIRST_LOOK_S", 0.2)
     with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()
         assert not guard.step()

@@ -68,11 +68,19 @@ class Signals:
 
     name = "signal"
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder, gate: Gate) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: GuardSettings,
+        recorder: Recorder,
+        gate: Gate,
+        is_saving: Callable[[], bool] = bool,
+    ) -> None:
         self._place = place
         self._settings = settings
         self._recorder = recorder
         self._gate = gate
+        self._is_saving = is_saving
         self._handler = self._handle  # one object, by which it is known again
         self._pid = os.getpid()
         self._launcher = os.getppid()
@@ -280,10 +288,7 @@ class Signals:
 
     def _may_end(self) -> bool:
         """Whether a second TERM takes effect at once: not in the middle of a save, unless nobody will ask again."""
-        if self.is_orphan or self.has_lost_launcher:
-            return True
-        saves = getattr(self._gate, "_saves", None)
-        return not getattr(self._gate, "_saving_depth", 0) and (saves is None or saves.newest is None)
+        return self.is_orphan or self.has_lost_launcher or not self._is_saving()
 
     def _act_as_before(self, number: int, frame: FrameType | None) -> None:
         """Do what would have happened without the guard."""
