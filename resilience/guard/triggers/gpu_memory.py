@@ -14,7 +14,7 @@ from typing import Any
 
 from resilience.guard.decision import Request
 from resilience.guard.memory.gpu import GpuLook, GpuUse, initialised_torch
-from resilience.guard.memory.node import physical_bytes
+from resilience.guard.memory.limits import physical_bytes
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False

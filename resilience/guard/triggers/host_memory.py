@@ -10,10 +10,8 @@ import time
 from dataclasses import dataclass, replace
 
 from resilience.guard.decision import Request
-from resilience.guard.memory.forecast import History, Trend
+from resilience.guard.memory.forecast import KEPT, SAVE_LOOKS, History, Look, RecentUse, SaveMemory, Trend, rush
 from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
-from resilience.guard.memory.rise import KEPT, Look, RecentUse, rush
-from resilience.guard.memory.save_memory import SAVE_LOOKS, SaveMemory
 from resilience.quantities import format_bytes, format_duration
 
 TYPE_CHECKING = False
@@ -205,9 +203,8 @@ class HostMemory:
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
         looks_ahead = wants_forecast and (saved_now or now >= self._forecast_at)
         is_up_to_date = saved_now and not self._save.is_in_flight  # else steps were done since the save began
-        closely = self.look_again_s is not None or self._pace.is_saving or self._save.is_measuring
         self.look_again_s = None
-        readings = self._limits.look(now, matters=self._matters, thorough=due or looks_ahead or closely)
+        readings = self._limits.look(now)
         if not readings:
             self._recorder.warn(f"could not look at the memory of {self._place.host}: it is not watched", key=self.name)
             return None
@@ -269,13 +266,6 @@ class HostMemory:
     def done(self, outcome: str) -> None:
         """Nothing follows: it is looked at again."""
 
-    def close(self) -> None:
-        """Give the descriptors back."""
-        self._limits.close()
-
-    def _matters(self, limit_bytes: int, used_bytes: int) -> bool:
-        return used_bytes >= self._stop_level(limit_bytes)
-
     def _stop_level(self, limit_bytes: int) -> float:
         least = max(self._settings.host_memory_free_bytes, self._save.bytes)
         return stop_level(limit_bytes, self._settings.host_memory_percent, least)
@@ -306,11 +296,10 @@ class HostMemory:
             if reading.whose == FAMILY:
                 continue  # to look at it is expensive
             recent = self._recent.setdefault(reading.key, RecentUse())
-            is_exact = reading.is_exact and not self._save.is_measuring
-            recent.add(Look(now, reading.used_bytes, is_exact), KEPT * need_s)
+            recent.add(Look(now, reading.used_bytes, is_exact=not self._save.is_measuring), KEPT * need_s)
             room_bytes = reading.free_bytes - self._save.bytes
             fills_in_s = min(fills_in_s, recent.fills_in_s(room_bytes))
-            if reading.is_exact and (save_s is not None or reading.percent >= NEAR_PERCENT):
+            if save_s is not None or reading.percent >= NEAR_PERCENT:
                 left_s = rush(recent.looks, room_bytes=room_bytes, need_s=need_s, known_bytes=recent.known_bytes)
                 if left_s is not None:
                     return (

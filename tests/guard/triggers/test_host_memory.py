@@ -426,8 +426,7 @@ def test_a_poll_is_cheap_here_and_now() -> None:
         start = time.perf_counter()
         trigger.poll()
         took.append(time.perf_counter() - start)
-    trigger.close()
-    assert sorted(took)[150] < 0.001, "about 15 us"
+    assert sorted(took)[150] < 0.001, "about 300 us"
 
 
 def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
