@@ -14,7 +14,7 @@ import os
 import socket
 import time
 
-from resilience.guard.mirror.run_folder import remove_remains
+from resilience.guard.mirror.run_directory import remove_remains
 from resilience.guard.small_files import open_folder, read_regular, remove_same
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ import threading
 import time
 
 from resilience.guard.agreement.network import Address
-from resilience.guard.mirror.process import DEAF_TO, LARGEST_PACKET, PEER
+from resilience.guard.mirror.process import IGNORED_SIGNALS, LARGEST_PACKET, PEER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def start_process(listener: socket.socket, order: str) -> int:
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         ],
-        setsigmask=[*DEAF_TO, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        setsigmask=[*IGNORED_SIGNALS, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     )
 
 

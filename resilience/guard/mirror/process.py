@@ -27,15 +27,20 @@ import select
 import signal
 import socket
 import struct
+import threading
 import time
 
-from resilience.guard.mirror.beat import SIZE, Pulse, read_phase
-from resilience.guard.mirror.beats_file import GONE, LEFT, RUNNING, RankBeat
-from resilience.guard.mirror.files import Files
+from resilience.guard.agreement.stale import remove_own
+from resilience.guard.mirror.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
+from resilience.guard.mirror.run_directory import RunDirectoryWriter, read_learned, stacks_asked
+from resilience.guard.small_files import read_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from resilience.guard.mirror.run_directory import Asked
 
 LARGEST_PACKET = 65536
 MOST_GUESTS = 1_024
@@ -46,9 +51,21 @@ HUNG_S = 30.0
 STACKS_S = 1.0
 """How long ranks have to write their stacks, in memory: a process that does not run writes none."""
 MOST_STACKS = 2**20
+MOST_LINES = 1_000
+"""Journal lines kept per rank while the run directory cannot be written."""
+SOON_S = 0.1
+LOOK_AGAIN_S = 1.0
 PEER = struct.Struct("3i")
 """struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)."""
-DEAF_TO = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGALRM)
+IGNORED_SIGNALS = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGPIPE,
+    signal.SIGALRM,
+)
 """What proctrack/linuxproc and terminals give to every descendant of a job step."""
 
 
@@ -107,6 +124,137 @@ class Guest:
         return begin
 
 
+class Files:
+    """The thread that touches the run directory.
+
+    Attributes:
+        beats: the ranks that have come, by number; replaced, never changed in place.
+        writer: keeps what is to be written.
+        wants_stacks: the batch shell asks for the stacks of all ranks; reset by the thread that collects them.
+        busy_since: when the present round of work began, on the monotonic clock; None while the thread waits.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.beats: dict[int, RankBeat] = {}
+        self.wants_stacks = False
+        self.writer = RunDirectoryWriter(
+            order["run_dir"], order["job_id"], order["attempt"], order["host"], most_lines=MOST_LINES
+        )
+        self.busy_since: float | None = None
+        self._order = order
+        self._lock = threading.Lock()
+        self._stacks_asked: Asked | None = None
+        self._askers: list[tuple[int, str, Callable[[dict[str, Any]], None]]] = []
+        self._due = 0.0
+        self._looked_again = time.monotonic()
+        self._wake = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def admit(self, rank: int, beat: RankBeat) -> None:
+        """Show this rank from now on."""
+        self.beats = {**self.beats, rank: beat}
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Something has changed that people want to know soon; ranks come and go together."""
+        self._due = min(self._due, time.monotonic() + SOON_S)
+        self._wake.set()
+
+    def add_line(self, rank: int, line: bytes) -> None:
+        """Keep a journal line until it is written."""
+        self.writer.add_lines(rank, [line])
+        self._wake.set()
+
+    def keep_learned(self, rank: int, text: str) -> None:
+        """Write what a rank has learned."""
+        self.writer.add_learned(rank, text)
+        self._wake.set()
+
+    def add_stacks(self, rank: int, pid: int, stacks: bytes) -> None:
+        """Write down where all threads of a rank are; nothing was written by one that does not run."""
+        head = f"{int(time.time())} {self._order['host']} pid {pid}: where it hangs, by the batch shell's wish\n"
+        stacks = stacks or b"it did not answer: the process is stopped, or in the kernel"
+        self.writer.add_stacks(rank, head.encode() + stacks + b"\n")
+        self._wake.set()
+
+    def ask(self, rank: int, what: str, say: Callable[[dict[str, Any]], None]) -> None:
+        """Answer a rank where rank 0 listens (`address`), or what it had learned in another job (`learned`)."""
+        with self._lock:
+            if (rank, what, say) not in self._askers:
+                self._askers.append((rank, what, say))
+        self._wake.set()
+
+    def finish(self, wait_s: float) -> None:
+        """Write the last words."""
+        self._over = True
+        self._wake.set()
+        self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            over = self._over
+            self.busy_since = time.monotonic()
+            self._answer()
+            is_due = bool(self.beats) and (over or time.monotonic() >= self._due)
+            if is_due:
+                self._due = time.monotonic() + float(self._order["beat_s"])
+            self.writer.write(self.beats if is_due else None)
+            if is_due:
+                self._look_for_stacks()
+            self.busy_since = None
+            if over:
+                self._remove_address()
+                return
+            self._wake.wait(max(0.01, self._due - time.monotonic()) if self.beats else None)
+            self._wake.clear()
+
+    def _answer(self) -> None:
+        with self._lock:
+            askers, self._askers = self._askers, []
+        address: str | None = None
+        if any(what == "address" for _, what, _ in askers):
+            address = self._read_address()
+        for rank, what, say in askers:
+            say({what: address if what == "address" else read_learned(self._order["run_dir"], rank)})
+
+    def _read_address(self) -> str | None:
+        text = read_own(self._order["address"])
+        if text is None and time.monotonic() > self._looked_again + LOOK_AGAIN_S:
+            self._looked_again = time.monotonic()
+            look_again(self._order["address"])
+            text = read_own(self._order["address"])
+        return text
+
+    def _look_for_stacks(self) -> None:
+        with contextlib.suppress(OSError):
+            asked = stacks_asked(self._order["run_dir"], self._order["job_id"])
+            if asked is not None and asked != self._stacks_asked:
+                self._stacks_asked, self.wants_stacks = asked, True
+
+    def _remove_address(self) -> None:
+        """Rank 0 of this node was killed, and its address file is still there: nobody listens there any more."""
+        first = self.beats.get(0)
+        if first is not None and first.end == GONE:
+            with contextlib.suppress(OSError):
+                remove_own(self._order["address"], self._order["host"], first.pid)
+
+
+def look_again(path: str) -> None:
+    """Make an NFS client forget that a file was not there: it believes that for up to a minute (nfs(5), acdirmax).
+
+    It asks the server again about a folder in which it has written itself.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
+    with contextlib.suppress(OSError):
+        os.mkdir(folder, 0o700)
+    with contextlib.suppress(OSError):
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.unlink(beside)
+
+
 class MirrorProcess:
     """Serves the ranks of a node until none is left."""
 
@@ -130,7 +278,7 @@ class MirrorProcess:
                 guest.look(now)
             self._take_stacks()
             self._drop_silent()
-            self._tell_trouble()
+            self._tell_error()
             if self._is_over() and not self._accept():
                 break
         self._listener.close()
@@ -215,7 +363,7 @@ class MirrorProcess:
             elif "learned" in message:
                 self._files.keep_learned(int(message["learned"]), str(message["text"]))
             elif "ask" in message:
-                self._files.ask(guest, str(message["ask"]))
+                self._files.ask(guest.rank, str(message["ask"]), guest.say)
             elif "bye" in message:
                 guest.look(time.time())
                 guest.close(LEFT)
@@ -255,21 +403,21 @@ class MirrorProcess:
             return False
         return bool(self._files.beats) or time.monotonic() > self._begun + FIRST_GUEST_S
 
-    def _tell_trouble(self) -> None:
+    def _tell_error(self) -> None:
         """What cannot be written is told to one rank, which warns: this process has no stderr."""
-        since, trouble = self._files.busy_since, self._files.trouble
+        since, error = self._files.busy_since, self._files.writer.error
         if since is not None and time.monotonic() - since > HUNG_S:
-            trouble = f"no answer for {HUNG_S:g} s"
-        if trouble and not self._told:
+            error = f"no answer for {HUNG_S:g} s"
+        if error and not self._told:
             guest = next((one for one in self._guests if one.socket is not None and one.rank >= 0), None)
             if guest is not None:
-                self._told = trouble
-                guest.say({"warn": f"the heartbeat cannot be written: {trouble}. The training goes on"})
+                self._told = error
+                guest.say({"warn": f"the heartbeat cannot be written: {error}. The training goes on"})
 
 
-def be_deaf() -> None:
+def ignore_signals() -> None:
     """Ignore what is meant for the training. Until here these signals were blocked."""
-    for number in DEAF_TO:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -288,7 +436,7 @@ def close_inherited() -> None:
 
 def main(order: str) -> None:
     """Serve with standard input as the listening socket; `order` is the JSON of `line.order`."""
-    be_deaf()
+    ignore_signals()
     close_inherited()
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:

@@ -98,7 +98,7 @@ class LateCron:
     def _leave_note(self, last: float, now: float) -> None:
         import json
 
-        from resilience.guard.mirror.run_folder import file_mode, subfolder
+        from resilience.guard.mirror.run_directory import file_mode, subfolder
 
         place = self._place
         note = {"time": now, "last_tick": last, "run": place.run, "host": place.host, "job_id": place.job_id}

@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.mirror.beat import Pulse
-from resilience.guard.mirror.beats_file import RankBeat
-from resilience.guard.mirror.files import MOST_LINES, Files, look_again
+from resilience.guard.mirror.beat import Pulse, RankBeat
+from resilience.guard.mirror.process import MOST_LINES, Files, look_again
 from tests.guard.guards import make_run, wait_until
 
 
 class Asker:
     """A rank that asks for the text of a file."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
         self.heard: list[Any] = []
 
     def say(self, message: dict[str, Any]) -> None:
@@ -62,11 +60,11 @@ def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: P
     for number in range(MOST_LINES + 10):
         files.add_line(1, json.dumps({"number": number}).encode() + b"\n")
     files.add_line(2, b"{}\n")
-    wait_until(lambda: files.trouble)
-    assert "No such file" in files.trouble and str(run) in files.trouble
+    wait_until(lambda: files.writer.error)
+    assert "No such file" in files.writer.error and str(run) in files.writer.error
     make_run(run)
     files.add_line(2, b"{}\n")
-    wait_until(lambda: not files.trouble)
+    wait_until(lambda: not files.writer.error)
     wait_until(lambda: (run / "journal" / "12.2.jsonl").exists())
     numbers = [json.loads(line)["number"] for line in (run / "journal" / "12.1.jsonl").read_text().splitlines()]
     assert numbers == list(range(10, MOST_LINES + 10))
@@ -88,23 +86,23 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
 
 def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
     askers = [Asker(), Asker()]
-    files.ask(askers[0], "address")
+    files.ask(0, "address", askers[0].say)
     wait_until(lambda: askers[0].heard == [{"address": None}])
     look_again(str(run / "agreement" / "12"))
     file = run / "agreement" / "12"
     file.touch(mode=0o600)
     file.write_text("told")
     for asker in askers:
-        files.ask(asker, "address")
+        files.ask(0, "address", asker.say)
     wait_until(lambda: all(asker.heard[-1:] == [{"address": "told"}] for asker in askers))
 
 
 def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) -> None:
-    askers = [Asker(0), Asker(1)]
+    askers = [Asker(), Asker()]
     files.keep_learned(1, "{}\n")
     wait_until((run / "learned" / "1.json").exists)
-    for asker in askers:
-        files.ask(asker, "learned")
+    for rank, asker in enumerate(askers):
+        files.ask(rank, "learned", asker.say)
     wait_until(lambda: [asker.heard for asker in askers] == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.guard.mirror.journal import LONGEST_LINE, append, as_line
+from resilience.guard.mirror.run_directory import LONGEST_LINE, append_journal, as_line
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -75,45 +75,48 @@ def test_a_table_that_holds_itself_is_survived() -> None:
 
 
 def test_a_line_that_a_crash_has_cut_is_closed_off_by_the_next(tmp_path: Path) -> None:
-    append(str(tmp_path), "12", 0, [as_line({"event": "start"})])
+    append_journal(str(tmp_path), "12", 0, [as_line({"event": "start"})])
     with open(tmp_path / "journal" / "12.0.jsonl", "a") as file:
         file.write('{"event":"sa')
-    append(str(tmp_path), "12", 0, [as_line({"event": "end"})])
+    append_journal(str(tmp_path), "12", 0, [as_line({"event": "end"})])
     assert lines_of(tmp_path) == ['{"event":"start"}', '{"event":"sa', '{"event":"end"}']
 
 
 def test_a_writer_killed_at_any_system_call_spoils_no_other_line(tmp_path: Path) -> None:
-    request = f"from resilience.guard.mirror.journal import *; append({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
-    append(str(tmp_path), "12", 0, [as_line({"event": "first"})])
+    request = (
+        "from resilience.guard.mirror.run_directory import *; "
+        f"append_journal({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
+    )
+    append_journal(str(tmp_path), "12", 0, [as_line({"event": "first"})])
     with writer(tmp_path / "strace.log") as process:
         for name, count in process.kill_points(request):
             if name in {"pread64", "write", "fsync", "openat", "close"}:
                 process.run(request, f"{name}:signal=KILL:when={count}")
-                append(str(tmp_path), "12", 0, [as_line({"event": "next"})])
+                append_journal(str(tmp_path), "12", 0, [as_line({"event": "next"})])
     told = [json.loads(line) for line in lines_of(tmp_path)]
     assert told[0] == {"event": "first"} and told[-1] == {"event": "next"}
 
 
 def test_a_full_disk_takes_all_lines_or_none(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        append(str(disk), "12", 0, [as_line({"event": "start"})])
+        append_journal(str(disk), "12", 0, [as_line({"event": "start"})])
         ballast = fill(disk)
         with pytest.raises(OSError, match="No space left"):
-            append(str(disk), "12", 0, [as_line({"event": "save", "text": "x" * 3000})] * 20)
+            append_journal(str(disk), "12", 0, [as_line({"event": "save", "text": "x" * 3000})] * 20)
         assert lines_of(disk) == ['{"event":"start"}']
         ballast.unlink()
-        append(str(disk), "12", 0, [as_line({"event": "end"})])
+        append_journal(str(disk), "12", 0, [as_line({"event": "end"})])
         assert lines_of(disk) == ['{"event":"start"}', '{"event":"end"}']
 
 
 def test_a_read_only_disk_is_an_error_of_the_caller(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        append(str(disk), "12", 0, [as_line({"event": "start"})])
+        append_journal(str(disk), "12", 0, [as_line({"event": "start"})])
         make_read_only(disk, True)
         with pytest.raises(OSError, match="Read-only"):
-            append(str(disk), "12", 0, [as_line({"event": "save"})])
+            append_journal(str(disk), "12", 0, [as_line({"event": "save"})])
         make_read_only(disk, False)
-        append(str(disk), "12", 0, [as_line({"event": "end"})])
+        append_journal(str(disk), "12", 0, [as_line({"event": "end"})])
         assert len(lines_of(disk)) == 2
 
 
@@ -129,7 +132,7 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
     else:
         path.mkdir()
     with pytest.raises(OSError):
-        append(str(tmp_path), "12", 0, [b"{}\n"])
+        append_journal(str(tmp_path), "12", 0, [b"{}\n"])
     if kind == "link":
         assert (tmp_path / "victim").read_text() == "mine\n"
 
@@ -137,13 +140,13 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660)])
 def test_a_journal_has_the_runs_mode(tmp_path: Path, folder: int, file: int) -> None:
     tmp_path.chmod(folder)
-    append(str(tmp_path), "12", 0, [b"{}\n"])
+    append_journal(str(tmp_path), "12", 0, [b"{}\n"])
     assert stat.S_IMODE((tmp_path / "journal" / "12.0.jsonl").stat().st_mode) == file
     tmp_path.chmod(0o700)
 
 
 def test_what_a_twin_has_written_behind_us_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append(str(tmp_path), "12", 0, [b'{"event":"start"}\n'])
+    append_journal(str(tmp_path), "12", 0, [b'{"event":"start"}\n'])
     path = tmp_path / "journal" / "12.0.jsonl"
 
     def fsync_fails(descriptor: int) -> None:
@@ -154,5 +157,5 @@ def test_what_a_twin_has_written_behind_us_is_not_cut_off(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync_fails)
         with pytest.raises(OSError, match="Input/output"):
-            append(str(tmp_path), "12", 0, [b'{"event":"ours"}\n'])
+            append_journal(str(tmp_path), "12", 0, [b'{"event":"ours"}\n'])
     assert lines_of(tmp_path)[-1] == '{"event":"twin"}'

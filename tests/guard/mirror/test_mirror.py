@@ -21,6 +21,7 @@ from resilience.guard import TrainingGuard
 from resilience.guard.mirror import mirror as mirror_module
 from resilience.guard.mirror.beat import BeatSlot
 from resilience.guard.mirror.mirror import Mirror, finished_text, start_mirror
+from resilience.guard.mirror.run_directory import RunDirectoryWriter
 from resilience.guard.place import Place
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
@@ -368,9 +369,9 @@ def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp
 
 
 def test_a_mirror_never_raises_into_the_thread_that_tends_it(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Mirror) -> None:
+    def fails(self: RunDirectoryWriter) -> bool:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(Mirror, "_write_journal", fails)
+    monkeypatch.setattr(RunDirectoryWriter, "_write_lines", fails)
     alone.mirror.work()
     assert "Stale file handle" in alone.said[0]

@@ -368,9 +368,8 @@ def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
 
 def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
-        rank = node.start(
-            0, first="from resilience.guard.mirror import mirror; mirror.Mirror._write_journal = lambda self: 0"
-        )
+        no_journal = "m.RunDirectoryWriter._write_lines = lambda self: False"
+        rank = node.start(0, first=f"from resilience.guard.mirror import run_directory as m; {no_journal}")
         wait_until(lambda: node.beats())
         ballast = fill(run)
         wait_until(lambda: rank.said())
@@ -492,6 +491,7 @@ def test_it_ends_when_no_rank_ever_comes() -> None:
         "m.FIRST_GUEST_S = 0.2\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.bind(b'\\0resil-test-' + m.os.urandom(8).hex().encode())\n"
-        "s.listen(1); m.MirrorProcess(s, {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1'}).serve()"
+        "order = {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1', 'attempt': 1, 'host': 'n1'}\n"
+        "s.listen(1); m.MirrorProcess(s, order).serve()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20, cwd=REPOSITORY)
