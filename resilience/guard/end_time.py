@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 
+from resilience.guard.background import BackgroundCall
 from resilience.guard.small_files import read_regular
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class EndTime:
         self.every_s = every_s if ask is not None else 0.0
         self.checked_at: float | None = None
         self._ask = ask
-        self._question: _Question | None = None
+        self._question: BackgroundCall | None = None
         self._begun_at: float | None = None
 
     @property
@@ -95,11 +95,10 @@ class EndTime:
         self._take_answer(now)
         if self.can_ask and self._question is None and self._ask is not None:
             self._begun_at = now
-            self._question = _Question(self._ask)
             try:
-                self._question.start()
+                self._question = BackgroundCall(self._ask, "end-time")
             except RuntimeError:  # no more threads: nothing is learned, and the training goes on
-                self._question, self.checked_at = None, now
+                self.checked_at = now
 
     def _take_answer(self, now: float) -> None:
         question = self._question
@@ -107,35 +106,18 @@ class EndTime:
             return
         if question.is_over:
             self._question, self.checked_at = None, now
-            if question.is_vain:
+            try:
+                end = question.result()
+            except CannotAsk:
                 self.every_s = 0.0
-            elif question.answer is not None:
-                self.learn(question.answer)
+            except Exception:  # whatever it is, it is no answer
+                return
+            else:
+                if end is not None:
+                    self.learn(end)
         elif self._begun_at is not None and now - self._begun_at > DEADLINE_S + GRACE_S:
             # Given up, for who waits; but no second thread is started beside one that hangs.
             self.checked_at = now
-
-
-class _Question:
-    """One question in a thread of its own."""
-
-    def __init__(self, ask: Callable[[], float | None]) -> None:
-        self._ask = ask
-        self.answer: float | None = None
-        self.is_vain = False
-        self.is_over = False
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="resil-end-time", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._ask()
-        except CannotAsk:
-            self.is_vain = True
-        except Exception:  # whatever it is, it is no answer
-            self.answer = None
-        self.is_over = True
 
 
 def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:

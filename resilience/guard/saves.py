@@ -261,7 +261,7 @@ def _maker(handle: Any) -> Callable[[Any], Poll] | None:
     if can("poll") and hasattr(handle, "returncode"):  # subprocess
         return lambda process: lambda: _exited(process.poll())
     if can("wait_until_finished"):  # Orbax
-        return lambda manager: _Waiter(manager).poll
+        return _poll_waiting
     return None
 
 
@@ -298,32 +298,19 @@ def _exited(code: int | None) -> bool:
     return code is not None
 
 
-class _Waiter:
-    """A thread that waits for what can only be waited for."""
+def _poll_waiting(manager: Any) -> Poll:
+    """A thread waits for what can only be waited for."""
+    from resilience.guard.background import BackgroundCall
 
-    def __init__(self, handle: Any) -> None:
-        import threading
-
-        self._handle = handle
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._wait, name="resil-save-waiter", daemon=True)
-        self._thread.start()
-
-    def poll(self) -> bool:
-        if self._thread.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
+    def wait() -> bool:
+        manager.wait_until_finished()
+        check = getattr(manager, "check_for_errors", None)
+        if callable(check):
+            check()
         return True
 
-    def _wait(self) -> None:
-        try:
-            self._handle.wait_until_finished()
-            check = getattr(self._handle, "check_for_errors", None)
-            if callable(check):
-                check()
-        except BaseException as error:
-            self._error = error
+    waiting = BackgroundCall(wait, "save-waiter")
+    return lambda: waiting.is_over and waiting.result()
 
 
 FALLEN = "_resil_fallen"

@@ -12,6 +12,7 @@ import threading
 import time
 
 from resilience import layout
+from resilience.guard.background import BackgroundCall
 from resilience.guard.mirror.beat import Pulse, RankBeat
 from resilience.guard.mirror.run_directory import RunDirectoryWriter, append_journal, as_line, file_mode, read_learned
 from resilience.guard.recorder import MOST_EVENTS
@@ -193,12 +194,10 @@ class Mirror:
 
     def _in_thread(self, what: Callable[[], None], wait_s: float) -> bool:
         """Do what may hang in a dead file system, and wait for it so long at most. False: there is no thread."""
-        thread = threading.Thread(target=what, name="resil-last-words", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending (3.12), or there are too many threads
+            BackgroundCall(what, "last-words").wait(wait_s)
+        except RuntimeError:
             return False
-        thread.join(wait_s)
         return True
 
     def _finish_now(self) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.memory.gpu import GpuLook, choose, initialised_torch, others_of, parse_visible, why_meaningless
+from resilience.guard.triggers.gpu_memory import (
+    GpuLook,
+    choose,
+    initialised_torch,
+    others_of,
+    parse_visible,
+    why_meaningless,
+)
 from tests.guard.gpus import GIB, UUID, Card, FakeCuda, NVMLError, fake_nvml, fake_torch
 
 
@@ -237,7 +244,7 @@ def test_the_real_pynvml_without_a_driver_fails_cleanly_and_soon() -> None:
     """In a process of its own, because the import stays."""
     code = """
 import sys, time
-from resilience.guard.memory.gpu import GpuLook
+from resilience.guard.triggers.gpu_memory import GpuLook
 assert "pynvml" not in sys.modules
 look = GpuLook(environ={}, modules={}, local_rank=0, host_bytes=0, insist=True)
 for number in range(2):

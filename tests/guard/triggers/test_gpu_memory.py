@@ -15,12 +15,11 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Request
-from resilience.guard.memory.gpu import GpuUse
 from resilience.guard.place import Place
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.triggers import gpu_memory
-from resilience.guard.triggers.gpu_memory import LATE_S, LOOKS, GpuMemory, judge
+from resilience.guard.triggers.gpu_memory import LATE_S, LOOKS, GpuMemory, GpuUse, judge
 from tests.guard.gpus import GIB, Card, FakeCuda, NVMLError, fake_nvml, fake_torch
 from tests.guard.guards import wait_until
 
@@ -95,19 +94,15 @@ class Watched:
 
     def look(self) -> Request | None:
         """One question put, answered and judged."""
-        asker = self.trigger._asker
-        assert asker is None or asker.waits_s is None
+        assert self.trigger._question is None
         self.now += 10.0
-        wanted = self.trigger.poll()
-        asker = self.trigger._asker
-        assert asker is not None
-        wait_until(lambda: asker._answer is not None)
-        assert wanted is None
-        wanted = self.trigger.poll()
-        if asker.waits_s is not None:  # a question more: garbage was collected
-            wait_until(lambda: asker._answer is not None)
-            wanted = self.trigger.poll()
-        return wanted
+        requested = self.trigger.poll()
+        assert self.trigger._question is not None
+        while self.trigger._question is not None:  # a second one where garbage was collected
+            assert requested is None
+            assert self.trigger._question.wait(20)
+            requested = self.trigger.poll()
+        return requested
 
 
 def own(card: Card) -> Card:
@@ -265,8 +260,7 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(monkeypatch: pytes
         watched.now += 1.0
         watched.trigger.poll()
     assert watched.nvml.calls == calls
-    assert watched.trigger._asker is not None
-    assert watched.trigger._asker.waits_s is None
+    assert watched.trigger._question is None
 
 
 def test_no_thread_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
