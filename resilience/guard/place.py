@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+@dataclass(slots=True, kw_only=True)
 class Place:
     """What the environment says.
 
@@ -27,55 +30,20 @@ class Place:
         notes: what is odd about the environment, as sentences.
     """
 
-    __slots__ = (
-        "attempt",
-        "end_time",
-        "host",
-        "job_id",
-        "lead_s",
-        "local_rank",
-        "meeting",
-        "nodes",
-        "notes",
-        "rank",
-        "restart",
-        "run",
-        "run_dir",
-        "world",
-    )
-
-    def __init__(
-        self,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        local_rank: int = -1,
-        nodes: int = 0,
-        run: str = "",
-        run_dir: str = "",
-        job_id: str = "0",
-        attempt: int = 0,
-        restart: int = 0,
-        end_time: float | None = None,
-        lead_s: float = 0.0,
-        host: str = "localhost",
-        meeting: str = "",
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.rank = rank
-        self.world = world
-        self.local_rank = local_rank
-        self.nodes = nodes
-        self.run = run
-        self.run_dir = run_dir
-        self.job_id = job_id
-        self.attempt = attempt
-        self.restart = restart
-        self.end_time = end_time
-        self.lead_s = lead_s
-        self.host = host
-        self.meeting = meeting
-        self.notes = notes
+    rank: int = 0
+    world: int = 1
+    local_rank: int = -1
+    nodes: int = 0
+    run: str = ""
+    run_dir: str = ""
+    job_id: str = "0"
+    attempt: int = 0
+    restart: int = 0
+    end_time: float | None = None
+    lead_s: float = 0.0
+    host: str = "localhost"
+    meeting: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def is_first(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from resilience import layout
-from resilience.guard.decision import EXIT_DONE, Request
+from resilience.guard.decision import EXIT_DONE, BuiltInTrigger, Request
 from resilience.guard.small_files import kind_of
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
 
 
-class FinishedRun:
+class FinishedRun(BuiltInTrigger):
     """Asks once, at the start: whether an earlier job has finished the run.
 
     Later looks would see what this very training writes when it is done. "I could not look" is no reason not to train.
@@ -47,6 +47,3 @@ class FinishedRun:
             return None
         why = f"the run is finished already (to train on: resil clear {self._run} --finished)"
         return Request(self.name, why, save=False, exit_code=EXIT_DONE)
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows."""

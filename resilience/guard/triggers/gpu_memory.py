@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilience.guard.background import BackgroundCall
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.memory.limits import physical_bytes
 from resilience.quantities import format_bytes
 
@@ -291,7 +291,7 @@ def judge(uses: Sequence[GpuUse], *, free_bytes: int, host: str) -> str | None:
     return text
 
 
-class GpuMemory:
+class GpuMemory(BuiltInTrigger):
     """Asks for a save and a stop when this process's GPU is nearly full."""
 
     name = "gpu_memory"

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.memory.forecast import KEPT, SAVE_LOOKS, History, Look, RecentUse, SaveMemory, Trend, rush
 from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
 from resilience.quantities import format_bytes, format_duration
@@ -152,7 +152,7 @@ def about(seconds: float) -> str:
     return format_duration(max(1, round(seconds / step)) * step)
 
 
-class HostMemory:
+class HostMemory(BuiltInTrigger):
     """Asks for a save and a stop before the smallest limit of the memory is reached; one rank of each node does.
 
     Attributes:
@@ -161,7 +161,6 @@ class HostMemory:
 
     name = "host_memory"
     ranks = "node"
-    look_again_s: float | None = None
 
     def __init__(
         self,
@@ -262,9 +261,6 @@ class HostMemory:
         if not all(0 <= number < math.inf for number in (*rises, *gaps, *needs)) or 0 in rises:
             raise ValueError("not a rise, a time or a size")
         self._restored = trend, gaps, needs
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows: it is looked at again."""
 
     def _stop_level(self, limit_bytes: int) -> float:
         least = max(self._settings.host_memory_free_bytes, self._save.bytes)

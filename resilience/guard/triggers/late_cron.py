@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 
+from resilience.guard.decision import BuiltInTrigger
 from resilience.guard.small_files import read_regular, replace_file
 
 TYPE_CHECKING = False
@@ -27,7 +28,7 @@ GAP = 3.0
 """Whoever could not look for so many pauses was suspended itself: it begins to count anew."""
 
 
-class LateCron:
+class LateCron(BuiltInTrigger):
     """Looks once a minute, on rank 0 alone, in the thread that may wait for the shared file system."""
 
     name = "cron"
@@ -52,9 +53,6 @@ class LateCron:
         self._looked = now
         with contextlib.suppress(Exception):  # what cannot be seen is no reason to say anything
             self._look(time.time())
-
-    def done(self, outcome: str) -> None:
-        """Nothing was asked."""
 
     def _look(self, now: float) -> None:
         record = _read(os.path.join(self._folder, "heartbeat"))

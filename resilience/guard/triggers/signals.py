@@ -15,7 +15,7 @@ import threading
 import time
 
 from resilience.guard import signal_actions
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _MEANING = {
 _installed: Signals | None = None
 
 
-class Signals:
+class Signals(BuiltInTrigger):
     """The handlers of this process.
 
     The handler counts, and makes the next step ask. It takes no lock, does no I/O, and calls the Python handler that

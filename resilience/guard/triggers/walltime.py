@@ -21,7 +21,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.end_time import DEADLINE_S, GRACE_S, NO_LIMIT, EndTime, find_end_time, find_stop_time
 from resilience.quantities import format_duration
 
@@ -119,7 +119,7 @@ def decide(
     return Verdict(STOP, need, f"{what} {when}: {step}, {saving}; {needed}")
 
 
-class Walltime:
+class Walltime(BuiltInTrigger):
     """Asks for a save and a stop in time before the job's end. Asked about every second; never blocks."""
 
     name = "walltime"

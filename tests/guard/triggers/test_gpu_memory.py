@@ -92,15 +92,17 @@ class Watched:
             clock=lambda: self.now,
         )
 
+    def is_asking(self) -> bool:
+        return self.trigger._question is not None
+
     def look(self) -> Request | None:
         """One question put, answered and judged."""
-        assert self.trigger._question is None
+        assert not self.is_asking()
         self.now += 10.0
         requested = self.trigger.poll()
-        assert self.trigger._question is not None
-        while self.trigger._question is not None:  # a second one where garbage was collected
+        while (question := self.trigger._question) is not None:  # a second one where garbage was collected
             assert requested is None
-            assert self.trigger._question.wait(20)
+            assert question.wait(20)
             requested = self.trigger.poll()
         return requested
 
@@ -260,7 +262,7 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(monkeypatch: pytes
         watched.now += 1.0
         watched.trigger.poll()
     assert watched.nvml.calls == calls
-    assert watched.trigger._question is None
+    assert not watched.is_asking()
 
 
 def test_no_thread_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
