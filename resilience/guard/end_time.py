@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 NO_LIMIT = math.inf
 """The end of a job without a time limit."""
@@ -120,7 +120,7 @@ class EndTime:
             self.checked_at = now
 
 
-def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:
+def find_stop_time(place: RankInfo, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:
     """Given [guard] `stop_after`, return when the attempt ends by it, in seconds since the epoch. 0: NO_LIMIT.
 
     In a job of a template its batch shell says when (RESIL_STOP_AT), by its own start, and ends the attempt then. A
@@ -133,7 +133,7 @@ def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float
     return now + stop_after_s if stop_after_s else NO_LIMIT
 
 
-def find_end_time(place: Place, environ: Mapping[str, str], every_s: float, cap: float = NO_LIMIT) -> EndTime:
+def find_end_time(place: RankInfo, environ: Mapping[str, str], every_s: float, cap: float = NO_LIMIT) -> EndTime:
     """Given where we are, and when `stop_after` ends the attempt, return the end of the job, with whom to ask about it.
 
     Nobody is asked for a job that this process is not in: the environment of a test may tell of another one.

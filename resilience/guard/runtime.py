@@ -25,13 +25,13 @@ from resilience.guard.decision import (
     merge,
 )
 from resilience.guard.exit import SAVES, ForcedExit
+from resilience.guard.heartbeat.beat import SharedProgress
+from resilience.guard.heartbeat.writer import start_writer
 from resilience.guard.learned import Learned, kill_after_s
 from resilience.guard.loop import forget_exit, shown
-from resilience.guard.mirror.beat import BeatSlot
-from resilience.guard.mirror.mirror import start_mirror
-from resilience.guard.pace import Pace
 from resilience.guard.recorder import Recorder, say_on_stderr
-from resilience.guard.triggers import built_in_triggers, triggers_without_rank_0
+from resilience.guard.step_timer import StepTimer
+from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
 from resilience.guard.watch import Watches, name_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from resilience.guard.decision import Trigger
     from resilience.guard.gate import Gate
     from resilience.guard.loop import LoopState
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.saves import SaveBlock
     from resilience.guard.settings import GuardSettings
 
@@ -66,9 +66,9 @@ UNKNOWN_SAVE_S = 20.0
 TELL_EVERY_S = 30.0
 MOST_FAULTS = 8
 FOR_PEOPLE = ("absent", "lost", "skew", "behind", "failed", "twins", "fault", "broken")
-"""News of the agreement that people hear; others go to the journal."""
+"""Agreement events that are warnings on stderr; the others are records in the journal."""
 MOST_ABORTS = 3
-"""So many rounds in a row that come to nothing are told to people: what was wished waits."""
+"""After so many aborted rounds in a row, warn on stderr: the requests wait."""
 
 
 class GuardRuntime:
@@ -85,7 +85,7 @@ class GuardRuntime:
         self,
         gate: Gate,
         loop: LoopState,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         own_triggers: Sequence[Trigger],
         agreement: Callable[..., Any] | None,
@@ -94,23 +94,23 @@ class GuardRuntime:
         self._gate, self._loop = gate, loop
         self._place, self._settings = place, settings
         self._recorder = Recorder(place, say or say_on_stderr)
-        self._pace = Pace()
+        self._timer = StepTimer()
         self._leads = place.is_first  # decides, and so learns of every decision
         self._closing_since = 0.0
         self._told_s = 0.0
         self._skipped_for: SaveBlock | None = None
         self._aborts = 0
-        self._slot = BeatSlot()
+        self._slot = SharedProgress()
         gate.beat = self._slot.words
         gate.beat[0] = gate.count
-        self._mirror = start_mirror(place, settings, self._slot, self._recorder)
+        self._writer = start_writer(place, settings, self._slot, self._recorder)
         self.agreement = self._agree(agreement)
         self.signals = Signals(place, settings, self._recorder, gate, loop.is_saving)
         self._loss = Loss(place, settings, self._recorder)
-        self.exit = ForcedExit(place, settings, self._recorder, self._mirror.write_now, loop.is_unsaved)
-        built_in = built_in_triggers(place, settings, self._recorder, self._pace)
+        self.exit = ForcedExit(place, settings, self._recorder, self._writer.write_now, loop.is_unsaved)
+        built_in = built_in_triggers(place, settings, self._recorder, self._timer)
         learners: Any = {name_of(one): one for one in built_in if hasattr(one, "restore")}
-        self._learned = Learned(place, settings, self._recorder, self._pace, self._loss, learners)
+        self._learned = Learned(place, settings, self._recorder, self._timer, self._loss, learners)
         self.stepping_thread: threading.Thread | None = None
         self._stepping = 0
         self._watches = Watches(
@@ -119,9 +119,9 @@ class GuardRuntime:
             self._recorder,
             [self.signals, *built_in],
             own_triggers,
-            wish=self._wish,
+            on_request=self._request,
             first=self._decide_start,
-            at_files=self._mirror.work,
+            at_files=self._writer.work,
             at_node=self._sample,
         )
 
@@ -133,7 +133,7 @@ class GuardRuntime:
         place = self._place
         self._recorder.event("start", step=self._gate.count, world=place.world, job_id=place.job_id, pid=os.getpid())
         self.signals.install()
-        self._learned.read(self._mirror.learned)
+        self._learned.read(self._writer.learned)
         self.agreement.start()
         self._watches.start()
 
@@ -173,7 +173,7 @@ class GuardRuntime:
         self._keep_learned(last=True)
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)
-        self._mirror.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
+        self._writer.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
         self.signals.restore()
         self.exit.left(decision, code, hangs=loop.hangs)
 
@@ -181,7 +181,7 @@ class GuardRuntime:
         """The guard was closed in good order, and yet the process ends in another way."""
         self._recorder.event("exit", exit_code=code, error=fault)
         self._recorder.say(f"the training ends with {fault}: this job has not stopped in good order")
-        self._mirror.write_last()
+        self._writer.write_last()
 
     def _is_hurried(self) -> bool:
         """Whether there is no sense in waiting for others any longer: this process is being ended; or its launcher is
@@ -192,7 +192,7 @@ class GuardRuntime:
     def after_fork_in_child(self) -> None:
         """In a forked child: leave alone what belongs to the parent."""
         self.agreement.forget()
-        self._mirror.forget()
+        self._writer.after_fork_in_child()
 
     # ---- the training thread asks -----------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class GuardRuntime:
         if loss is not None:
             request = self._loss.look(loss, self._gate.count)
             if request is not None:
-                self._wish(request)
+                self._request(request)
             if self._gate.count < self._gate.limit:
                 return CONTINUE
         self._check_thread()
@@ -247,7 +247,7 @@ class GuardRuntime:
     def _take_signals(self) -> None:
         self._gate.urgent = False
         for request in self.signals.take():
-            self._wish(request)
+            self._request(request)
 
     def _check_thread(self) -> None:
         """The step is for one thread: two would count wrongly."""
@@ -279,7 +279,7 @@ class GuardRuntime:
             self._recorder.say(str(decision))
         if decision.stop:
             self._watches.wake()  # the journal shall have it, even if the training ends without another word
-            self.exit.arm(decision, self._pace.slowest_save_s)
+            self.exit.arm(decision, self._timer.slowest_save_s)
 
     def settle(self, outcome: str) -> None:
         """If a save is owed, and the guard saw none: none was made, or one that nobody measured."""
@@ -311,7 +311,7 @@ class GuardRuntime:
     def save_entered(self) -> None:
         """The training waits: for a save in flight, and then for its own."""
         self._slot.set_phase("save")
-        self._pace.save_began(time.monotonic())
+        self._timer.save_began(time.monotonic())
 
     def save_begins(self, saving: SaveBlock) -> None:
         """The training saves."""
@@ -323,12 +323,12 @@ class GuardRuntime:
         """The training goes on. The save is over, or in flight."""
         stall_s = time.monotonic() - saving.entered
         self._slot.set_phase(self._loop.phase)
-        self._pace.was_saving(stall_s)
+        self._timer.was_saving(stall_s)
         if error is None:
-            self._pace.stalled(stall_s)
+            self._timer.stalled(stall_s)
         if error is None and saving.is_in_flight:
             self._recorder.event("save_staged", step=saving.step, seconds=round(stall_s, 3))
-            self._pace.in_flight_since(saving.began)
+            self._timer.in_flight_since(saving.began)
             if saving.decision is not None:
                 saving.number = self.agreement.finish(IN_FLIGHT, 0.0)
 
@@ -336,7 +336,7 @@ class GuardRuntime:
         """A save is durable on this rank, or has failed. Comes from any thread."""
         decision, outcome = saving.decision, SAVED if error is None else FAILED
         seconds = time.monotonic() - saving.began
-        self._pace.in_flight_since(None)
+        self._timer.in_flight_since(None)
         if error is not None:
             self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=shown(error))
             stays = "" if decision is None else ". The request for it stays open"
@@ -360,7 +360,7 @@ class GuardRuntime:
 
     def save_is_durable(self, step: int, seconds: float) -> None:
         """A save counts from now on; it took so long from its beginning."""
-        self._pace.saved(seconds)
+        self._timer.saved(seconds)
         self._recorder.event("save", step=step, seconds=round(seconds, 3))
         self._learned.saved(step)
         self._watches.saved(step)
@@ -368,7 +368,7 @@ class GuardRuntime:
     def drain_s(self) -> float:
         """How long a save in flight may still take: three times what the slowest took, or as long as an exit may take;
         not beyond the job's end; and no longer than it usually takes after a fault, or when one before it hung."""
-        slowest_s = self._pace.slowest_save_s
+        slowest_s = self._timer.slowest_save_s
         if self._loop.is_for_good or self._loop.hangs:
             wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
         else:
@@ -384,7 +384,7 @@ class GuardRuntime:
             self._told_s = 0.0
         if waited_s >= self._told_s + TELL_EVERY_S:
             self._told_s = waited_s
-            slowest_s = self._pace.slowest_save_s
+            slowest_s = self._timer.slowest_save_s
             usual = "" if slowest_s is None else f"; the slowest took {format_duration(round(slowest_s))}"
             self._recorder.say(
                 f"rank {self._place.rank} waits for the save of step {saving.step} to be durable, for "
@@ -399,7 +399,7 @@ class GuardRuntime:
     def resumed(self, step: int) -> None:
         """The counters were set anew."""
         self._recorder.event("resume", step=step)
-        self._pace.resumed()
+        self._timer.resumed()
         self._learned.resumed(step)
         self.agreement.resumed()  # opens the gate: the first step may not come to `on_step`
         self._begin_training()
@@ -427,7 +427,7 @@ class GuardRuntime:
         loop.is_finished = True
         self._recorder.event("finished", step=self._gate.count)
         if self._place.is_first:
-            self._mirror.write_finished()
+            self._writer.write_finished()
 
     # ---- threads ----------------------------------------------------------------------------------------------
 
@@ -438,8 +438,8 @@ class GuardRuntime:
         if self._place.is_first:
             self.agreement.decide_start(Decision(**{**decision.as_dict(), "save": False}))
 
-    def _wish(self, request: Request) -> None:
-        """Somebody wants something. Where it is set so, a save alone is passed over while another one is in flight."""
+    def _request(self, request: Request) -> None:
+        """Request a save or a stop. With `save_overlap = "skip"`, skip a save alone while another one is in flight."""
         saving = self._loop.in_flight
         is_skipped = request.save and not request.stop and self._settings.save_overlap == "skip"
         if saving is None or not is_skipped:
@@ -450,25 +450,25 @@ class GuardRuntime:
             self._recorder.event("save_skipped", step=self._gate.count, in_flight=saving.step, why=request.why)
         self._tell_triggers([request.trigger], SKIPPED)
 
-    # ---- what the agreement tells, from the thread that agrees: never waits ------------------------------------
+    # ---- agreement events, from the thread that agrees: never waits -------------------------------------------
 
-    def hear(self, heard: Heard) -> None:
-        """Warnings go to people, records to the journal, outcomes to the triggers."""
-        if heard.kind == "outcome" and heard.decision is not None:
-            self._outcome(heard.decision, heard.outcome, heard.seconds, heard.ranks)
-        elif heard.kind == "alone":
-            self._lead(heard.text)
-        elif heard.kind in FOR_PEOPLE:
-            self._recorder.warn(heard.text)
-        elif heard.kind == "committed":
+    def on_event(self, event: Heard) -> None:
+        """Route an agreement event: warnings to stderr, records to the journal, save results to the triggers."""
+        if event.kind == "outcome" and event.decision is not None:
+            self._outcome(event.decision, event.outcome, event.seconds, event.ranks)
+        elif event.kind == "alone":
+            self._lead(event.text)
+        elif event.kind in FOR_PEOPLE:
+            self._recorder.warn(event.text)
+        elif event.kind == "committed":
             self._aborts = 0
         else:
-            self._recorder.event(heard.kind, text=heard.text)
-            if heard.kind == "back":
-                self._recorder.say(heard.text)
-            self._aborts += heard.kind == "aborted"
+            self._recorder.event(event.kind, text=event.text)
+            if event.kind == "back":
+                self._recorder.say(event.text)
+            self._aborts += event.kind == "aborted"
             if self._aborts == MOST_ABORTS:
-                self._recorder.warn(heard.text, key="aborted")
+                self._recorder.warn(event.text, key="aborted")
 
     def _lead(self, why: str) -> None:
         """Rank 0 is gone for good: this rank looks at the switches and decides by itself from now on."""
@@ -476,9 +476,11 @@ class GuardRuntime:
         does = stop.get(self._settings.on_leader_lost, "")
         self._recorder.warn(f"rank {self._place.rank}: {why}; {does} (on_leader_lost)")
         self._leads = True
-        self._mirror.lead()
+        self._writer.lead()
         self.signals.is_orphan = True
-        self._watches.look_at_files(triggers_without_rank_0(self._place, self._settings, self._recorder, self._pace))
+        self._watches.look_at_files(
+            built_in_triggers(self._place, self._settings, self._recorder, self._timer, without_rank_0=True)
+        )
 
     def _outcome(self, decision: Decision, outcome: str, seconds: float, ranks: Sequence[int]) -> None:
         """All ranks have obeyed a decision, and what they saved is durable, or not on `ranks`."""
@@ -495,19 +497,19 @@ class GuardRuntime:
 
     def _sample(self) -> None:
         self.signals.listen()
-        self._pace.look(time.monotonic(), self._gate.position(), time.process_time())
+        self._timer.look(time.monotonic(), self._gate.position(), time.process_time())
         if not self._watches.has_files:
-            self._mirror.work()
-        self._mirror.look_after()
+            self._writer.work()
+        self._writer.look_after()
         self._keep_learned()
-        pace = self._pace
-        bound_s = kill_after_s(self._settings.kill_timeout_s, pace.slowest_step_s, pace.slowest_save_s)
+        timer = self._timer
+        bound_s = kill_after_s(self._settings.kill_timeout_s, timer.slowest_step_s, timer.slowest_save_s)
         self.exit.expect(self.agreement.awaited(), time.monotonic(), bound_s)
 
     def _keep_learned(self, *, last: bool = False) -> None:
         text = self._learned.text(last=last)
         if text:
-            self._mirror.learn(text)
+            self._writer.learn(text)
 
     def _tell_triggers(self, triggers: Sequence[str], outcome: str) -> None:
         self._loss.hear(triggers, outcome)
@@ -515,12 +517,12 @@ class GuardRuntime:
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:
-            return factory(self._gate, self.hear, self._place)
+            return factory(self._gate, self.on_event, self._place)
         if self._place.world == 1:
-            return Alone(self._gate, self.hear)
+            return Alone(self._gate, self.on_event)
         from resilience.guard.agreement.meeting import meet
 
         return meet(
-            self._gate, self.hear, self._place, self._settings, self._mirror.locate, self._recorder,
-            lambda: self._pace.slowest_step_s or 0.0,
+            self._gate, self.on_event, self._place, self._settings, self._writer.locate, self._recorder,
+            lambda: self._timer.slowest_step_s or 0.0,
         )  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Self, TypeVar
 
     from resilience.guard.decision import Trigger
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.runtime import GuardRuntime
     from resilience.guard.settings import GuardSettings
 
@@ -81,7 +81,7 @@ class TrainingGuard(Gate):
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         *,
         triggers: Sequence[Trigger] = (),
@@ -140,17 +140,17 @@ class TrainingGuard(Gate):
         """
         import socket
 
-        from resilience.guard.place import find_place
+        from resilience.guard.rank_info import find_rank_info
         from resilience.guard.settings import read_settings
 
         environ = os.environ if environ is None else environ
         mode = environ.get("RESIL_GUARD", "").strip()
         if mode.startswith("test:"):
-            from resilience.guard.place import Place as Nowhere
+            from resilience.guard.rank_info import RankInfo as Nowhere
             from resilience.guard.testing import SILENT, scripted
 
             return cls(Nowhere(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
-        place = find_place(environ, socket.gethostname())
+        place = find_rank_info(environ, socket.gethostname())
         if mode.lower() in _OFF:  # before anything is read that may be wrong: it is the way out
             return cls(place, read_settings({}), inert=True)
         if mode.lower() not in ("", *_ON):

@@ -13,7 +13,7 @@ from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import PROMISED
 from resilience.guard.decision import CONTINUE, Decision
 from resilience.guard.gate import NEVER, Gate
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.settings import GuardSettings
 from resilience.guard.training_guard import TrainingGuard
 
@@ -125,7 +125,7 @@ class WatchedGuard(TrainingGuard):
 def play(turns: Turns, member_class: type[Member], training: str, watched: set[str], polls: int = 0) -> None:
     """One order of a training (`s` a step, `p` a poll) and of a promise; then the training goes on until it asks."""
     WatchedGuard.watched = frozenset(watched)
-    guard = WatchedGuard(Place(), GuardSettings())
+    guard = WatchedGuard(RankInfo(), GuardSettings())
     guard.open()
     guard.count = 7
     guard.polled_step, guard.polls = (7, polls) if polls else (3, 9)

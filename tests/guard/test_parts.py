@@ -93,7 +93,7 @@ def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str)
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
-        guard._runtime.hear(Heard(kind, "two processes say that they are rank 3"))
+        guard._runtime.on_event(Heard(kind, "two processes say that they are rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
@@ -101,7 +101,7 @@ def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> Non
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
-        guard._runtime.hear(Heard("restarted", "rank 3 was restarted"))
+        guard._runtime.on_event(Heard("restarted", "rank 3 was restarted"))
     assert said == []
     assert "restarted" in events(run)
 
@@ -111,9 +111,9 @@ def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Pat
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         for _ in range(2):
-            guard._runtime.hear(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+            guard._runtime.on_event(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
         assert said == []
-        guard._runtime.hear(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+        guard._runtime.on_event(Heard("aborted", "no decision yet: rank 1 did not answer in 10 s"))
     assert sum("rank 1 did not answer" in sentence for sentence in said) == 1
 
 
@@ -125,7 +125,9 @@ def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
         stop = Decision(save=True, stop=True, step=1, reasons=["enough"])
         guard._loop.decided = stop
         guard._loop.has_stopped = True
-        guard._runtime.hear(Heard("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed"))
+        guard._runtime.on_event(
+            Heard("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed")
+        )
     end = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[-1])
     assert (end["event"], end["stopped"], end["exit_code"]) == ("end", False, 1)
     assert guard.exit_code == 1
@@ -138,6 +140,6 @@ def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Pa
         assert guard.should_stop_early()
         assert guard._runtime is not None
         stop = Decision(save=True, stop=True, step=1, reasons=["killed"])
-        guard._runtime.hear(Heard("outcome", "failed", decision=stop, outcome="failed"))
+        guard._runtime.on_event(Heard("outcome", "failed", decision=stop, outcome="failed"))
     assert guard.exit_code == 75
     assert "save_failed" not in events(run)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from resilience.guard import GuardError, Request, TrainingGuard
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
@@ -104,13 +104,13 @@ def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_mea
         assert (run / "switches" / "save").exists(), "nothing is saved yet"
         wait_until(lambda: kinds(run)[-1:] == ["save_staged"])
         assert guard._runtime is not None
-        assert guard._runtime._pace.slowest_save_s is None
+        assert guard._runtime._timer.slowest_save_s is None
         time.sleep(0.3)
         future.set_result(None)
         wait_until(lambda: not (run / "switches" / "save").exists())
-        pace = guard._runtime._pace
-        assert pace.slowest_stall_s is not None and pace.slowest_save_s is not None
-        assert pace.slowest_save_s >= 0.3 and pace.slowest_save_s > pace.slowest_stall_s
+        timer = guard._runtime._timer
+        assert timer.slowest_stall_s is not None and timer.slowest_save_s is not None
+        assert timer.slowest_save_s >= 0.3 and timer.slowest_save_s > timer.slowest_stall_s
     assert kinds(run) == ["decision", "save_begin", "save_staged", "save", "end"]
     (staged,), (saved,) = events(run, "save_staged"), events(run, "save")
     assert staged["seconds"] < saved["seconds"] and saved["seconds"] >= 0.3
@@ -292,11 +292,11 @@ def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: P
         runtime = guard._runtime
         assert runtime is not None
         assert runtime.drain_s() == 900.0
-        runtime._pace.saved(400.0)
+        runtime._timer.saved(400.0)
         assert runtime.drain_s() == 1200.0
         runtime._loop.failed("RuntimeError('shape')")
         assert runtime.drain_s() == 1200.0
-        runtime._pace._saves.clear()
+        runtime._timer._saves.clear()
         assert runtime.drain_s() == 60.0
     assert guard.exit_code == 1
 
@@ -339,7 +339,7 @@ def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: l
         guard.step()
         runtime = guard._runtime
         assert runtime is not None
-        runtime._pace.saved(41.0)
+        runtime._timer.saved(41.0)
         saving = guard.saving()
         saving.step = 400
         for waited_s in range(100):
@@ -598,7 +598,7 @@ def test_the_settings_of_overlapping_saves_are_checked() -> None:
 
 
 def test_a_guard_that_is_off_waits_for_saves_in_flight_all_the_same() -> None:
-    guard = TrainingGuard(Place(), GuardSettings(), inert=True)
+    guard = TrainingGuard(RankInfo(), GuardSettings(), inert=True)
     future: Future[None] = Future()
     threading.Timer(0.2, future.set_result, [None]).start()
     with guard, guard.saving() as save:

@@ -577,7 +577,7 @@ CALLS: dict[str, Callable[[TrainingGuard], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("part", ["agreement", "_recorder", "_mirror", "_slot", "_pace", "signals", "_loss", "exit"])
+@pytest.mark.parametrize("part", ["agreement", "_recorder", "_writer", "_slot", "_timer", "signals", "_loss", "exit"])
 def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part: str, call: str) -> None:
     class Faulty:
         def __getattr__(self, name: str) -> object:

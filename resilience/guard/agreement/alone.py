@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 
 def calm() -> bool:
@@ -111,7 +111,7 @@ class Agreement:
 class Alone(Agreement):
     """The agreement of a training with one process: no socket, no thread of its own."""
 
-    def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: Place | None = None) -> None:
+    def __init__(self, gate: Gate, hear: Callable[[Heard], None], place: RankInfo | None = None) -> None:
         super().__init__(gate)
         self._hear = hear
         self._wishes: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL

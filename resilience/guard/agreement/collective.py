@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 LAST_MEETING_S = 60.0
 """How long the last meeting, after a stop, waits for the slowest rank's save."""
@@ -44,7 +44,7 @@ class Collective:
         self.every = every
         self.group = group
 
-    def __call__(self, gate: Gate, hear: Callable[[Heard], None], place: Place) -> CollectiveAgreement | Alone:
+    def __call__(self, gate: Gate, hear: Callable[[Heard], None], place: RankInfo) -> CollectiveAgreement | Alone:
         """The agreement of this process; called by the guard."""
         if place.world == 1:
             return Alone(gate, hear)
@@ -69,7 +69,7 @@ class CollectiveAgreement(Agreement):
     """What `Collective` makes on each rank."""
 
     def __init__(
-        self, gate: Gate, hear: Callable[[Heard], None], place: Place, *, every: int, group: Any = None
+        self, gate: Gate, hear: Callable[[Heard], None], place: RankInfo, *, every: int, group: Any = None
     ) -> None:
         super().__init__(gate)
         self.world = place.world

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.heard import Heard
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -44,7 +44,7 @@ ABSENT_S = 60.0
 def meet(
     gate: Gate,
     hear: Callable[[Heard], None],
-    place: Place,
+    place: RankInfo,
     settings: GuardSettings,
     locate: Callable[[], Address | None] | None,
     recorder: Recorder,
@@ -92,7 +92,7 @@ def meet(
 class AddressFile:
     """The file that says where rank 0 listens."""
 
-    def __init__(self, path: Path, place: Place, recorder: Recorder) -> None:
+    def __init__(self, path: Path, place: RankInfo, recorder: Recorder) -> None:
         self._path = path
         self._place = place
         self._recorder = recorder
@@ -138,7 +138,7 @@ class AddressFile:
                 self._path.unlink()
 
 
-def address_file(place: Place) -> Path:
+def address_file(place: RankInfo) -> Path:
     """Where rank 0 writes its address: in the run directory, or, for ranks of one node, in a private folder there."""
     if place.run_dir:
         return Path(place.run_dir) / layout.AGREEMENT / place.meeting
@@ -184,14 +184,14 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
-def are_on_several_nodes(place: Place, master: str) -> bool:
+def are_on_several_nodes(place: RankInfo, master: str) -> bool:
     """Whether ranks are known to be on several nodes: SLURM says so, or the training meets at another machine."""
     if place.nodes:
         return place.nodes > 1
     return bool(master) and not is_ours(master)
 
 
-def open_listener(place: Place, interface: str, recorder: Recorder) -> socket.socket:
+def open_listener(place: RankInfo, interface: str, recorder: Recorder) -> socket.socket:
     """A listening socket where all ranks can reach it. Raise OSError if there is none to be had."""
     local = place.is_one_node or not place.run_dir
     host = listening_host(interface, local=local, names=(os.environ.get("MASTER_ADDR", ""), place.host))

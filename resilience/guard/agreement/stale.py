@@ -14,7 +14,7 @@ import os
 import socket
 import time
 
-from resilience.guard.mirror.run_directory import remove_remains
+from resilience.guard.heartbeat.run_directory import remove_remains
 from resilience.guard.small_files import open_folder, read_regular, remove_same
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 OLD_S = 7 * 86_400.0
 """No launch lasts so long without that its listener answers: then a file of which nothing else is known may go."""
@@ -32,7 +32,7 @@ MOST_FILES = 1_000
 _NOBODY = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
-def owner_fields(place: Place) -> dict[str, str | int]:
+def owner_fields(place: RankInfo) -> dict[str, str | int]:
     """What the file says of its writer, besides the address: by it others know that it has outlived it."""
     return {"node": place.host, "pid": os.getpid(), "attempt": place.attempt}
 
@@ -48,7 +48,7 @@ def remove_own(path: str, node: str, pid: int) -> bool:
     return _remove_if(path, lambda text, info: is_of(text, node, pid))
 
 
-def remove_stale(path: Path, place: Place, over: threading.Event) -> None:
+def remove_stale(path: Path, place: RankInfo, over: threading.Event) -> None:
     """Sweep the folder in which our own address file lies. Ends soon once `over` is set; never raises."""
     folder = os.fspath(path.parent)
     remove_remains(folder, time.time())
@@ -64,7 +64,7 @@ def remove_stale(path: Path, place: Place, over: threading.Event) -> None:
                 _remove_if(os.path.join(folder, name), lambda text, info, name=name: is_stale(name, text, info, place))
 
 
-def is_stale(name: str, text: str, info: os.stat_result, place: Place) -> bool:
+def is_stale(name: str, text: str, info: os.stat_result, place: RankInfo) -> bool:
     """Whether the launch of another address file is over, as rank 0 of a newer launch can tell.
 
     Of an earlier start of our own job, and of an earlier attempt of our run: unless somebody listens there. Of our own
@@ -81,7 +81,7 @@ def is_stale(name: str, text: str, info: os.stat_result, place: Place) -> bool:
     return time.time() - info.st_mtime > OLD_S and _answer(fields) == errno.ECONNREFUSED
 
 
-def _is_earlier(name: str, fields: dict[str, Any], place: Place) -> bool:
+def _is_earlier(name: str, fields: dict[str, Any], place: RankInfo) -> bool:
     """Whether it is of an earlier start of this job, or of an earlier attempt of this run: those do not go on."""
     job_id, _, rest = name.partition("-")
     restart = rest.partition("-")[0]

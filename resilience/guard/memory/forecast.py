@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
-from resilience.guard.pace import SAVES
+from resilience.guard.step_timer import SAVES
 
 MOST_READINGS = 72
 """Readings kept for each of the two windows: 2,556 pairs, about 1 ms for a fit."""

@@ -10,7 +10,7 @@ from resilience.guard.small_files import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 
@@ -24,7 +24,7 @@ class FinishedRun(BuiltInTrigger):
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._path = os.path.join(place.run_dir, layout.FINISHED)
         self._run = place.run or os.path.basename(place.run_dir.rstrip("/"))
         self._recorder = recorder

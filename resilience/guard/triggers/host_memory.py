@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from resilience.guard.pace import Pace
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
 
 FORECAST_S = 10.0
 """How often the slope is fitted: about 1 ms for each limit that fills, of which there are one to four."""
@@ -164,10 +164,10 @@ class HostMemory(BuiltInTrigger):
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
-        pace: Pace,
+        timer: StepTimer,
         *,
         root: str = "/",
         clock: Callable[[], float] = time.monotonic,
@@ -176,7 +176,7 @@ class HostMemory(BuiltInTrigger):
         self._place = place
         self._settings = settings
         self._recorder = recorder
-        self._pace = pace
+        self._timer = timer
         self._clock = clock
         self._wall_clock = wall_clock
         self._limits = MemoryLimits(root)
@@ -198,7 +198,7 @@ class HostMemory(BuiltInTrigger):
         self._has_saved = False
         self._take_restored()
         # Start-up grows in its own way: what is read before the first steps tells nothing of a leak.
-        wants_forecast = self._settings.host_memory_forecast and self._pace.slowest_step_s is not None
+        wants_forecast = self._settings.host_memory_forecast and self._timer.slowest_step_s is not None
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
         looks_ahead = wants_forecast and (saved_now or now >= self._forecast_at)
         is_up_to_date = saved_now and not self._save.is_in_flight  # else steps were done since the save began
@@ -271,8 +271,8 @@ class HostMemory(BuiltInTrigger):
 
         The nearest limit tells it: below those above, and on the node, others are at work as well.
         """
-        is_saving, was_measuring = self._pace.is_saving, self._save.is_measuring
-        self._save.look(now, nearest.used_bytes, is_saving=is_saving, is_in_flight=self._pace.is_in_flight)
+        is_saving, was_measuring = self._timer.is_saving, self._save.is_measuring
+        self._save.look(now, nearest.used_bytes, is_saving=is_saving, is_in_flight=self._timer.is_in_flight)
         if was_measuring and not self._save.is_measuring:
             for recent in self._recent.values():
                 recent.forget_inexact()  # what the save held is given back
@@ -282,11 +282,11 @@ class HostMemory(BuiltInTrigger):
 
     def _watch_rise(self, readings: list[Reading], now: float) -> str | None:
         """Say why to stop if the rise of the last seconds hardly leaves time for a save; else when to look again."""
-        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
+        step_s, save_s = self._timer.slowest_step_s, self._timer.slowest_save_s
         if not self._settings.host_memory_forecast or step_s is None:
             self._recent = {}
             return None
-        need_s = SAFETY * (step_s + (save_s or 0.0) + self._pace.in_flight_s(now, 0.0))
+        need_s = SAFETY * (step_s + (save_s or 0.0) + self._timer.in_flight_s(now, 0.0))
         fills_in_s = float("inf")
         for reading in readings:
             if reading.whose == FAMILY:
@@ -327,7 +327,7 @@ class HostMemory(BuiltInTrigger):
         end_in_s = None if end is None else end - self._wall_clock()
         if end_in_s is not None and forecast.limit_in_s >= end_in_s:
             return None
-        measured_s = self._pace.slowest_save_s
+        measured_s = self._timer.slowest_save_s
         save_s = self._settings.first_save_s if measured_s is None else measured_s
         next_save_s = GAPS * max(self._gaps_s) + save_s if self._gaps_s else None
         then = plan(forecast, end_in_s=end_in_s, saved_now=saved_now, next_save_s=next_save_s, save_s=save_s)

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 EVERY_S = 60.0
@@ -35,7 +35,7 @@ class LateCron(BuiltInTrigger):
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
         self._folder = os.path.join(os.path.dirname(place.run_dir.rstrip("/")), ".cron")
@@ -96,7 +96,7 @@ class LateCron(BuiltInTrigger):
     def _leave_note(self, last: float, now: float) -> None:
         import json
 
-        from resilience.guard.mirror.run_directory import file_mode, subfolder
+        from resilience.guard.heartbeat.run_directory import file_mode, subfolder
 
         place = self._place
         note = {"time": now, "last_tick": last, "run": place.run, "host": place.host, "job_id": place.job_id}

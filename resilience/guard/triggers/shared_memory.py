@@ -14,7 +14,7 @@ from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.settings import GuardSettings
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -38,7 +38,7 @@ class SharedMemory(BuiltInTrigger):
     name = "shared_memory"
     ranks = "node"
 
-    def __init__(self, place: Place, settings: GuardSettings, *, path: str = "/dev/shm", root: str = "/") -> None:
+    def __init__(self, place: RankInfo, settings: GuardSettings, *, path: str = "/dev/shm", root: str = "/") -> None:
         self._place = place
         self._settings = settings
         self._path = path

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -70,7 +70,7 @@ class Signals(BuiltInTrigger):
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
         gate: Gate,
@@ -196,7 +196,7 @@ class Signals(BuiltInTrigger):
             taken.append(signal.Signals(number).name)
         return taken
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: nothing here is for the guard."""
         self._close_wakeup()
         for number in self._before:
@@ -371,7 +371,7 @@ class Signals(BuiltInTrigger):
 
 def _after_fork() -> None:
     if _installed is not None:
-        _installed.forget()
+        _installed.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

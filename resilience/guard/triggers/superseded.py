@@ -10,7 +10,7 @@ from resilience.guard.small_files import kind_of, open_folder, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 LOST = "lost"
@@ -33,7 +33,7 @@ class Superseded(BuiltInTrigger):
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
         self._folder = os.path.join(place.run_dir, layout.ATTEMPTS)

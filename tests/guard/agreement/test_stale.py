@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from resilience.guard.agreement.stale import OLD_S, is_of, owner_fields, remove_own, remove_stale
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import Node
@@ -25,9 +25,9 @@ from tests.system.people import NOBODY, needs_root
 LONG_AGO = time.time() - OLD_S - 1
 
 
-def a_place(run: Path | None, **more: Any) -> Place:
+def a_place(run: Path | None, **more: Any) -> RankInfo:
     fields = {"world": 2, "run_dir": str(run or ""), "job_id": "12", "restart": 2, "attempt": 5, "host": "n1"}
-    return Place(**{**fields, "meeting": "12-2-0", **more})
+    return RankInfo(**{**fields, "meeting": "12-2-0", **more})
 
 
 @pytest.fixture

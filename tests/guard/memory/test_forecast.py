@@ -19,7 +19,7 @@ from resilience.guard.memory.forecast import (
     fit,
     rush,
 )
-from resilience.guard.pace import SAVES
+from resilience.guard.step_timer import SAVES
 
 
 def remember(value: Callable[[int], float], *, hours: float = 1.0, every_s: float = 10.0) -> History:

@@ -15,7 +15,7 @@ import pytest
 
 from resilience.errors import GuardError
 from resilience.guard import Request
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.triggers import gpu_memory
@@ -79,7 +79,7 @@ class Watched:
         self.now = 0.0
         self.told: list[str] = []
         (tmp_path / "nvidiactl").touch()
-        place = Place(host="n17", local_rank=0)
+        place = RankInfo(host="n17", local_rank=0)
         self.recorder = Recorder(place, self.told.append)
         self.modules: dict[str, Any] = {} if cuda is None else {"torch": fake_torch(cuda)}
         self.trigger = GpuMemory(
@@ -278,7 +278,7 @@ def test_every_rank_looks_at_its_own() -> None:
 def test_without_torch_and_pynvml_a_real_poll_here_costs_nothing() -> None:
     if any(Path(path).exists() for path in gpu_memory.DEVICE_FILES):
         pytest.skip("this machine has an NVIDIA driver: needs one without")
-    place = Place()
+    place = RankInfo()
     trigger = GpuMemory(place, GuardSettings(), Recorder(place), modules={})
     start = time.perf_counter()
     for _ in range(1000):

@@ -25,7 +25,7 @@ _PHASE = slice(64, 128)
 _LONGEST_PHASE = 63
 
 
-class BeatSlot:
+class SharedProgress:
     """One rank's memory.
 
     Attributes:
@@ -61,7 +61,7 @@ class BeatSlot:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: store into memory of our own from now on, not into the parent's."""
         self.close()
         self._map = mmap.mmap(-1, SIZE)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.mirror.beat import Pulse, RankBeat
-from resilience.guard.mirror.process import MOST_LINES, Files, look_again
+from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.process import MOST_LINES, Files, look_again
 from tests.guard.guards import make_run, wait_until
 
 

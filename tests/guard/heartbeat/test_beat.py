@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror.beat import SIZE, BeatSlot, Pulse, read_phase
+from resilience.guard.heartbeat.beat import SIZE, Pulse, SharedProgress, read_phase
 
 
 def test_another_process_reads_what_was_stored_without_asking() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 41200
     slot.set_phase("eval")
     program = (
-        "import mmap, sys; from resilience.guard.mirror.beat import read_phase\n"
+        "import mmap, sys; from resilience.guard.heartbeat.beat import read_phase\n"
         "m = mmap.mmap(int(sys.argv[1]), 4096, prot=1)\n"
         "print(memoryview(m).cast('Q')[0], read_phase(m))"
     )
@@ -31,14 +31,14 @@ def test_another_process_reads_what_was_stored_without_asking() -> None:
 
 
 def test_the_memory_has_no_name_anywhere() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     assert str(Path(f"/proc/self/fd/{slot.descriptor}").readlink()).endswith("(deleted)")
     assert not [path for path in Path("/dev/shm").iterdir() if "resil" in path.name]
     slot.close()
 
 
 def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, 0)
     slot.close()
@@ -49,7 +49,7 @@ def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it() -> None:
     [("train", "train"), ("", ""), ("überprüfen", "überprüfen"), ("x" * 100, "x" * 63), ("x" * 62 + "ü", "x" * 62)],
 )
 def test_a_phase_is_cut_between_characters(phase: str, shown: str) -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.set_phase("a longer one that must be gone afterwards, all of it, to the end")
     slot.set_phase(phase)
     assert slot.read() == (0, 0, shown)
@@ -57,7 +57,7 @@ def test_a_phase_is_cut_between_characters(phase: str, shown: str) -> None:
 
 
 def test_a_lone_surrogate_in_a_phase_does_not_raise() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.set_phase("\udc80phase")
     assert slot.read()[2] == "?phase"
     slot.close()
@@ -65,7 +65,7 @@ def test_a_lone_surrogate_in_a_phase_does_not_raise() -> None:
 
 def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.close()
     slot.close()
     slot.words[0] = 5
@@ -75,11 +75,11 @@ def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
 
 
 def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 7
     pid = os.fork()
     if pid == 0:
-        slot.forget()
+        slot.after_fork_in_child()
         slot.words[0] = 999
         slot.set_phase("child")
         os._exit(slot.read() != (999, 0, "child"))
@@ -93,7 +93,7 @@ def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.Mo
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 3
     assert (slot.descriptor, slot.read()[0]) == (-1, 3)
     slot.close()
@@ -101,8 +101,8 @@ def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.Mo
 
 def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
     program = (
-        "import sys; from resilience.guard.mirror.beat import BeatSlot\n"
-        "words = BeatSlot().words; n = int(sys.argv[1])\n"
+        "import sys; from resilience.guard.heartbeat.beat import SharedProgress\n"
+        "words = SharedProgress().words; n = int(sys.argv[1])\n"
         "for i in range(n): words[0] = i"
     )
 

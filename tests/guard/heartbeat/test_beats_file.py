@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.guard.mirror.beat import GONE, LEFT, Pulse, RankBeat, compose, file_name, quote
+from resilience.guard.heartbeat.beat import GONE, LEFT, Pulse, RankBeat, compose, file_name, quote
 from resilience.runs.last_step import last_step
 from resilience.runs.run_directory import RunDirectory
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """What the environment says.
 
     Attributes:
@@ -72,7 +72,7 @@ _TELLERS = (
 )
 
 
-def find_place(environ: Mapping[str, str], host: str) -> Place:
+def find_rank_info(environ: Mapping[str, str], host: str) -> RankInfo:
     """Given the environment and the host's name, return where this process stands.
 
     torch's RANK and WORLD_SIZE win, because they are what the training itself goes by. MPI's come before srun's: what
@@ -87,7 +87,7 @@ def find_place(environ: Mapping[str, str], host: str) -> Place:
         for rank, world in [_rank_and_world(environ, teller, notes)]
         if world
     ]
-    place = Place(notes=(), host=environ.get("SLURMD_NODENAME") or host)
+    place = RankInfo(notes=(), host=environ.get("SLURMD_NODENAME") or host)
     if told:
         _, place.rank, place.world = told[0]
         # Whoever says the same may know more: srun sets PMI's two variables as well, and people set torch's.
@@ -156,7 +156,7 @@ def _compare(told: Sequence[tuple[tuple[str, ...], int, int]], environ: Mapping[
             )
 
 
-def _meeting(environ: Mapping[str, str], place: Place) -> str:
+def _meeting(environ: Mapping[str, str], place: RankInfo) -> str:
     """Two launches in one job, a requeue, and torchrun's own restarts must not meet each other; all ranks of one must.
 
     The step tells launches apart, but only where one step holds all ranks: srun may have been called once per node, and

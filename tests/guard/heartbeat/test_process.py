@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror.line import socket_name
-from resilience.guard.place import Place
+from resilience.guard.heartbeat.connection import socket_name
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.guard.guarded import a_launch
@@ -177,7 +177,7 @@ def test_a_stopped_rank_shows_as_a_hang_too(node: Node) -> None:
 
 def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(node: Node) -> None:
     storm = (
-        "import signal\nstart = mirror_line.start_process\n"
+        "import signal\nstart = connection.start_process\n"
         "def start_in_a_storm(*args):\n"
         "    pid = start(*args)\n"
         "    for _ in range(300):\n"
@@ -185,12 +185,12 @@ def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(no
         "            os.kill(pid, getattr(signal, 'SIG' + name))\n"
         "        time.sleep(0.001)\n"
         "    return pid\n"
-        "mirror_line.start_process = start_in_a_storm"
+        "connection.start_process = start_in_a_storm"
     )
     rank = node.start(0, first=storm)
     rank.do("slot.words[0] = 3")
     wait_until(lambda: shows(node, 0, step=3))
-    assert rank.ask("mirror._line._starts") == 1
+    assert rank.ask("writer._line._starts") == 1
     assert rank.said() == []
 
 
@@ -270,7 +270,8 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> N
 def test_a_forked_child_that_forgets_does_not_say_good_bye_for_its_parent(node: Node) -> None:
     rank = node.start(0)
     wait_until(lambda: shows(node, 0, step=0))
-    rank.do("pid = os.fork(); pid or (mirror.forget(), slot.words.__setitem__(0, 99), os._exit(0)); os.waitpid(pid, 0)")
+    child = "writer.after_fork_in_child(), slot.words.__setitem__(0, 99), os._exit(0)"
+    rank.do(f"pid = os.fork(); pid or ({child}); os.waitpid(pid, 0)")
     rank.do("slot.words[0] = 4")
     wait_until(lambda: shows(node, 0, step=4))
     assert "left" not in node.beats()["rank"]["0"]
@@ -325,7 +326,7 @@ def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
 
 def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> None:
     rank = node.start(0, first="import signal; signal.signal(signal.SIGRTMIN + 9, lambda *_: None)")
-    assert rank.ask("mirror.stacks.signal") == 0
+    assert rank.ask("writer.stacks.signal") == 0
     wait_until(lambda: node.beats().get("rank"))
     (node.run / "switches" / "stacks.12").touch()
     rank.do("time.sleep(0.5)")
@@ -335,13 +336,13 @@ def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> Non
 def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believed(node: Node) -> None:
     node.start(0)
     second = node.start(1)
-    locate = "(lambda a: a and [a.host, a.port, a.token])(mirror.locate())"
+    locate = "(lambda a: a and [a.host, a.port, a.token])(writer.locate())"
     assert second.ask(locate) is None
     (node.run / "agreement").mkdir(exist_ok=True)
     file = node.run / "agreement" / f"12-{node.run.parent.name}"
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     file.chmod(0o644)
-    wait_until(lambda: second.ask("mirror._line._is_welcome"))
+    wait_until(lambda: second.ask("writer._line._is_welcome"))
     assert second.ask(locate) is None
     file.chmod(0o600)
     assert second.ask(locate) == ["10.0.0.1", 4711, "abc"]
@@ -353,7 +354,7 @@ def test_where_an_address_is_missing_the_folder_is_written_to_so_that_nfs_looks_
     node.start(0)
     second = node.start(1)
     folder = node.run / "agreement"
-    wait_until(lambda: second.ask("mirror.locate()") is None and folder.exists())
+    wait_until(lambda: second.ask("writer.locate()") is None and folder.exists())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     wait_until(lambda: not list(folder.iterdir()))
 
@@ -369,7 +370,7 @@ def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
 def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
         no_journal = "m.RunDirectoryWriter._write_lines = lambda self: False"
-        rank = node.start(0, first=f"from resilience.guard.mirror import run_directory as m; {no_journal}")
+        rank = node.start(0, first=f"from resilience.guard.heartbeat import run_directory as m; {no_journal}")
         wait_until(lambda: node.beats())
         ballast = fill(run)
         wait_until(lambda: rank.said())
@@ -402,9 +403,9 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
         ranks = [node.start(rank, first=first) for rank in range(2)]
-        wait_until(lambda: ranks[1].ask("mirror._line.tend() or mirror._line._is_welcome"))
+        wait_until(lambda: ranks[1].ask("writer._line.maintain() or writer._line._is_welcome"))
         began = time.monotonic()
-        assert ranks[1].ask("mirror.locate()") is None
+        assert ranks[1].ask("writer.locate()") is None
         assert time.monotonic() - began < 20.0
         assert len(node.mirrors()) == 1
         for rank in ranks:
@@ -418,21 +419,21 @@ def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"
-            "mirror_line.PROGRAM = mirror_line.PROGRAM.replace("
-            "'main(', 'import resilience.guard.mirror.process as m; m.HUNG_S = 0.2; main(', 1)"
+            "connection.PROGRAM = connection.PROGRAM.replace("
+            "'main(', 'import resilience.guard.heartbeat.process as m; m.HUNG_S = 0.2; main(', 1)"
         )
         rank = node.start(0, first=first)
-        wait_until(lambda: rank.ask("mirror._line.tend()") or rank.said())
+        wait_until(lambda: rank.ask("writer._line.maintain()") or rank.said())
         assert "no answer for 0.2 s" in rank.said()[0] and "The training goes on" in rank.said()[0]
         time.sleep(0.5)
-        rank.do("mirror._line.tend()")
+        rank.do("writer._line.maintain()")
         assert len(rank.said()) == 1
 
 
 @needs_root
 def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")
-    name = socket_name(Place(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
+    name = socket_name(RankInfo(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
                              meeting=f"12-{tmp_path.name}"))  # fmt: skip
     squat = (
         "import os, socket, sys, time\nos.setgid(65534); os.setuid(65534)\n"
@@ -448,7 +449,7 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
     try:
         squatter.stdout.readline()
         with a_node(run) as node:
-            rank = node.start(0, first="mirror_line.CONNECT_S = 0.5")
+            rank = node.start(0, first="connection.CONNECT_S = 0.5")
             wait_until(lambda: rank.said())
             assert "belongs to user 65534" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
             rank.do("slot.words[0] = 2")
@@ -471,7 +472,7 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
 def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> None:
     rank = node.start(0)
     wait_until(lambda: shows(node, 0, step=0))
-    name = socket_name(Place(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
+    name = socket_name(RankInfo(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
                              meeting=f"12-{node.run.parent.name}"))  # fmt: skip
     for packet in (b"{", b"[]", b"5", b"\xff" * 1000, b'{"hello": 3}', b'{"bye": 1}', b'{"journal": "x"}', b"[" * 5000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
@@ -487,11 +488,11 @@ def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> 
 
 def test_it_ends_when_no_rank_ever_comes() -> None:
     program = (
-        "import json, socket, sys; from resilience.guard.mirror import process as m\n"
-        "m.FIRST_GUEST_S = 0.2\n"
+        "import json, socket, sys; from resilience.guard.heartbeat import process as m\n"
+        "m.FIRST_RANK_S = 0.2\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.bind(b'\\0resil-test-' + m.os.urandom(8).hex().encode())\n"
         "order = {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1', 'attempt': 1, 'host': 'n1'}\n"
-        "s.listen(1); m.MirrorProcess(s, order).serve()"
+        "s.listen(1); m.WriterProcess(s, order).serve()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20, cwd=REPOSITORY)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.guard.mirror.run_directory import LONGEST_LINE, append_journal, as_line
+from resilience.guard.heartbeat.run_directory import LONGEST_LINE, append_journal, as_line
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -84,7 +84,7 @@ def test_a_line_that_a_crash_has_cut_is_closed_off_by_the_next(tmp_path: Path) -
 
 def test_a_writer_killed_at_any_system_call_spoils_no_other_line(tmp_path: Path) -> None:
     request = (
-        "from resilience.guard.mirror.run_directory import *; "
+        "from resilience.guard.heartbeat.run_directory import *; "
         f"append_journal({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
     )
     append_journal(str(tmp_path), "12", 0, [as_line({"event": "first"})])

@@ -31,8 +31,8 @@ import threading
 import time
 
 from resilience.guard.agreement.stale import remove_own
-from resilience.guard.mirror.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
-from resilience.guard.mirror.run_directory import RunDirectoryWriter, read_learned, stacks_asked
+from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
+from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_asked
 from resilience.guard.small_files import read_own
 
 TYPE_CHECKING = False
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from resilience.guard.mirror.run_directory import Asked
+    from resilience.guard.heartbeat.run_directory import Asked
 
 LARGEST_PACKET = 65536
-MOST_GUESTS = 1_024
-FIRST_GUEST_S = 60.0
+MOST_RANKS = 1_024
+FIRST_RANK_S = 60.0
 """The process ends if no rank comes in this time."""
 LAST_WORDS_S = 2.0
 HUNG_S = 30.0
@@ -69,7 +69,7 @@ IGNORED_SIGNALS = (
 """What proctrack/linuxproc and terminals give to every descendant of a job step."""
 
 
-class Guest:
+class RankConnection:
     """A rank that has connected: its socket, its memory, its process."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
@@ -255,7 +255,7 @@ def look_again(path: str) -> None:
         os.unlink(beside)
 
 
-class MirrorProcess:
+class WriterProcess:
     """Serves the ranks of a node until none is left."""
 
     def __init__(self, listener: socket.socket, order: dict[str, Any]) -> None:
@@ -263,10 +263,10 @@ class MirrorProcess:
         self._listener.setblocking(False)
         self._sample_ms = int(1000 * max(0.02, min(1.0, float(order["beat_s"]) / 2)))
         self._files = Files(order)
-        self._guests: list[Guest] = []
+        self._ranks: list[RankConnection] = []
         self._begun = time.monotonic()
         self._told = ""
-        self._asked: list[tuple[Guest, int]] = []  # for stacks, and where they begin
+        self._asked: list[tuple[RankConnection, int]] = []  # for stacks, and where they begin
         self._asked_at = 0.0
 
     def serve(self) -> None:
@@ -274,8 +274,8 @@ class MirrorProcess:
         while True:
             self._wait()
             now = time.time()
-            for guest in self._guests:
-                guest.look(now)
+            for peer in self._ranks:
+                peer.look(now)
             self._take_stacks()
             self._drop_silent()
             self._tell_error()
@@ -287,30 +287,30 @@ class MirrorProcess:
     def _wait(self) -> None:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
-        by_descriptor: dict[int, tuple[Guest, bool]] = {}
-        for guest in self._guests:
-            if guest.socket is not None:
-                by_descriptor[guest.socket.fileno()] = (guest, False)
-            if guest.process >= 0:
-                by_descriptor[guest.process] = (guest, True)
+        by_descriptor: dict[int, tuple[RankConnection, bool]] = {}
+        for peer in self._ranks:
+            if peer.socket is not None:
+                by_descriptor[peer.socket.fileno()] = (peer, False)
+            if peer.process >= 0:
+                by_descriptor[peer.process] = (peer, True)
         for descriptor in by_descriptor:
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(self._sample_ms):
             if descriptor == self._listener.fileno():
                 self._accept()
                 continue
-            guest, is_process = by_descriptor[descriptor]
-            if is_process and guest.process == descriptor:
-                self._read(guest)  # its last words came before its end
-                guest.look(time.time())
-                guest.close(GONE)
+            peer, is_process = by_descriptor[descriptor]
+            if is_process and peer.process == descriptor:
+                self._read(peer)  # its last words came before its end
+                peer.look(time.time())
+                peer.close(GONE)
                 self._files.hurry()
-            elif not is_process and guest.socket is not None:
-                self._read(guest)
+            elif not is_process and peer.socket is not None:
+                self._read(peer)
 
     def _accept(self) -> bool:
         accepted = False
-        while len(self._guests) < MOST_GUESTS:
+        while len(self._ranks) < MOST_RANKS:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -320,88 +320,88 @@ class MirrorProcess:
                 sock.close()
                 continue
             sock.setblocking(False)
-            guest = Guest(sock, pid)
-            self._guests.append(guest)
-            guest.say({"welcome": os.getpid()})
+            peer = RankConnection(sock, pid)
+            self._ranks.append(peer)
+            peer.say({"welcome": os.getpid()})
             accepted = True
         return accepted
 
-    def _read(self, guest: Guest) -> None:
-        while guest.socket is not None:
+    def _read(self, peer: RankConnection) -> None:
+        while peer.socket is not None:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(guest.socket, LARGEST_PACKET, 2)
+                packet, descriptors, _, _ = socket.recv_fds(peer.socket, LARGEST_PACKET, 2)
             except BlockingIOError:
                 return
             except OSError:
                 packet, descriptors = b"", []
             try:
                 if not packet:
-                    guest.socket.close()
-                    guest.socket = None
-                    if guest.process < 0 or guest.rank < 0:
-                        guest.close(GONE)
+                    peer.socket.close()
+                    peer.socket = None
+                    if peer.process < 0 or peer.rank < 0:
+                        peer.close(GONE)
                     return
-                self._obey(guest, packet, descriptors)
+                self._obey(peer, packet, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _obey(self, guest: Guest, packet: bytes, descriptors: list[int]) -> None:
+    def _obey(self, peer: RankConnection, packet: bytes, descriptors: list[int]) -> None:
         try:
             message = json.loads(packet)
             if "hello" in message and descriptors:
-                guest.memory = mmap.mmap(descriptors[0], SIZE, prot=mmap.PROT_READ)
-                guest.rank = int(message["hello"])
-                guest.beat.pid = int(message["pid"])
+                peer.memory = mmap.mmap(descriptors[0], SIZE, prot=mmap.PROT_READ)
+                peer.rank = int(message["hello"])
+                peer.beat.pid = int(message["pid"])
                 if len(descriptors) > 1:
-                    guest.stacks, guest.stacks_signal = os.dup(descriptors[1]), int(message["stacks"])
-                guest.look(time.time())
-                self._files.admit(guest.rank, guest.beat)
-                self._forget_former(guest)
+                    peer.stacks, peer.stacks_signal = os.dup(descriptors[1]), int(message["stacks"])
+                peer.look(time.time())
+                self._files.admit(peer.rank, peer.beat)
+                self._forget_former(peer)
             elif "journal" in message:
                 self._files.add_line(int(message["journal"]), str(message["line"]).encode() + b"\n")
             elif "learned" in message:
                 self._files.keep_learned(int(message["learned"]), str(message["text"]))
             elif "ask" in message:
-                self._files.ask(guest.rank, str(message["ask"]), guest.say)
+                self._files.ask(peer.rank, str(message["ask"]), peer.say)
             elif "bye" in message:
-                guest.look(time.time())
-                guest.close(LEFT)
+                peer.look(time.time())
+                peer.close(LEFT)
         except (ValueError, TypeError, KeyError, OSError, RecursionError):
-            guest.close(GONE)  # not one of ours
+            peer.close(GONE)  # not one of ours
 
-    def _forget_former(self, guest: Guest) -> None:
+    def _forget_former(self, peer: RankConnection) -> None:
         """A rank that has come again takes the place of what was known of it."""
-        for former in self._guests:
-            if former is not guest and former.rank == guest.rank:
+        for former in self._ranks:
+            if former is not peer and former.rank == peer.rank:
                 former.close(GONE)
-        self._guests = [one for one in self._guests if one is guest or one.rank != guest.rank]
+        self._ranks = [one for one in self._ranks if one is peer or one.rank != peer.rank]
 
     def _take_stacks(self) -> None:
         """Ask all ranks for their stacks when somebody wants them, and a second later collect what they wrote."""
         if self._asked and time.monotonic() >= self._asked_at + STACKS_S:
-            for guest, begin in self._asked:
-                if guest.stacks >= 0:
-                    size = min(os.fstat(guest.stacks).st_size - begin, MOST_STACKS)
-                    self._files.add_stacks(guest.rank, guest.beat.pid, os.pread(guest.stacks, size, begin))
+            for peer, begin in self._asked:
+                if peer.stacks >= 0:
+                    size = min(os.fstat(peer.stacks).st_size - begin, MOST_STACKS)
+                    self._files.add_stacks(peer.rank, peer.beat.pid, os.pread(peer.stacks, size, begin))
             self._asked = []
         elif self._files.wants_stacks and not self._asked:
             self._files.wants_stacks = False
-            asked = [(guest, guest.ask_for_stacks()) for guest in self._guests if guest.is_alive]
-            self._asked = [(guest, begin) for guest, begin in asked if begin >= 0]
+            asked = [(peer, peer.ask_for_stacks()) for peer in self._ranks if peer.is_alive]
+            self._asked = [(peer, begin) for peer, begin in asked if begin >= 0]
             self._asked_at = time.monotonic()
 
     def _drop_silent(self) -> None:
         now = time.monotonic()
-        for guest in self._guests:
-            if guest.rank < 0 and guest.is_alive and now > guest.since + FIRST_GUEST_S:
-                guest.close(GONE)
-        self._guests = [guest for guest in self._guests if guest.is_alive]
+        for peer in self._ranks:
+            if peer.rank < 0 and peer.is_alive and now > peer.since + FIRST_RANK_S:
+                peer.close(GONE)
+        self._ranks = [peer for peer in self._ranks if peer.is_alive]
 
     def _is_over(self) -> bool:
-        if any(guest.is_alive for guest in self._guests):
+        if any(peer.is_alive for peer in self._ranks):
             return False
-        return bool(self._files.beats) or time.monotonic() > self._begun + FIRST_GUEST_S
+        return bool(self._files.beats) or time.monotonic() > self._begun + FIRST_RANK_S
 
     def _tell_error(self) -> None:
         """What cannot be written is told to one rank, which warns: this process has no stderr."""
@@ -409,10 +409,10 @@ class MirrorProcess:
         if since is not None and time.monotonic() - since > HUNG_S:
             error = f"no answer for {HUNG_S:g} s"
         if error and not self._told:
-            guest = next((one for one in self._guests if one.socket is not None and one.rank >= 0), None)
-            if guest is not None:
+            peer = next((one for one in self._ranks if one.socket is not None and one.rank >= 0), None)
+            if peer is not None:
                 self._told = error
-                guest.say({"warn": f"the heartbeat cannot be written: {error}. The training goes on"})
+                peer.say({"warn": f"the heartbeat cannot be written: {error}. The training goes on"})
 
 
 def ignore_signals() -> None:
@@ -445,5 +445,5 @@ def main(order: str) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    MirrorProcess(listener, json.loads(order)).serve()
+    WriterProcess(listener, json.loads(order)).serve()
     os._exit(0)  # the thread that writes may hang in a dead file system

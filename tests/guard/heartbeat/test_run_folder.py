@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror.run_directory import file_mode, remove_remains, subfolder
+from resilience.guard.heartbeat.run_directory import file_mode, remove_remains, subfolder
 from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.system.writer import writer

@@ -13,8 +13,14 @@ import time
 
 from resilience import layout
 from resilience.guard.background import BackgroundCall
-from resilience.guard.mirror.beat import Pulse, RankBeat
-from resilience.guard.mirror.run_directory import RunDirectoryWriter, append_journal, as_line, file_mode, read_learned
+from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.run_directory import (
+    RunDirectoryWriter,
+    append_journal,
+    as_line,
+    file_mode,
+    read_learned,
+)
 from resilience.guard.recorder import MOST_EVENTS
 from resilience.guard.small_files import replace_file
 from resilience.guard.stacks import StacksOnDemand
@@ -24,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilience.guard.agreement.network import Address
-    from resilience.guard.mirror.beat import BeatSlot
-    from resilience.guard.mirror.line import MirrorLine
-    from resilience.guard.place import Place
+    from resilience.guard.heartbeat.beat import SharedProgress
+    from resilience.guard.heartbeat.connection import WriterConnection
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -39,27 +45,27 @@ ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save_staged", "s
 """Events that every rank has alike: only rank 0's are written."""
 
 
-def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> Mirror:
+def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> HeartbeatWriter:
     """The mirror that fits this place. Starts a process where one is wanted; waits for nothing."""
-    mirror = Mirror(place, settings, slot, recorder)
+    writer = HeartbeatWriter(place, settings, slot, recorder)
     wanted = settings.mirror
     if wanted == "auto":
         wanted = "process" if place.world > 1 else "thread"
     if wanted == "process" and place.run_dir and slot.descriptor >= 0:
         from resilience.guard.agreement.meeting import address_file
-        from resilience.guard.mirror.line import MirrorLine, order
+        from resilience.guard.heartbeat.connection import WriterConnection, order
 
         file = str(address_file(place))
-        mirror.stacks.keep()
-        line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once, mirror.stacks)
-        line.tend()
-        mirror.use(line, file)
+        writer.stacks.keep()
+        line = WriterConnection(place, slot, order(place, settings.beat_s, file), writer.warn_once, writer.stacks)
+        line.maintain()
+        writer.use(line, file)
     elif place.run_dir and wanted == "thread":
-        mirror.stacks.show()
-    return mirror
+        writer.stacks.show()
+    return writer
 
 
-class Mirror:
+class HeartbeatWriter:
     """One rank's part in it.
 
     Attributes:
@@ -67,14 +73,14 @@ class Mirror:
         stacks: writes the stacks of this process when it gets a signal.
     """
 
-    def __init__(self, place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> None:
         self.locate: Callable[[], Address | None] | None = None
         self.stacks = StacksOnDemand()
         self._place = place
         self._settings = settings
         self._slot = slot
         self._recorder = recorder
-        self._line: MirrorLine | None = None
+        self._line: WriterConnection | None = None
         self._address_file = ""
         self._writes_routine = False
         self._learned = ""
@@ -91,7 +97,7 @@ class Mirror:
         self._worked_at = time.monotonic()
         self._is_over = False
 
-    def use(self, line: MirrorLine, address_file: str) -> None:
+    def use(self, line: WriterConnection, address_file: str) -> None:
         """Let the node's process write the heartbeat, and tell where rank 0 listens."""
         self._line = line
         self._address_file = address_file
@@ -182,13 +188,13 @@ class Mirror:
         self._slot.close()
         self.stacks.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: nothing is ours."""
         self._is_over = True
         self.stacks.close()
         if self._line is not None:
-            self._line.forget()
-        self._slot.forget()
+            self._line.after_fork_in_child()
+        self._slot.after_fork_in_child()
 
     # ---- what is written --------------------------------------------------------------------------------------
 
@@ -206,7 +212,7 @@ class Mirror:
 
     def _work(self, *, last: bool) -> None:
         if self._line is not None and not self._is_over:
-            self._line.tend()
+            self._line.maintain()
         place = self._place
         if not place.is_first:
             self._hand_over()
@@ -275,7 +281,7 @@ class Mirror:
         return read_address(Path(self._address_file))
 
 
-def finished_text(place: Place, environ: Mapping[str, str], now: float) -> str:
+def finished_text(place: RankInfo, environ: Mapping[str, str], now: float) -> str:
     """What `finished` says: the words that the batch shell writes, with the job's label as people write it."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     label = f"{array}_{task}" if array.isdigit() and task.isdigit() and place.job_id != "0" else place.job_id

@@ -20,7 +20,7 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.mirror.beat import compose, file_name
+from resilience.guard.heartbeat.beat import compose, file_name
 from resilience.guard.small_files import open_folder, read_regular, replace_file
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from resilience.guard.mirror.beat import RankBeat
+    from resilience.guard.heartbeat.beat import RankBeat
 
     Asked = tuple[int, int]
 
