@@ -27,19 +27,19 @@ def built_in_triggers(
         from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile
 
         switches = SwitchFolder(place, settings, recorder)
+        if not without_rank_0:
+            found.append(FinishedRun(place, recorder))
         found.append(StopFile(switches))
         if settings.superseded and place.attempt:
             found.append(Superseded(place, recorder))
         if settings.kill_switch:
             found.append(KillSwitch(switches))
-        if not without_rank_0:
-            found.append(FinishedRun(place, recorder))
-            if settings.save_switch:
-                found.append(SaveSwitch(switches))
-            if settings.cron:
-                from resilience.guard.triggers.late_cron import LateCron
+        if settings.save_switch and not without_rank_0:
+            found.append(SaveSwitch(switches))
+        if settings.cron and not without_rank_0:
+            from resilience.guard.triggers.late_cron import LateCron
 
-                found.append(LateCron(place, recorder))
+            found.append(LateCron(place, recorder))
     if settings.walltime or settings.stop_after:
         from resilience.guard.triggers.walltime import Walltime
 
