@@ -126,7 +126,7 @@ class GuardRuntime:
         )
 
     def start(self) -> None:
-        """Begin to look and to agree."""
+        """Start the signal handlers, the agreement and the triggers' threads."""
         for note in self._place.notes:
             self._recorder.warn(note)
         self._slot.set_phase(self._loop.phase)
@@ -197,20 +197,20 @@ class GuardRuntime:
     # ---- the training thread asks -----------------------------------------------------------------------------
 
     def wait_for_start(self) -> Decision | None:
-        """What is decided before the first step, or None when nobody could tell in time."""
+        """Return the decision before the first step, or None when there was no answer in time."""
         place = self._place
         # Rank 0 waits for its own first look, the others for rank 0.
         timeout_s = FIRST_LOOK_S if place.is_first else self._settings.join_timeout_s
         decision: Decision | None = self.agreement.wait_for_start(timeout_s)
         if decision is None and place.is_first:
             self._recorder.warn(
-                f"could not look at {place.run_dir} in {timeout_s:g} s: is the file system well? "
-                "The training starts nevertheless"
+                f"{place.run_dir} did not respond within {timeout_s:g} s; starting without checking for a kill switch. "
+                "Check the file system"
             )
         elif decision is None:
             self._recorder.warn(
-                f"rank {place.rank} heard nothing from rank 0 in {timeout_s:g} s. The training starts; "
-                "nothing can be decided until they meet"
+                f"rank {place.rank} got no answer from rank 0 within {timeout_s:g} s. The training starts; "
+                "no decision can be made until the two are connected"
             )
         return decision
 
@@ -392,7 +392,7 @@ class GuardRuntime:
             )
 
     def enter_phase(self) -> None:
-        """The training does something else now."""
+        """Show the new phase in the heartbeat and the journal."""
         self._slot.set_phase(self._loop.phase)
         self._recorder.event("phase", phase=self._loop.phase, step=self._gate.count)
 
@@ -405,11 +405,11 @@ class GuardRuntime:
         self._begin_training()
 
     def left_by(self, error: str) -> None:
-        """The training ended with an exception."""
+        """Record the exception that the training ended with."""
         self._recorder.event("error", step=self._gate.count, error=error)
 
     def failed(self, error: Exception) -> None:
-        """The guard itself is broken somewhere."""
+        """Warn of an error in the guard itself."""
         with contextlib.suppress(Exception):
             self._recorder.warn(
                 f"the guard failed and may decide nothing now; the training goes on: {error!r}", "failed"

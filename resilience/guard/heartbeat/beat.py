@@ -100,7 +100,7 @@ RUNNING, LEFT, GONE = "", "left", "gone"
 
 
 class RankBeat:
-    """One rank, as its mirror sees it.
+    """One rank, as the heartbeat writer sees it.
 
     Attributes:
         pid: of its process, as it calls itself.

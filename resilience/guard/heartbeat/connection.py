@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resilience.guard.stacks import StacksOnDemand
 
 CONNECT_S = 30.0
-"""How long a rank looks for its node's mirror before it does without."""
+"""How long a rank tries to connect to its node's writer process before it does without."""
 RETRY_S = 0.1
 ANSWER_S = 0.5
 MOST_STARTS = 3
@@ -66,7 +66,7 @@ def order(place: RankInfo, beat_s: float, address_file: str) -> str:
 
 
 def start_process(listener: socket.socket, order: str) -> int:
-    """Start the mirror process of this node and return its pid. Raise OSError.
+    """Start the writer process of this node and return its pid. Raise OSError.
 
     posix_spawn(3) does not copy the page tables of a training of 100 GB, and no thread's lock is copied either. The
     signals that it will ignore are blocked from the first instruction on. The environment stays: by it the batch shell
@@ -92,7 +92,7 @@ class WriterConnection:
     """The connection of one rank. Safe from every thread.
 
     Attributes:
-        given_up: whether there is no mirror to be reached, and none will be looked for.
+        given_up: whether the writer process cannot be reached, and is not tried any more.
         child: pid of the process, where this rank has started it; else 0.
     """
 

@@ -46,7 +46,7 @@ ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save_staged", "s
 
 
 def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> HeartbeatWriter:
-    """The mirror that fits this place. Starts a process where one is wanted; waits for nothing."""
+    """Return this rank's heartbeat writer. Start the process of the node where the settings ask for one; never wait."""
     writer = HeartbeatWriter(place, settings, slot, recorder)
     wanted = settings.mirror
     if wanted == "auto":
@@ -66,10 +66,10 @@ def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress,
 
 
 class HeartbeatWriter:
-    """One rank's part in it.
+    """Writes the heartbeat and the journal of one rank, or hands them to the writer process of its node.
 
     Attributes:
-        locate: asks the node's mirror process where rank 0 listens; None when ranks must read the file themselves.
+        locate: asks the node's writer process where rank 0 listens; None when ranks must read the file themselves.
         stacks: writes the stacks of this process when it gets a signal.
     """
 
