@@ -175,7 +175,7 @@ def _wishes(rank: int, world: int, run: str, rounds: int) -> dict[str, list[floa
             dist.all_reduce(gradient)
             if step == after and rank == wisher:
                 wished[0] = time.monotonic()
-                agreement: Any = guard._parts.agreement  # type: ignore[union-attr]
+                agreement: Any = guard._runtime.agreement  # type: ignore[union-attr]
                 agreement.request(Request("bench", f"round {turn}", stop=False))
             if guard.step().save:
                 with guard.saving():

@@ -136,10 +136,7 @@ def load(folder: Path) -> tuple[int, Model] | None:
 
 def free_bytes() -> int:
     """How much memory is left below the smallest limit, as the guard sees it."""
-    limits = MemoryLimits()
-    readings = limits.look(time.monotonic())
-    limits.close()
-    return min((reading.free_bytes for reading in readings), default=0)
+    return min((reading.free_bytes for reading in MemoryLimits().look(time.monotonic())), default=0)
 
 
 class Fault:

@@ -7,8 +7,7 @@ Importing it costs milliseconds; what only some trainings need (sockets, signals
 
 from resilience.errors import AgreementLost, GuardError
 from resilience.guard.decision import CONTINUE, Decision, Request
-from resilience.guard.running import active
-from resilience.guard.training_guard import TrainingGuard
+from resilience.guard.training_guard import TrainingGuard, active
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -47,8 +47,20 @@ EXIT_STOPPED = 75
 """Exit code of a training that was stopped on purpose: please continue in the next job (EX_TEMPFAIL, sysexits.h)."""
 
 
+class BuiltInTrigger:
+    """The defaults of a trigger: every rank asks it, nothing shared is touched, and nothing follows its request."""
+
+    name = ""
+    ranks = "every"
+    shared = False
+    look_again_s: float | None = None
+
+    def done(self, outcome: str) -> None:
+        """See `Trigger`."""
+
+
 class Request:
-    """One wish of one trigger. Immutable by convention.
+    """One request of one trigger. Immutable by convention.
 
     Attributes:
         trigger: name of the trigger.

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 
+from resilience.guard.background import BackgroundCall
 from resilience.guard.small_files import read_regular
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 NO_LIMIT = math.inf
 """The end of a job without a time limit."""
@@ -72,7 +72,7 @@ class EndTime:
         self.every_s = every_s if ask is not None else 0.0
         self.checked_at: float | None = None
         self._ask = ask
-        self._question: _Question | None = None
+        self._question: BackgroundCall | None = None
         self._begun_at: float | None = None
 
     @property
@@ -95,11 +95,10 @@ class EndTime:
         self._take_answer(now)
         if self.can_ask and self._question is None and self._ask is not None:
             self._begun_at = now
-            self._question = _Question(self._ask)
             try:
-                self._question.start()
+                self._question = BackgroundCall(self._ask, "end-time")
             except RuntimeError:  # no more threads: nothing is learned, and the training goes on
-                self._question, self.checked_at = None, now
+                self.checked_at = now
 
     def _take_answer(self, now: float) -> None:
         question = self._question
@@ -107,38 +106,21 @@ class EndTime:
             return
         if question.is_over:
             self._question, self.checked_at = None, now
-            if question.is_vain:
+            try:
+                end = question.result()
+            except CannotAsk:
                 self.every_s = 0.0
-            elif question.answer is not None:
-                self.learn(question.answer)
+            except Exception:  # whatever it is, it is no answer
+                return
+            else:
+                if end is not None:
+                    self.learn(end)
         elif self._begun_at is not None and now - self._begun_at > DEADLINE_S + GRACE_S:
             # Given up, for who waits; but no second thread is started beside one that hangs.
             self.checked_at = now
 
 
-class _Question:
-    """One question in a thread of its own."""
-
-    def __init__(self, ask: Callable[[], float | None]) -> None:
-        self._ask = ask
-        self.answer: float | None = None
-        self.is_vain = False
-        self.is_over = False
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="resil-end-time", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._ask()
-        except CannotAsk:
-            self.is_vain = True
-        except Exception:  # whatever it is, it is no answer
-            self.answer = None
-        self.is_over = True
-
-
-def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:
+def find_stop_time(place: RankInfo, environ: Mapping[str, str], stop_after_s: float, now: float) -> float:
     """Given [guard] `stop_after`, return when the attempt ends by it, in seconds since the epoch. 0: NO_LIMIT.
 
     In a job of a template its batch shell says when (RESIL_STOP_AT), by its own start, and ends the attempt then. A
@@ -151,7 +133,7 @@ def find_stop_time(place: Place, environ: Mapping[str, str], stop_after_s: float
     return now + stop_after_s if stop_after_s else NO_LIMIT
 
 
-def find_end_time(place: Place, environ: Mapping[str, str], every_s: float, cap: float = NO_LIMIT) -> EndTime:
+def find_end_time(place: RankInfo, environ: Mapping[str, str], every_s: float, cap: float = NO_LIMIT) -> EndTime:
     """Given where we are, and when `stop_after` ends the attempt, return the end of the job, with whom to ask about it.
 
     Nobody is asked for a job that this process is not in: the environment of a test may tell of another one.

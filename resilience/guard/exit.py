@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilience.guard.decision import Decision
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -55,7 +55,7 @@ class ForcedExit:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
         write_journal: Callable[[], None] = lambda: None,
@@ -212,7 +212,7 @@ class ForcedExit:
                 write_stacks(path, head, LAST_WORDS_S / 2)
 
 
-def is_job(place: Place, environ: Mapping[str, str]) -> bool:
+def is_job(place: RankInfo, environ: Mapping[str, str]) -> bool:
     """Whether this process belongs to a job of a template, and is its training: no notebook and no test is killed.
 
     The process's own environment is asked, not the one that a test has made up for its guard.

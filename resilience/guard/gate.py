@@ -5,7 +5,7 @@ writes `limit` and then reads `count`, and takes a larger limit if the training 
 (E. W. Dijkstra, EWD123, 1965). It needs that each thread's writes are seen by the other before its later reads take
 place. With the global interpreter lock that holds, because every hand-over is a full barrier and both threads run
 bytecode only while they hold it. Without the lock (free-threaded builds) it does not: then both sides do their write
-and their read under one real lock, the `fence`.
+and their read under one real lock, `lock`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Gate:
         limit: the first step that must not be completed without asking.
         poll_limit: the first poll that must not be completed without asking.
         urgent: a signal has come and the training thread has not looked at it yet.
-        fence: the lock of free-threaded builds; None where the interpreter's own does.
+        lock: the lock of free-threaded builds; None where the interpreter's own does.
         beat: two or more unsigned 64 bit words (steps, looks) that others map; each step stores into it.
     """
 
-    __slots__ = ("beat", "count", "fence", "limit", "poll_limit", "polled_step", "polls", "rewound", "urgent")
+    __slots__ = ("beat", "count", "limit", "lock", "poll_limit", "polled_step", "polls", "rewound", "urgent")
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,13 +44,13 @@ class Gate:
         self.limit = 1  # the first step asks: there is something to set up
         self.poll_limit = 1
         self.urgent = False
-        self.fence: Any = None
+        self.lock: Any = None
         self.beat: Any = [0] * 16
 
     def position(self) -> tuple[int, int]:
         """Where the training is: (steps done, polls since). It only ever grows, also when the training goes back."""
-        if self.fence is not None:
-            with self.fence:
+        if self.lock is not None:
+            with self.lock:
                 return self._position()
         return self._position()
 
@@ -61,8 +61,8 @@ class Gate:
     def hold(self, steps: int, polls: int) -> None:
         """Make the training ask before it goes on from the step that ends at position `steps`, or from a poll."""
         limit = min(steps - self.rewound, NEVER)
-        if self.fence is not None:
-            with self.fence:
+        if self.lock is not None:
+            with self.lock:
                 self.limit, self.poll_limit = limit, min(polls, NEVER)
         else:
             self.limit, self.poll_limit = limit, min(polls, NEVER)
@@ -74,8 +74,8 @@ class Gate:
 
     def count_from(self, step: int) -> None:
         """The training goes on after `step` steps. For the training thread; the limits are the agreement's business."""
-        if self.fence is not None:
-            with self.fence:
+        if self.lock is not None:
+            with self.lock:
                 self._count_from(step)
         else:
             self._count_from(step)

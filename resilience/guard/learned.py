@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
-    from resilience.guard.pace import Pace
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
     from resilience.guard.triggers.loss import Loss
 
     class Learner(Protocol):
@@ -66,10 +66,10 @@ class Learned:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
-        pace: Pace,
+        timer: StepTimer,
         loss: Loss,
         learners: Mapping[str, Learner],
     ) -> None:
@@ -77,9 +77,9 @@ class Learned:
         self._place = place
         self._settings = settings
         self._recorder = recorder
-        self._pace = pace
+        self._timer = timer
         self._loss = loss
-        self._learners = {"pace": pace, **learners}
+        self._learners = {"pace": timer, **learners}
         self._arrived = threading.Event()
         self._snapshots: list[dict[str, Any]] = []
         self._begun: dict[str, Any] | None = None
@@ -135,7 +135,7 @@ class Learned:
         if not self._arrived.is_set():
             return ""  # it would take the place of more than is known here
         self._due, self._is_fresh = now + EVERY_S, False
-        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
+        step_s, save_s = self._timer.slowest_step_s, self._timer.slowest_save_s
         bound_s = kill_after_s(self._settings.kill_timeout_s, step_s, save_s)
         fields: dict[str, Any] = {"version": VERSION, "world": self._place.world, "attempt": self._place.attempt}
         if bound_s is not None:

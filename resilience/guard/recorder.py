@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 MOST_EVENTS = 10_000
 
@@ -37,7 +37,7 @@ class Recorder:
         dropped: how many were lost because nobody could write them.
     """
 
-    def __init__(self, place: Place, say: Callable[[str], None] = say_on_stderr) -> None:
+    def __init__(self, place: RankInfo, say: Callable[[str], None] = say_on_stderr) -> None:
         self.events: collections.deque[dict[str, Any]] = collections.deque()
         self.dropped = 0
         self._place = place

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.decision import Decision
-    from resilience.guard.running import RunningGuard
 
     Poll = Callable[[], bool]
 
@@ -30,7 +29,7 @@ class SaveNotDurable(Exception):
     """A save in the background has failed without an exception of its own, or was cut off."""
 
 
-class Saving:
+class SaveBlock:
     """The `with` block around a save. An exception in it passes through; what asked for the save hears that it failed.
 
     One inside another is part of the outer one: trainers call each other's save methods.
@@ -41,17 +40,23 @@ class Saving:
         began: when the save itself began; later, if an earlier one had to be waited for.
         decision: the decision to save that it obeys, or None.
         number: by which the agreement knows it while it is in flight.
+        outer: the outermost block around this one, or None.
         fault_inside: what ended the last block inside this one, if that failed.
     """
 
-    def __init__(self, guard: RunningGuard) -> None:
+    def __init__(
+        self,
+        enter: Callable[[SaveBlock], SaveBlock | None] = lambda block: None,
+        leave: Callable[[SaveBlock, BaseException | None], None] = lambda block, error: None,
+    ) -> None:
+        """`enter` returns the block that this one is part of, or None; `leave` gets what ended the block."""
         self.step = 0
         self.entered = self.began = 0.0
         self.decision: Decision | None = None
         self.number = 0
         self.fault_inside: BaseException | None = None
-        self._guard = guard
-        self._outer: Saving | None = None
+        self._enter, self._leave = enter, leave
+        self.outer: SaveBlock | None = None
         self._is_open = False
         self._polls: list[Poll] = []
 
@@ -75,7 +80,7 @@ class Saving:
             )
         note_fallen_threads()  # a library may have taken its place
         polls = [poll_of(handle) for handle in handles if handle is not None]
-        (self._outer or self)._polls += polls
+        (self.outer or self)._polls += polls
 
     @property
     def is_in_flight(self) -> bool:
@@ -88,16 +93,16 @@ class Saving:
             del self._polls[0]
         return not self._polls
 
-    def __enter__(self) -> Saving:
+    def __enter__(self) -> SaveBlock:
         self._is_open = True
-        self._outer = self._guard._enter_save(self)
+        self.outer = self._enter(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_open = False
-        self._guard._leave_save(self, error)
+        self._leave(self, error)
 
 
 class Saves:
@@ -107,24 +112,24 @@ class Saves:
         has_cut_off: whether one was given up that had not ended, and none was durable since: it may still hang here.
     """
 
-    def __init__(self, settled: Callable[[Saving, BaseException | None], None]) -> None:
+    def __init__(self, settled: Callable[[SaveBlock, BaseException | None], None]) -> None:
         """`settled` is called, from any thread, with each save that has ended and what made it fail, or None."""
         import threading
 
         self._settled = settled
         self._changed = threading.Condition()
-        self._in_flight: list[Saving] = []
+        self._in_flight: list[SaveBlock] = []
         self._is_hurried = False
         self._thread: threading.Thread | None = None
         self.has_cut_off = False
 
     @property
-    def newest(self) -> Saving | None:
+    def newest(self) -> SaveBlock | None:
         """The one that is in flight, or None."""
         in_flight = self._in_flight
         return in_flight[-1] if in_flight else None
 
-    def add(self, saving: Saving) -> None:
+    def add(self, saving: SaveBlock) -> None:
         """It is in flight from now on."""
         import threading
 
@@ -138,10 +143,10 @@ class Saves:
                 except RuntimeError:  # the interpreter is ending (3.12): `wait` looks by itself
                     self._thread = None
 
-    def wait(self, wait_s: float, waiting: Callable[[Saving, float], bool] = lambda saving, waited_s: True) -> None:
+    def wait(self, wait_s: float, waiting: Callable[[SaveBlock, float], None] = lambda saving, waited_s: None) -> None:
         """Return when nothing is in flight any more. What is not durable after `wait_s` seconds is cut off: it failed.
 
-        `waiting` is called now and then with the save and how long it has been waited for; it ends the wait by False.
+        `waiting` is called every 50 ms with the save, and the seconds of waiting so far.
         """
         began = time.monotonic()
         with self._changed:
@@ -149,11 +154,12 @@ class Saves:
             self._changed.notify_all()
         while (saving := self.newest) is not None:
             waited_s = time.monotonic() - began
-            if waited_s >= wait_s or not waiting(saving, waited_s):
+            if waited_s >= wait_s:
                 took_s = time.monotonic() - saving.began
                 self.has_cut_off = True
                 self._end(saving, SaveNotDurable(f"it was cut off after {took_s:.1f} s"))
                 continue
+            waiting(saving, waited_s)
             if self._thread is None:
                 self._look()
             with self._changed:
@@ -185,7 +191,7 @@ class Saves:
                 if is_durable:
                     self._end(saving, None)
 
-    def _end(self, saving: Saving, error: BaseException | None) -> None:
+    def _end(self, saving: SaveBlock, error: BaseException | None) -> None:
         with self._changed:
             if saving not in self._in_flight:
                 return  # it was cut off, and ended nevertheless
@@ -203,7 +209,7 @@ class Saves:
 def poll_of(handle: Any) -> Poll:
     """Given a handle, return a function that tells whether it has ended, and raises if it failed.
 
-    Raise GuardError if it is nothing that could be asked. See `Saving.until`.
+    Raise GuardError if it is nothing that could be asked. See `SaveBlock.until`.
     """
     make = _maker(handle)
     if make is not None:
@@ -255,7 +261,7 @@ def _maker(handle: Any) -> Callable[[Any], Poll] | None:
     if can("poll") and hasattr(handle, "returncode"):  # subprocess
         return lambda process: lambda: _exited(process.poll())
     if can("wait_until_finished"):  # Orbax
-        return lambda manager: _Waiter(manager).poll
+        return _poll_waiting
     return None
 
 
@@ -292,32 +298,19 @@ def _exited(code: int | None) -> bool:
     return code is not None
 
 
-class _Waiter:
-    """A thread that waits for what can only be waited for."""
+def _poll_waiting(manager: Any) -> Poll:
+    """A thread waits for what can only be waited for."""
+    from resilience.guard.background import BackgroundCall
 
-    def __init__(self, handle: Any) -> None:
-        import threading
-
-        self._handle = handle
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._wait, name="resil-save-waiter", daemon=True)
-        self._thread.start()
-
-    def poll(self) -> bool:
-        if self._thread.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
+    def wait() -> bool:
+        manager.wait_until_finished()
+        check = getattr(manager, "check_for_errors", None)
+        if callable(check):
+            check()
         return True
 
-    def _wait(self) -> None:
-        try:
-            self._handle.wait_until_finished()
-            check = getattr(self._handle, "check_for_errors", None)
-            if callable(check):
-                check()
-        except BaseException as error:
-            self._error = error
+    waiting = BackgroundCall(wait, "save-waiter")
+    return lambda: waiting.is_over and waiting.result()
 
 
 FALLEN = "_resil_fallen"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import threading
 import time
 
 from resilience import layout
+from resilience.guard.background import BackgroundCall
 from resilience.guard.small_files import kind_of, open_folder, read_regular, remove_same
 from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 
@@ -15,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -56,7 +57,7 @@ class SwitchFolder:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
         *,
@@ -180,9 +181,13 @@ class SwitchFolder:
         return self._name("group", gid, ask)
 
     def _name(self, kind: str, number: int, ask: Callable[[], str]) -> str:
-        """Asked once: a thread stays behind where there is no answer."""
+        """Asked once, for `NAME_S` at most, else the number: names come from servers, which may be down."""
         if (kind, number) not in self._names:
-            self._names[kind, number] = _in_time(ask, str(number))
+            asking = BackgroundCall(ask, "name")
+            self._names[kind, number] = str(number)
+            if asking.wait(NAME_S):
+                with contextlib.suppress(KeyError, OSError, ImportError):
+                    self._names[kind, number] = asking.result()
         return self._names[kind, number]
 
     # ---- what is told, once ------------------------------------------------------------------------------------
@@ -223,19 +228,3 @@ def _identity(info: os.stat_result) -> Identity:
 def called(kind: str) -> str:
     """What a switch file is called: `kill switch`, `stop file`."""
     return "stop file" if kind.startswith(layout.STOP_PREFIX) else f"{kind} switch"
-
-
-def _in_time(ask: Callable[[], str], otherwise: str) -> str:
-    """What `ask` returns within NAME_S, else the number: names come from servers, which may be down."""
-    answer: list[str] = []
-
-    def run() -> None:
-        try:
-            answer.append(ask())
-        except (KeyError, OSError, ImportError):
-            return
-
-    asking = threading.Thread(target=run, name="resil-name", daemon=True)
-    asking.start()
-    asking.join(NAME_S)
-    return answer[0] if answer else otherwise

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 PREFIX = "test:"
 _WORD = re.compile(r"(save|stop)@([0-9]{1,15})(?:=([A-Za-z0-9][A-Za-z0-9._-]*))?")
@@ -121,7 +121,7 @@ def scripted(text: str) -> Callable[..., Scripted]:
     record = _records[-1] if _records else Record()
     exit_code = _exit_codes[-1] if _exit_codes else EXIT_STOPPED
 
-    def make(gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place) -> Scripted:
+    def make(gate: Gate, hear: Callable[[AgreementEvent], None], place: RankInfo) -> Scripted:
         return Scripted(gate, saves, stop, record, exit_code)
 
     return make

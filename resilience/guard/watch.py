@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from resilience.guard.decision import Trigger
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -35,7 +35,7 @@ def name_of(trigger: Trigger) -> str:
         return type(trigger).__name__
 
 
-def asked_here(trigger: Trigger, place: Place) -> bool:
+def asked_here(trigger: Trigger, place: RankInfo) -> bool:
     """Whether this rank asks it."""
     ranks = getattr(trigger, "ranks", "every")
     return ranks == "every" or place.is_first or (ranks == "node" and place.is_first_of_node)
@@ -49,18 +49,18 @@ def again_s(trigger: Trigger) -> float:
         return float("inf")
 
 
-def understand(trigger: Trigger, wanted: object) -> Request | None:
+def understand(trigger: Trigger, requested: object) -> Request | None:
     """Given what `poll()` returned, return a request or None. Raise TypeError if it is neither."""
-    if wanted is None:
+    if requested is None:
         return None
-    if isinstance(wanted, str):
-        wanted = Request(name_of(trigger), wanted)
-    if isinstance(wanted, Request):
+    if isinstance(requested, str):
+        requested = Request(name_of(trigger), requested)
+    if isinstance(requested, Request):
         # It goes to terminals and into sentences.
-        _check(wanted)
-        wanted.why = " ".join(str(wanted.why or "").split()) or f"the trigger {name_of(trigger)} wishes it"
-        return wanted
-    raise TypeError(f"poll() returned {type(wanted).__name__}, not a Request, a text or None")
+        _check(requested)
+        requested.why = " ".join(str(requested.why or "").split()) or f"the trigger {name_of(trigger)} requests it"
+        return requested
+    raise TypeError(f"poll() returned {type(requested).__name__}, not a Request, a text or None")
 
 
 def _check(request: Request) -> None:
@@ -85,14 +85,14 @@ class Watch:
         triggers: Sequence[Trigger],
         *,
         every_s: float,
-        wish: Callable[[Request], None],
+        on_request: Callable[[Request], None],
         recorder: Recorder,
         first: Callable[[Sequence[Request]], None] = lambda requests: None,
         also: Callable[[], None] = lambda: None,
     ) -> None:
         self._triggers = list(triggers)
         self._every_s = every_s
-        self._wish = wish
+        self._on_request = on_request
         self._recorder = recorder
         self._first = first
         self._also = also
@@ -125,8 +125,8 @@ class Watch:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        wanted = self._look(self._triggers)
-        self._safely(lambda: self._first(wanted))
+        requested = self._look(self._triggers)
+        self._safely(lambda: self._first(requested))
         while not self._over:
             self._safely(self._also)
             self._wait()
@@ -150,7 +150,7 @@ class Watch:
             self._look(hurried)
 
     def _look(self, triggers: Sequence[Trigger]) -> list[Request]:
-        wanted = []
+        requested = []
         for trigger in triggers:
             key = id(trigger)
             if key in self._pending or self._failures.get(key, 0) >= MOST_FAILURES:
@@ -166,10 +166,10 @@ class Watch:
                 self._asking = None
             if request is not None:
                 self._pending.add(key)
-                wanted.append(request)
+                requested.append(request)
                 self._recorder.event("request", trigger=request.trigger, why=request.why)
-                self._safely(partial(self._wish, request))
-        return wanted
+                self._safely(partial(self._on_request, request))
+        return requested
 
     def _tell_outcomes(self) -> None:
         while self._outcomes:
@@ -212,13 +212,13 @@ class Watches:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
         triggers: Sequence[Trigger],
         own_triggers: Sequence[Trigger],
         *,
-        wish: Callable[[Request], None],
+        on_request: Callable[[Request], None],
         first: Callable[[Sequence[Request]], None],
         at_files: Callable[[], None],
         at_node: Callable[[], None],
@@ -229,24 +229,21 @@ class Watches:
         self.has_files = bool(place.is_first and place.run_dir)
         self._recorder = recorder
         self._first = first
-        self._wish = wish
+        self._on_request = on_request
         self._file_s = settings.poll_s
         self._told_of_saves = [
             saved for saved in (getattr(trigger, "saved", None) for trigger in (*asked, *own)) if saved
         ]
         shared = [trigger for trigger in asked if self.has_files and getattr(trigger, "shared", False)]
         local = [trigger for trigger in asked if trigger not in shared]
-        every_s = min(settings.poll_s, LOOK_S)
-        self._node = Watch("watch", local, every_s=every_s, wish=wish, recorder=recorder, also=self._look_after)
+        watch = partial(Watch, on_request=on_request, recorder=recorder)
+        self._node = watch("watch", local, every_s=min(settings.poll_s, LOOK_S), also=self._look_after)
         self._at_node = at_node
         self._all = [self._node]
         if own:
-            self._all.append(Watch("triggers", own, every_s=settings.poll_s, wish=wish, recorder=recorder))
+            self._all.append(watch("triggers", own, every_s=settings.poll_s))
         if self.has_files:
-            every_s = settings.poll_s
-            self._all.append(
-                Watch("files", shared, every_s=every_s, wish=wish, recorder=recorder, first=first, also=at_files)
-            )
+            self._all.append(watch("files", shared, every_s=settings.poll_s, first=first, also=at_files))
 
     def start(self) -> None:
         """Begin to look."""
@@ -257,7 +254,7 @@ class Watches:
 
     def look_at_files(self, triggers: Sequence[Trigger]) -> None:
         """On a rank other than 0: look at shared files from now on, because nobody else does."""
-        watch = Watch("files", triggers, every_s=self._file_s, wish=self._wish, recorder=self._recorder)
+        watch = Watch("files", triggers, every_s=self._file_s, on_request=self._on_request, recorder=self._recorder)
         self._all.append(watch)
         watch.start()
 

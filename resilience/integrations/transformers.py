@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from resilience.errors import GuardError
 from resilience.guard import TrainingGuard
-from resilience.guard.saves import Saving
+from resilience.guard.saves import SaveBlock
 
 _log = logging.get_logger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -63,7 +63,7 @@ class ResilCallback(TrainerCallback):
         """Use `guard`, or make one with these settings of it. To be called where the Trainer is made."""
         self.guard = guard if guard is not None else TrainingGuard.from_env(**settings)
         self._own = guard is None
-        self._saving: Saving | None = None
+        self._saving: SaveBlock | None = None
         self._label = ""
         self._loss: float | None = None
         self._saved = -1

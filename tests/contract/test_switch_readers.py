@@ -17,7 +17,7 @@ import pytest
 from resilience import layout
 from resilience.errors import StateDirectoryError
 from resilience.guard import small_files
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
@@ -118,7 +118,7 @@ class Readings:
 
     def __init__(self, run: RunDirectory, kind: str, policy: OwnerPolicy, reader: int = 0) -> None:
         self.said: list[str] = []
-        place = Place(run=run.run, run_dir=str(run.path))
+        place = RankInfo(run=run.run, run_dir=str(run.path))
         folder = SwitchFolder(place, GuardSettings(switch_owners=policy.value), Recorder(place, self.said.append))
         with acting_as(reader) if reader else nullcontext():
             self.command: Switch | None = read_switch(run, kind, policy)
@@ -237,7 +237,7 @@ def test_whose_switch_it_is_all_judge_alike_also_when_the_file_is_closed_to_the_
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o770, 0o2770, 0o777], ids=oct)
 def test_what_the_folders_mode_allows_command_and_guard_read_alike(run: RunDirectory, mode: int) -> None:
     (run.path / layout.SWITCHES).chmod(mode)
-    place = Place(run=run.run, run_dir=str(run.path))
+    place = RankInfo(run=run.run, run_dir=str(run.path))
     folder = SwitchFolder(place, GuardSettings(), Recorder(place, lambda text: None))
     (run.path / layout.RUN_FILE).unlink()  # else the guard goes by what the run was submitted with
     descriptor = small_files.open_folder(folder.path)

@@ -17,20 +17,20 @@ REPOSITORY = Path(__file__).parents[2]
 
 _PROGRAM = """
 import ctypes, json, os, sys, threading, time
-from resilience.guard.mirror import line as mirror_line
-from resilience.guard.mirror.beat import BeatSlot
-from resilience.guard.mirror.mirror import start_mirror
-from resilience.guard.place import Place
+from resilience.guard.heartbeat import connection as connection
+from resilience.guard.heartbeat.beat import SharedProgress
+from resilience.guard.heartbeat.writer import start_writer
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 exec(sys.argv[3])
-place = Place(**json.loads(sys.argv[1]))
-slot, recorder = BeatSlot(), Recorder(place)
-mirror = start_mirror(place, GuardSettings(**json.loads(sys.argv[2])), slot, recorder)
+place = RankInfo(**json.loads(sys.argv[1]))
+slot, recorder = SharedProgress(), Recorder(place)
+writer = start_writer(place, GuardSettings(**json.loads(sys.argv[2])), slot, recorder)
 over = False
 def look():
     while not over:
-        mirror.work()
+        writer.work()
         time.sleep(0.02)
 threading.Thread(target=look, daemon=True).start()
 print("ready", flush=True)
@@ -38,7 +38,7 @@ for line in sys.stdin:
     kind, _, code = line.partition(" ")
     print(json.dumps(eval(code) if kind == "ask" else exec(code)), flush=True)
 over = True
-mirror.stop(5.0)
+writer.stop(5.0)
 """
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resilience.guard.decision import Request
-from resilience.guard.pace import Pace
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
+from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers.host_memory import HostMemory
 from resilience.guard.watch import LOOK_S, again_s
 from tests.guard.memory.memory_cgroups import MIB, Machine
@@ -49,11 +49,11 @@ class SimulatedTraining:
         limits = {"job_12": int(self.limit_mib * MIB)}
         self._job = self.machine.slurm(2, used=0, limits=limits, stat=STAT.format(0))
         (self.machine.root / "proc/meminfo").write_text("MemTotal: 4000000000 kB\nMemAvailable: 3000000000 kB\n")
-        self.pace, self.said = Pace(), list[str]()
-        place = Place(host="n17", end_time=1e9)
+        self.timer, self.said = StepTimer(), list[str]()
+        place = RankInfo(host="n17", end_time=1e9)
         root, clock = str(self.machine.root), lambda: self.now
         self.trigger = HostMemory(
-            place, self.settings, Recorder(place, self.said.append), self.pace, root=root, clock=clock,
+            place, self.settings, Recorder(place, self.said.append), self.timer, root=root, clock=clock,
             wall_clock=clock,
         )  # fmt: skip
         self._steps = 0
@@ -79,16 +79,16 @@ class SimulatedTraining:
 
     def _save(self) -> None:
         entered = self._entered = self.now
-        self.pace.save_began(entered)
+        self.timer.save_began(entered)
         self._wait_for_durable()
         began = self._save_began = self._look_at = self._pass_at = self.now
         self._go_on(began + self.save_s)
         self._save_began = None
-        self.pace.was_saving(self.now - entered)
+        self.timer.was_saving(self.now - entered)
         self._waited_s, self._entered = self._waited_s + self.now - entered, math.inf
         self._durable_at = self.now + self.held_s
         if self.held_s:
-            self.pace.in_flight_since(began)
+            self.timer.in_flight_since(began)
         else:
             self._settle()
         self._next_save = self.now + self.save_every_s
@@ -100,8 +100,8 @@ class SimulatedTraining:
 
     def _settle(self) -> None:
         self._durable_at = math.inf
-        self.pace.in_flight_since(None)
-        self.pace.saved(self.save_s + self.held_s)
+        self.timer.in_flight_since(None)
+        self.timer.saved(self.save_s + self.held_s)
         self.trigger.saved(self._steps)
         self._look_at = self._pass_at = self.now
 
@@ -129,7 +129,7 @@ class SimulatedTraining:
 
     def _look(self) -> None:
         if self.now >= self._pass_at:
-            self.pace.look(self.now, (self._steps, 0))
+            self.timer.look(self.now, (self._steps, 0))
             self._pass_at = self.now + LOOK_S
         used = self._used_mib()
         cache = min(self.cache_mib(self.now), max(0.0, self.limit_mib - used))  # the kernel gives it up first

@@ -27,7 +27,7 @@ from resilience.guard.end_time import (
     parse_end,
     read_local_end,
 )
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.schedulers._local.records import Task, to_json
 from tests.system.hung import hung_folder
 
@@ -249,19 +249,19 @@ def test_a_record_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
 
 def test_nobody_is_asked_without_a_job_or_for_a_job_that_we_are_not_in() -> None:
     for place, environ in (
-        (Place(), {}),
-        (Place(job_id="12"), {}),
-        (Place(job_id="12"), {"SLURM_JOB_ID": "13"}),
-        (Place(job_id="a12"), {"SLURM_JOB_ID": "a12"}),
-        (Place(job_id="12"), {"SLURM_JOB_ID": "12", "RESIL_SCHEDULER": "local"}),
-        (Place(job_id="12"), {"SLURM_JOB_ID": "12", "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": "relative"}),
+        (RankInfo(), {}),
+        (RankInfo(job_id="12"), {}),
+        (RankInfo(job_id="12"), {"SLURM_JOB_ID": "13"}),
+        (RankInfo(job_id="a12"), {"SLURM_JOB_ID": "a12"}),
+        (RankInfo(job_id="12"), {"SLURM_JOB_ID": "12", "RESIL_SCHEDULER": "local"}),
+        (RankInfo(job_id="12"), {"SLURM_JOB_ID": "12", "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": "relative"}),
     ):
         assert not find_end_time(place, environ, 120.0).can_ask
-    assert not find_end_time(Place(job_id="12"), {"SLURM_JOB_ID": "12"}, 0.0).can_ask
+    assert not find_end_time(RankInfo(job_id="12"), {"SLURM_JOB_ID": "12"}, 0.0).can_ask
 
 
 def test_squeue_is_asked_in_a_job_of_slurm(squeue: Callable[[str], dict[str, str]]) -> None:
-    end = find_end_time(Place(job_id="12", end_time=END - 500), squeue("echo 12 1795000000"), 120.0)
+    end = find_end_time(RankInfo(job_id="12", end_time=END - 500), squeue("echo 12 1795000000"), 120.0)
     assert (end.end, end.can_ask, end.every_s) == (END - 500, True, 120.0)
     end.refresh(0.0)
     assert end.end == END - 500  # it did not wait
@@ -272,7 +272,7 @@ def test_squeue_is_asked_in_a_job_of_slurm(squeue: Callable[[str], dict[str, str
 def test_the_spool_is_read_in_a_job_of_the_embedded_scheduler_and_often(tmp_path: Path) -> None:
     write_task(tmp_path, json.dumps({"start": END - 60, "time_limit_s": 60}))
     environ = {"RESIL_JOB_ID": "12", "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": str(tmp_path)}
-    end = find_end_time(Place(job_id="12", end_time=END), environ, 120.0)
+    end = find_end_time(RankInfo(job_id="12", end_time=END), environ, 120.0)
     assert end.every_s <= 2.0
     write_task(tmp_path, json.dumps({"start": END - 60, "time_limit_s": 20}))
     end.refresh(0.0)

@@ -17,7 +17,7 @@ import pytest
 
 from resilience.guard.decision import Decision
 from resilience.guard.exit import ForcedExit, is_job
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.guards import make_run, wait_until
@@ -26,7 +26,7 @@ from tests.system.hung import hung_folder
 
 _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time
-from resilience.guard import exit as guard_exit, parts
+from resilience.guard import exit as guard_exit, runtime
 from resilience.guard import TrainingGuard
 guard_exit.IN_C_AFTER_S, guard_exit.BY_KERNEL_AFTER_S, guard_exit.LAST_WORDS_S = {in_c}, {by_kernel}, 2.0
 def save():
@@ -340,7 +340,7 @@ def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not
     ],
 )
 def test_only_a_process_of_the_job_itself_is_one(attempt: int, environ: dict[str, str], expected: bool) -> None:
-    assert is_job(Place(attempt=attempt), environ) is expected
+    assert is_job(RankInfo(attempt=attempt), environ) is expected
 
 
 def test_a_notebook_is_none_but_a_training_that_imports_ipython_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,13 +348,13 @@ def test_a_notebook_is_none_but_a_training_that_imports_ipython_is(monkeypatch: 
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: shells[0]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    assert is_job(Place(attempt=3), {"RESIL_ATTEMPT": "3"})
+    assert is_job(RankInfo(attempt=3), {"RESIL_ATTEMPT": "3"})
     shells.pop(0)
-    assert not is_job(Place(attempt=3), {"RESIL_ATTEMPT": "3"})
+    assert not is_job(RankInfo(attempt=3), {"RESIL_ATTEMPT": "3"})
 
 
 def test_a_guard_in_a_test_arms_nothing() -> None:
-    place = Place(attempt=3)
+    place = RankInfo(attempt=3)
     armed = ForcedExit(place, GuardSettings(), Recorder(place))
     armed.arm(Decision(stop=True), 100.0)
     armed.left(Decision(stop=True), 75)
@@ -363,7 +363,7 @@ def test_a_guard_in_a_test_arms_nothing() -> None:
 
 def test_what_is_expected_is_shown_once_and_only_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    place = Place()
+    place = RankInfo()
     armed = ForcedExit(place, GuardSettings(force_exit="on", exit_timeout_s=10.0), Recorder(place))
     monkeypatch.setattr(armed, "_show", shown.append)
     stop = Decision(stop=True, reasons=["bob says so"])
@@ -380,7 +380,7 @@ def test_the_bound_is_three_times_the_slowest_save_at_least(
     monkeypatch: pytest.MonkeyPatch, slowest_s: float | None, bound_s: float
 ) -> None:
     told: list[tuple[float, int, str]] = []
-    place = Place()
+    place = RankInfo()
     armed = ForcedExit(place, GuardSettings(force_exit="on"), Recorder(place))
     monkeypatch.setattr(armed, "_set", lambda *given: told.append(given))
     armed.arm(Decision(stop=True, step=7, exit_code=1), slowest_s)

@@ -13,7 +13,7 @@ from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.messages import PROMISED
 from resilience.guard.decision import CONTINUE, Decision
 from resilience.guard.gate import NEVER, Gate
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.settings import GuardSettings
 from resilience.guard.training_guard import TrainingGuard
 
@@ -125,7 +125,7 @@ class WatchedGuard(TrainingGuard):
 def play(turns: Turns, member_class: type[Member], training: str, watched: set[str], polls: int = 0) -> None:
     """One order of a training (`s` a step, `p` a poll) and of a promise; then the training goes on until it asks."""
     WatchedGuard.watched = frozenset(watched)
-    guard = WatchedGuard(Place(), GuardSettings())
+    guard = WatchedGuard(RankInfo(), GuardSettings())
     guard.open()
     guard.count = 7
     guard.polled_step, guard.polls = (7, polls) if polls else (3, 9)
@@ -232,10 +232,10 @@ def test_polls_of_an_earlier_step_are_not_counted() -> None:
     assert gate.position() == (5, 0)
 
 
-def test_with_a_fence_both_sides_hold_it() -> None:
-    """Free-threaded builds: a read or a write of the counters that does not wait for the fence would prove nothing."""
+def test_with_a_lock_both_sides_hold_it() -> None:
+    """Free-threaded builds: a read or a write of the counters that does not wait for the lock would prove nothing."""
     gate = Gate()
-    gate.fence = threading.Lock()
+    gate.lock = threading.Lock()
     done: list[str] = []
 
     def touch(what: str, act: Callable[[], object]) -> threading.Thread:
@@ -247,7 +247,7 @@ def test_with_a_fence_both_sides_hold_it() -> None:
         thread.start()
         return thread
 
-    with gate.fence:
+    with gate.lock:
         threads = [
             touch("position", gate.position),
             touch("hold", lambda: gate.hold(1, 1)),

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from resilience.guard import TrainingGuard
+from resilience.guard.heartbeat.writer import HeartbeatWriter
 from resilience.guard.learned import MOST_LOSSES, kill_after_s
-from resilience.guard.mirror.mirror import Mirror
-from resilience.guard.pace import Pace
+from resilience.guard.step_timer import StepTimer
 from tests.guard.guarded import a_launch
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
 
@@ -99,10 +99,10 @@ def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
         with guard.saving():
             time.sleep(0.4)
     with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
-        assert guard._parts is not None
-        pace = guard._parts._pace
-        wait_until(lambda: pace.slowest_save_s is not None)
-        assert pace.slowest_save_s is not None and pace.slowest_save_s >= 0.4
+        assert guard._runtime is not None
+        timer = guard._runtime._timer
+        wait_until(lambda: timer.slowest_save_s is not None)
+        assert timer.slowest_save_s is not None and timer.slowest_save_s >= 0.4
         train(guard)
 
 
@@ -138,9 +138,9 @@ def test_a_file_that_makes_no_sense_costs_nothing_and_is_written_anew(run: Path,
 
 def test_the_batch_shell_finds_the_bound_in_the_form_that_it_reads(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
-        assert guard._parts is not None
+        assert guard._runtime is not None
         guard.step()
-        wait_until(lambda: guard.step() is not None and guard._parts._pace.slowest_step_s is not None)  # type: ignore[union-attr]
+        wait_until(lambda: guard.step() is not None and guard._runtime._timer.slowest_step_s is not None)  # type: ignore[union-attr]
         with guard.saving():
             pass
     text = (run / "learned" / "0.json").read_text()
@@ -166,19 +166,19 @@ def test_the_bound_is_three_steps_and_saves_and_a_minute(
 
 
 def test_the_pace_remembers_a_gap_only_as_long_as_it_would_have(run: Path) -> None:
-    pace = Pace()
-    pace.restore({"gaps": [[30.0, 100.0], [600.0, 20.0]], "saves": [5.0, 7.0], "stalls": [0.5]}, now=1000.0)
-    assert (pace.slowest_save_s, pace.slowest_stall_s) == (7.0, 0.5)
-    assert pace.learned(1010.0) == {"gaps": [[600.0, 10.0], [30.0, 90.0]], "saves": [5.0, 7.0], "stalls": [0.5]}
-    assert pace.learned(1030.0)["gaps"] == [[30.0, 70.0]]
-    assert pace.slowest_step_s is None, "start-up is no step, whatever steps took before"
+    timer = StepTimer()
+    timer.restore({"gaps": [[30.0, 100.0], [600.0, 20.0]], "saves": [5.0, 7.0], "stalls": [0.5]}, now=1000.0)
+    assert (timer.slowest_save_s, timer.slowest_stall_s) == (7.0, 0.5)
+    assert timer.learned(1010.0) == {"gaps": [[600.0, 10.0], [30.0, 90.0]], "saves": [5.0, 7.0], "stalls": [0.5]}
+    assert timer.learned(1030.0)["gaps"] == [[30.0, 70.0]]
+    assert timer.slowest_step_s is None, "start-up is no step, whatever steps took before"
 
 
 def test_old_saves_make_room_for_new_ones() -> None:
-    pace = Pace()
-    pace.saved(1.0)
-    pace.restore({"gaps": [], "saves": [float(number) for number in range(100, 130)], "stalls": []}, 0.0)
-    assert pace.learned(0.0)["saves"] == [*map(float, range(111, 130)), 1.0]
+    timer = StepTimer()
+    timer.saved(1.0)
+    timer.restore({"gaps": [], "saves": [float(number) for number in range(100, 130)], "stalls": []}, 0.0)
+    assert timer.learned(0.0)["saves"] == [*map(float, range(111, 130)), 1.0]
 
 
 def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(run: Path) -> None:
@@ -187,8 +187,8 @@ def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(
     assert learned(run)["host_memory"].keys() == known.keys()
     (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "host_memory": known}))
     with make_guard(run, say=lambda text: None, host_memory=True) as guard:
-        assert guard._parts is not None
-        guard._parts._learned._arrived.wait(20)
+        assert guard._runtime is not None
+        guard._runtime._learned._arrived.wait(20)
     assert learned(run)["host_memory"] == known
     job(run, range(3), smooth)
     assert "host_memory" not in learned(run), "it is switched off, and a later job may be another one"
@@ -199,7 +199,7 @@ def test_a_job_that_ends_before_the_file_was_read_leaves_it_as_it_is(
 ) -> None:
     job(run, range(300), smooth)
     before = learned(run)
-    monkeypatch.setattr(Mirror, "learned", lambda mirror: None)
+    monkeypatch.setattr(HeartbeatWriter, "learned", lambda mirror: None)
     job(run, range(300, 302), smooth)
     assert learned(run) == before
 

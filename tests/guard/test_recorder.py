@@ -13,13 +13,13 @@ from types import FrameType
 
 import pytest
 
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MOST_EVENTS, Recorder, say_on_stderr
 
 
 def a_recorder() -> tuple[Recorder, list[str]]:
     said: list[str] = []
-    return Recorder(Place(rank=3, attempt=2, host="n1"), said.append), said
+    return Recorder(RankInfo(rank=3, attempt=2, host="n1"), said.append), said
 
 
 def test_an_event_carries_when_who_and_where() -> None:
@@ -100,7 +100,7 @@ def test_somebodys_own_say_that_fails_costs_nothing() -> None:
     def say(text: str) -> None:
         raise RuntimeError("the dashboard is down")
 
-    recorder = Recorder(Place(), say)
+    recorder = Recorder(RankInfo(), say)
     recorder.warn("the disk is full")
     assert [record["text"] for record in recorder.take()] == [
         "the disk is full", "say() failed: RuntimeError('the dashboard is down')",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from resilience.guard import GuardError, Request, TrainingGuard
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
@@ -71,7 +71,7 @@ def test_phases_nest_and_return(run: Path) -> None:
             with guard.saving():
                 pass
             guard.phase("generate")
-        assert guard._phase == "train"
+        assert guard._loop.phase == "train"
 
 
 def test_an_exception_in_a_save_passes_through(run: Path) -> None:
@@ -103,14 +103,14 @@ def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_mea
             time.sleep(0.001)
         assert (run / "switches" / "save").exists(), "nothing is saved yet"
         wait_until(lambda: kinds(run)[-1:] == ["save_staged"])
-        assert guard._parts is not None
-        assert guard._parts._pace.slowest_save_s is None
+        assert guard._runtime is not None
+        assert guard._runtime._timer.slowest_save_s is None
         time.sleep(0.3)
         future.set_result(None)
         wait_until(lambda: not (run / "switches" / "save").exists())
-        pace = guard._parts._pace
-        assert pace.slowest_stall_s is not None and pace.slowest_save_s is not None
-        assert pace.slowest_save_s >= 0.3 and pace.slowest_save_s > pace.slowest_stall_s
+        timer = guard._runtime._timer
+        assert timer.slowest_stall_s is not None and timer.slowest_save_s is not None
+        assert timer.slowest_save_s >= 0.3 and timer.slowest_save_s > timer.slowest_stall_s
     assert kinds(run) == ["decision", "save_begin", "save_staged", "save", "end"]
     (staged,), (saved,) = events(run, "save_staged"), events(run, "save")
     assert staged["seconds"] < saved["seconds"] and saved["seconds"] >= 0.3
@@ -289,15 +289,15 @@ def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(ru
 def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: Path) -> None:
     with make_guard(run, exit_timeout_s=900.0, say=lambda text: None) as guard:
         guard.step()
-        parts = guard._parts
-        assert parts is not None
-        assert parts.drain_s() == 900.0
-        parts._pace.saved(400.0)
-        assert parts.drain_s() == 1200.0
-        parts._ending.failed("RuntimeError('shape')")
-        assert parts.drain_s() == 1200.0
-        parts._pace._saves.clear()
-        assert parts.drain_s() == 60.0
+        runtime = guard._runtime
+        assert runtime is not None
+        assert runtime.drain_s() == 900.0
+        runtime._timer.saved(400.0)
+        assert runtime.drain_s() == 1200.0
+        runtime._loop.failed("RuntimeError('shape')")
+        assert runtime.drain_s() == 1200.0
+        runtime._timer._saves.clear()
+        assert runtime.drain_s() == 60.0
     assert guard.exit_code == 1
 
 
@@ -308,7 +308,7 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
             guard.step()
             with guard.saving() as saving:
                 saving.until(handle)
-            wait_until(lambda: guard._saves is not None and guard._saves.newest is None)
+            wait_until(lambda: guard._loop.saves is not None and guard._loop.saves.newest is None)
         guard.step()
         with guard.saving() as saving:
             slow.start()
@@ -324,7 +324,7 @@ def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, 
         guard.step()
         with guard.saving() as saving:
             saving.until(lambda: False)
-        saves = guard._saves
+        saves = guard._loop.saves
         assert saves is not None
         guard.step()
         with guard.saving():
@@ -337,13 +337,13 @@ def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, 
 def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()
-        parts = guard._parts
-        assert parts is not None
-        parts._pace.saved(41.0)
+        runtime = guard._runtime
+        assert runtime is not None
+        runtime._timer.saved(41.0)
         saving = guard.saving()
         saving.step = 400
         for waited_s in range(100):
-            assert parts.show_drain(saving, float(waited_s))
+            runtime.show_drain(saving, float(waited_s))
     told = [sentence for sentence in said if "to be durable" in sentence]
     assert len(told) == 3 and "the save of step 400" in told[0] and "the slowest took 41 s" in told[0]
 
@@ -598,7 +598,7 @@ def test_the_settings_of_overlapping_saves_are_checked() -> None:
 
 
 def test_a_guard_that_is_off_waits_for_saves_in_flight_all_the_same() -> None:
-    guard = TrainingGuard(Place(), GuardSettings(), inert=True)
+    guard = TrainingGuard(RankInfo(), GuardSettings(), inert=True)
     future: Future[None] = Future()
     threading.Timer(0.2, future.set_result, [None]).start()
     with guard, guard.saving() as save:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resilience import layout
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import QUIET_S, SwitchFolder, called
@@ -32,7 +32,7 @@ class Looker:
     def __init__(self, run: Path, **settings: Any) -> None:
         self.said: list[str] = []
         self.seconds = 0.0
-        place = Place(run="demo", run_dir=str(run), job_id="12", attempt=3)
+        place = RankInfo(run="demo", run_dir=str(run), job_id="12", attempt=3)
         self.recorder = Recorder(place, self.said.append)
         self.folder = SwitchFolder(place, GuardSettings(**settings), self.recorder, monotonic=lambda: self.seconds)
 

@@ -16,6 +16,8 @@ import pytest
 
 import resilience.guard
 from resilience.guard import CONTINUE, AgreementLost, Decision, GuardError, Request, TrainingGuard
+from resilience.guard.testing import script
+from resilience.guard.training_guard import LockedTrainingGuard
 from tests.guard.guards import QUIET, Wisher, job_environ, make_guard, make_run, train, wait_until
 
 
@@ -577,7 +579,7 @@ CALLS: dict[str, Callable[[TrainingGuard], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("part", ["agreement", "_recorder", "_mirror", "_slot", "_pace", "_signals", "_loss", "_exit"])
+@pytest.mark.parametrize("part", ["agreement", "_recorder", "_writer", "_slot", "_timer", "signals", "_loss", "exit"])
 def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part: str, call: str) -> None:
     class Faulty:
         def __getattr__(self, name: str) -> object:
@@ -585,14 +587,14 @@ def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part
 
     guard = make_guard(run, say=lambda text: None)
     guard.start()
-    assert guard._parts is not None
-    kept = getattr(guard._parts, part)
-    setattr(guard._parts, part, Faulty())
+    assert guard._runtime is not None
+    kept = getattr(guard._runtime, part)
+    setattr(guard._runtime, part, Faulty())
     try:
         guard.limit = guard.poll_limit = 0
         CALLS[call](guard)
     finally:
-        setattr(guard._parts, part, kept)
+        setattr(guard._runtime, part, kept)
         guard._state = "running"
         guard.close()
 
@@ -665,12 +667,12 @@ def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_startin
     """The first look hangs, as on a dead mount: the training starts and is told so."""
     over = threading.Event()
     monkeypatch.setattr("resilience.guard.triggers.switches.KillSwitch.poll", lambda self: over.wait(30) and None)
-    monkeypatch.setattr("resilience.guard.parts.FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr("resilience.guard.runtime.FIRST_LOOK_S", 0.2)
     with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()
         assert not guard.step()
         over.set()
-    assert any("could not look" in sentence for sentence in said)
+    assert any("did not respond" in sentence for sentence in said)
 
 
 def test_nothing_is_printed_and_no_file_is_made_outside_a_job(tmp_path: Path) -> None:
@@ -691,3 +693,143 @@ def test_nothing_is_printed_and_no_file_is_made_outside_a_job(tmp_path: Path) ->
 
 def test_a_quiet_guard_has_nothing_but_the_documented_settings() -> None:
     assert set(QUIET) <= set(TrainingGuard.from_env({}).settings.__slots__)
+
+
+def test_every_batch_is_one_step() -> None:
+    with make_guard() as guard:
+        assert list(guard.steps("abc")) == ["a", "b", "c"]
+        assert guard.count == 3
+    assert guard.exit_code == 0
+
+
+def test_a_save_gets_its_label_and_a_stop_ends_the_loop_and_the_loop_around_it() -> None:
+    labels, batches = [], []
+    with script(save_at=[2], stop_at=4, label="before-lunch"), TrainingGuard.from_env() as guard:
+        for epoch in range(3):
+            for batch in guard.steps(range(3), save=lambda label: labels.append(label)):
+                batches.append((epoch, batch))
+    assert batches == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert labels == ["before-lunch", ""]
+    assert guard.exit_code == 75
+
+
+def test_a_save_that_takes_no_label_is_called_without(tmp_path: Path) -> None:
+    saved = []
+    wisher = Wisher(Request("wisher", "please", stop=False, label="x"))
+    with make_guard(make_run(tmp_path), triggers=[wisher]) as guard:
+        for _ in guard.steps(range(10**9), save=lambda: saved.append(guard.count)):
+            if saved:
+                break
+    assert len(saved) == 1
+
+
+def test_a_kill_switch_before_the_start_yields_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run / "switches" / "kill").touch()
+    with make_guard(run, say=lambda text: None) as guard:
+        assert list(guard.steps(range(5))) == []
+    assert guard.exit_code == 75
+
+
+def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_told(tmp_path: Path) -> None:
+    run, said = make_run(tmp_path), list[str]()
+    (run / "switches" / "save").touch()
+    with make_guard(run, say=said.append) as guard:
+        for _ in guard.steps(range(10**9)):
+            if any("save=save_checkpoint" in sentence for sentence in said):
+                break
+    assert (run / "switches" / "save").exists()
+
+
+def test_without_anything_to_save_with_a_stop_is_a_stop(tmp_path: Path) -> None:
+    with make_guard(make_run(tmp_path), triggers=[Wisher("enough")], say=lambda text: None) as guard:
+        for _ in guard.steps(range(10**9)):
+            pass
+    assert guard.exit_code == 75
+
+
+def test_what_cannot_be_called_cannot_save() -> None:
+    with make_guard() as guard, pytest.raises(GuardError, match="cannot be called"):
+        guard.steps("abc", save="checkpoint")  # type: ignore[arg-type]
+
+
+def test_a_failing_save_passes_through() -> None:
+    def save() -> None:
+        raise OSError("disk full")
+
+    with script(save_at=[1]) as record, TrainingGuard.from_env() as guard, pytest.raises(OSError, match="disk full"):
+        list(guard.steps(range(3), save=save))
+    assert record.failed_at == [1]
+
+
+@pytest.fixture
+def no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+
+
+@pytest.mark.usefixtures("no_gil")
+def test_it_is_chosen_where_there_is_no_interpreter_lock() -> None:
+    guard = make_guard()
+    assert isinstance(guard, LockedTrainingGuard)
+    assert guard.lock is not None
+
+
+@pytest.mark.usefixtures("no_gil")
+def test_it_counts_and_decides_like_the_other() -> None:
+    with make_guard(triggers=[wisher := Wisher()]) as guard:
+        assert not any(guard.step() for _ in range(1000))
+        assert (guard.count, guard.beat[0]) == (1000, 1000)
+        wisher.wish = "enough"
+        wait_until(lambda: guard.poll().stop)
+        assert train(guard).save
+
+
+@pytest.mark.usefixtures("no_gil")
+def test_its_limits_are_written_and_its_position_read_under_the_lock() -> None:
+    guard = make_guard()
+    guard.start()
+    try:
+        with guard.lock:
+            assert guard.lock.locked()
+        guard.hold(5, 6)
+        assert (guard.limit, guard.poll_limit) == (5, 6)
+        assert guard.position() == (0, 0)
+    finally:
+        guard.close()
+
+
+def test_the_guard_of_this_process_can_be_found_until_it_is_closed() -> None:
+    with make_guard() as guard:
+        assert resilience.guard.active() is guard
+    assert resilience.guard.active() is None
+
+
+def test_a_fault_while_closing_does_not_turn_a_success_into_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    guard = make_guard(make_run(tmp_path), say=said.append)
+    guard.start()
+    assert guard._runtime is not None
+    closed = guard._runtime.close
+
+    def close_and_fail() -> None:
+        closed()
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(guard._runtime, "close", close_and_fail)
+    guard.close()
+    assert guard.exit_code == 0
+    assert any("stale file handle" in sentence for sentence in said)
+
+
+def test_closing_twice_is_closing_once() -> None:
+    guard = make_guard()
+    guard.start()
+    guard.close()
+    guard.close()
+    assert resilience.guard.active() is None
+
+
+def test_a_guard_that_was_never_started_closes_in_silence() -> None:
+    make_guard().close()

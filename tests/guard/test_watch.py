@@ -10,7 +10,7 @@ import pytest
 
 from resilience.guard import watch as watch_module
 from resilience.guard.decision import Request
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.watch import SOONEST_S, Watch, Watches, again_s, asked_here, name_of, understand
@@ -18,8 +18,8 @@ from tests.guard.guards import Wisher, wait_until
 
 
 def make_watch(*triggers: Any, wished: list[Request], said: list[str] | None = None, **options: Any) -> Watch:
-    recorder = Recorder(Place(), (said if said is not None else []).append)
-    return Watch("test", triggers, **{"every_s": 0.01, "wish": wished.append, "recorder": recorder, **options})
+    recorder = Recorder(RankInfo(), (said if said is not None else []).append)
+    return Watch("test", triggers, **{"every_s": 0.01, "on_request": wished.append, "recorder": recorder, **options})
 
 
 def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
@@ -148,8 +148,8 @@ def test_what_is_on_the_node_is_looked_at_when_a_save_begins(monkeypatch: pytest
     built_in, own = Wisher(), Wisher()
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     watches = Watches(
-        Place(), GuardSettings(poll_s=3600.0), Recorder(Place(), nothing), [built_in], [own],
-        wish=nothing, first=nothing, at_files=nothing, at_node=nothing,
+        RankInfo(), GuardSettings(poll_s=3600.0), Recorder(RankInfo(), nothing), [built_in], [own],
+        on_request=nothing, first=nothing, at_files=nothing, at_node=nothing,
     )  # fmt: skip
     watches.start()
     try:
@@ -175,7 +175,7 @@ def test_what_is_on_the_node_is_looked_at_when_a_save_begins(monkeypatch: pytest
 def test_which_ranks_ask_a_trigger(ranks: str, rank: int, local_rank: int, is_asked: bool) -> None:
     wisher = Wisher()
     wisher.ranks = ranks  # type: ignore[attr-defined]
-    assert asked_here(wisher, Place(rank=rank, world=4, local_rank=local_rank)) is is_asked
+    assert asked_here(wisher, RankInfo(rank=rank, world=4, local_rank=local_rank)) is is_asked
 
 
 def test_what_a_trigger_may_return() -> None:

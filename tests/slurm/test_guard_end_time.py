@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.guard.end_time import NO_LIMIT, EndTime, ask_slurm, find_end_time
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.triggers.walltime import STOP, decide
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
@@ -32,7 +32,7 @@ def test_a_limit_that_was_changed_is_seen_to_the_second(cluster: Cluster) -> Non
     job_id = cluster.sbatch(SLEEP, "-t", "10")
     cluster.wait_for(job_id, "RUNNING")
     environ = cluster.environment() | {"SLURM_JOB_ID": job_id}
-    end = find_end_time(Place(job_id=job_id, end_time=time.time() + 600), environ, 1.0)
+    end = find_end_time(RankInfo(job_id=job_id, end_time=time.time() + 600), environ, 1.0)
     wanted = int(time.time()) + 95
     cluster.run(["scontrol", "update", f"jobid={job_id}", "EndTime=now+95"], cluster.users[0], check=True)
     until(lambda: refreshed(end).end == pytest.approx(wanted, abs=5), "the shorter limit to be seen")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import StateDirectoryError
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
@@ -62,7 +62,7 @@ def test_on_a_full_disk_the_switch_is_an_empty_file_that_all_obey(disk: Path) ->
     assert switches(run) == ["kill"], "and no temporary file is left"
     switch = read_switch(run, "kill", OwnerPolicy.OWNER)
     assert switch is not None and switch.honoured and (switch.why, switch.scope) == ("", Scope.JOB)
-    place = Place(run="llama", run_dir=str(run.path))
+    place = RankInfo(run="llama", run_dir=str(run.path))
     assert SwitchFolder(place, GuardSettings(), Recorder(place, lambda text: None)).look("kill") is not None
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.mirror.run_folder import remove_remains
+from resilience.guard.heartbeat.run_directory import remove_remains
 from resilience.guard.small_files import open_folder, read_own, read_regular, remove_same, replace_file
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 RETRY_S = 5.0
@@ -50,7 +50,7 @@ class Address:
         self.token = token
 
 
-def address_file(place: Place) -> Path:
+def address_file(place: RankInfo) -> Path:
     """Where rank 0 writes its address: in the run directory, or for ranks of one node in a private directory there."""
     from pathlib import Path
 
@@ -85,7 +85,7 @@ def remove_own(path: str, node: str, pid: int) -> bool:
 class AddressFile:
     """The file of this launch, written and removed by a thread of rank 0."""
 
-    def __init__(self, path: Path, place: Place, recorder: Recorder) -> None:
+    def __init__(self, path: Path, place: RankInfo, recorder: Recorder) -> None:
         self._path = path
         self._place = place
         self._recorder = recorder

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.decision import Decision, Request
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 
 class AgreementEvent:
@@ -154,7 +154,7 @@ class Agreement:
 class Alone(Agreement):
     """The agreement of a training with one process: no socket, no thread of its own."""
 
-    def __init__(self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place | None = None) -> None:
+    def __init__(self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo | None = None) -> None:
         super().__init__(gate)
         self._on_event = on_event
         self._requests: collections.deque[Request] = collections.deque()  # its methods are atomic, also without a GIL

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
 
 LAST_EXCHANGE_S = 60.0
 """How long the last exchange, after a stop, waits for the slowest rank's save."""
@@ -45,7 +45,7 @@ class Collective:
         self.group = group
 
     def __call__(
-        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo
     ) -> CollectiveAgreement | Alone:
         """The agreement of this process; called by the guard."""
         if place.world == 1:
@@ -72,7 +72,7 @@ class CollectiveAgreement(Agreement):
     """The agreement that `Collective` makes on each rank."""
 
     def __init__(
-        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: Place, *, every: int, group: Any = None
+        self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo, *, every: int, group: Any = None
     ) -> None:
         super().__init__(gate)
         self.world = place.world

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from resilience.guard.agreement.base import AgreementEvent
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -30,7 +30,7 @@ _SIOCGIFADDR = 0x8915
 def rendezvous(
     gate: Gate,
     on_event: Callable[[AgreementEvent], None],
-    place: Place,
+    place: RankInfo,
     settings: GuardSettings,
     locate: Callable[[], Address | None] | None,
     recorder: Recorder,
@@ -64,14 +64,14 @@ def rendezvous(
     return FollowerAgreement(gate, place.rank, place.world, settings, on_event, step_s, locate=locate)
 
 
-def are_on_several_nodes(place: Place, master: str) -> bool:
+def are_on_several_nodes(place: RankInfo, master: str) -> bool:
     """Return whether ranks are known to be on several nodes: by SLURM, or because MASTER_ADDR is another machine."""
     if place.nodes:
         return place.nodes > 1
     return bool(master) and not is_ours(master)
 
 
-def open_listener(place: Place, interface: str, recorder: Recorder) -> socket.socket:
+def open_listener(place: RankInfo, interface: str, recorder: Recorder) -> socket.socket:
     """A listening socket where all ranks can reach it. Raise OSError if there is none to be had."""
     local = place.is_one_node or not place.run_dir
     host = listening_host(interface, local=local, names=(os.environ.get("MASTER_ADDR", ""), place.host))

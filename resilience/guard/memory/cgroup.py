@@ -11,11 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from resilience.guard.memory.kept_file import KeptFile
-
 NO_LIMIT = 2**62
 """Version 1 says "none" as the largest multiple of the page size in 63 bits: 9223372036854771712 with 4 KiB pages."""
-STAT_BYTES = 16384
 MOST_SEARCHED = 2000
 """So many cgroups are searched for this process where the names do not tell its place."""
 
@@ -145,8 +142,8 @@ def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
     empty list means that nothing limits the memory, as far as can be seen. Raise OSError without /proc.
     """
     pid = os.getpid() if pid is None else pid
-    memberships = parse_memberships(_read(os.path.join(root, "proc/self/cgroup")))
-    mounts = visible(parse_mounts(_read(os.path.join(root, "proc/self/mountinfo"))))
+    memberships = parse_memberships(read_text(os.path.join(root, "proc/self/cgroup")))
+    mounts = visible(parse_mounts(read_text(os.path.join(root, "proc/self/mountinfo"))))
     for version, controller in ((1, "memory"), (2, "")):
         path = memberships.get(controller)
         if path is None:
@@ -176,12 +173,11 @@ def whose(path: str) -> str:
 
 
 class CgroupMemory:
-    """One cgroup's limit and use, by kept descriptors.
+    """One cgroup's limit and use.
 
     Attributes:
         whose: as in `whose`.
         limit_bytes: what holds now; None for no limit. Renewed by `read_limit`.
-        cache_bytes: what was reclaimable when that was last looked up.
     """
 
     def __init__(self, folder: Folder, *, with_swap: bool = False) -> None:
@@ -190,22 +186,17 @@ class CgroupMemory:
         self.with_swap = with_swap
         self.whose = whose(folder.path) + (" (memory and swap together)" if with_swap else "")
         self.limit_bytes: int | None = None
-        self.cache_bytes = 0
         if folder.version == 2:
             names, usage = ["memory.max", "memory.high"], "memory.current"
         else:
             names, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
             if with_swap:
                 names, usage = ["memory.memsw.limit_in_bytes"], "memory.memsw.usage_in_bytes"
-        self._limits = [KeptFile(os.path.join(folder.folder, name), 64) for name in names]
-        self._usage = KeptFile(os.path.join(folder.folder, usage), 64)
-        self._stat = KeptFile(os.path.join(folder.folder, "memory.stat"), STAT_BYTES)
-        try:
-            self.read_limit()
-            self.raw_bytes()
-        except BaseException:
-            self.close()
-            raise
+        self._limits = [os.path.join(folder.folder, name) for name in names]
+        self._usage = os.path.join(folder.folder, usage)
+        self._stat = os.path.join(folder.folder, "memory.stat")
+        self.read_limit()
+        self.raw_bytes()
 
     def read_limit(self) -> int | None:
         """The smaller of memory.max and memory.high.
@@ -213,22 +204,17 @@ class CgroupMemory:
         Beyond memory.high nothing is killed, but the processes "are throttled and put under heavy reclaim pressure"
         (admin-guide/cgroup-v2.rst): a training that leaks stands still there, and cannot save any more.
         """
-        found = [limit for limit in (parse_limit(file.read()) for file in self._limits) if limit is not None]
+        found = [limit for limit in (parse_limit(read_text(path)) for path in self._limits) if limit is not None]
         self.limit_bytes = min(found, default=None)
         return self.limit_bytes
 
     def raw_bytes(self) -> int:
         """What is charged now, file cache included. Children are in it: they live in the same cgroup or below."""
-        return int(self._usage.read())
+        return int(read_text(self._usage))
 
     def stat(self) -> Stat:
-        """What memory.stat says now. Costs more than the rest: 15 us."""
-        return parse_stat(self._stat.read(), self.folder.version)
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        for file in (*self._limits, self._usage, self._stat):
-            file.close()
+        """What memory.stat says now."""
+        return parse_stat(read_text(self._stat), self.folder.version)
 
 
 def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[Folder]:
@@ -254,7 +240,7 @@ def _search(point: str, pid: int) -> str | None:
         folders.sort()
         if "cgroup.procs" in files:
             try:
-                if str(pid) in _read(os.path.join(folder, "cgroup.procs")).split():
+                if str(pid) in read_text(os.path.join(folder, "cgroup.procs")).split():
                     return folder[len(point) :] or "/"
             except OSError:
                 continue
@@ -275,7 +261,8 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
+    """The text of a file in /proc or /sys. Raise OSError."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 

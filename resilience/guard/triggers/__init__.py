@@ -5,34 +5,20 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from resilience.guard.decision import Trigger
-    from resilience.guard.pace import Pace
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
 
 
-def triggers_without_rank_0(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:
-    """What a rank looks at that is on its own, of what rank 0 looked at for all: whatever ends the training."""
-    found: list[Trigger] = []
-    if place.run_dir:
-        from resilience.guard.switch_folder import SwitchFolder
-        from resilience.guard.triggers.superseded import Superseded
-        from resilience.guard.triggers.switches import KillSwitch, StopFile
+def built_in_triggers(
+    place: RankInfo, settings: GuardSettings, recorder: Recorder, timer: StepTimer, *, without_rank_0: bool = False
+) -> list[Trigger]:
+    """The triggers that make sense here and are switched on. Their modules are imported only then.
 
-        switches = SwitchFolder(place, settings, recorder)
-        found += [StopFile(switches), *([KillSwitch(switches)] if settings.kill_switch else [])]
-        if settings.superseded and place.attempt:
-            found.append(Superseded(place, recorder))
-    if settings.walltime or settings.stop_after:
-        from resilience.guard.triggers.walltime import Walltime
-
-        # Thousands of ranks may be on their own at once: none asks the scheduler whether the end was moved.
-        found.append(Walltime(place, settings, recorder, pace, asks=False))
-    return found
-
-
-def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder, pace: Pace) -> list[Trigger]:
-    """The triggers that make sense here and are switched on. Their modules are imported only then."""
+    With `without_rank_0`, for a rank on its own: of the triggers that rank 0 polled for all ranks, those that end the
+    training.
+    """
     found: list[Trigger] = []
     if place.run_dir:
         from resilience.guard.switch_folder import SwitchFolder
@@ -41,26 +27,31 @@ def built_in_triggers(place: Place, settings: GuardSettings, recorder: Recorder,
         from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile
 
         switches = SwitchFolder(place, settings, recorder)
-        found += [FinishedRun(place, recorder), StopFile(switches)]
+        if not without_rank_0:
+            found.append(FinishedRun(place, recorder))
+        found.append(StopFile(switches))
         if settings.superseded and place.attempt:
             found.append(Superseded(place, recorder))
         if settings.kill_switch:
             found.append(KillSwitch(switches))
-        if settings.save_switch:
+        if settings.save_switch and not without_rank_0:
             found.append(SaveSwitch(switches))
-        if settings.cron:
+        if settings.cron and not without_rank_0:
             from resilience.guard.triggers.late_cron import LateCron
 
             found.append(LateCron(place, recorder))
     if settings.walltime or settings.stop_after:
         from resilience.guard.triggers.walltime import Walltime
 
-        found.append(Walltime(place, settings, recorder, pace))
+        # Thousands of ranks may be on their own at once: none asks the scheduler whether the end was moved.
+        found.append(Walltime(place, settings, recorder, timer, asks=not without_rank_0))
+    if without_rank_0:
+        return found
     if settings.host_memory:
         from resilience.guard.triggers.host_memory import HostMemory
         from resilience.guard.triggers.shared_memory import SharedMemory
 
-        found += [HostMemory(place, settings, recorder, pace), SharedMemory(place, settings)]
+        found += [HostMemory(place, settings, recorder, timer), SharedMemory(place, settings)]
     if settings.gpu_memory != "off":
         from resilience.guard.triggers.gpu_memory import GpuMemory
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from resilience import layout
-from resilience.guard.decision import EXIT_DONE, Request
+from resilience.guard.decision import EXIT_DONE, BuiltInTrigger, Request
 from resilience.guard.small_files import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 
-class FinishedRun:
+class FinishedRun(BuiltInTrigger):
     """Asks once, at the start: whether an earlier job has finished the run.
 
     Later looks would see what this very training writes when it is done. "I could not look" is no reason not to train.
@@ -24,7 +24,7 @@ class FinishedRun:
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._path = os.path.join(place.run_dir, layout.FINISHED)
         self._run = place.run or os.path.basename(place.run_dir.rstrip("/"))
         self._recorder = recorder
@@ -47,6 +47,3 @@ class FinishedRun:
             return None
         why = f"the run is finished already (to train on: resil clear {self._run} --finished)"
         return Request(self.name, why, save=False, exit_code=EXIT_DONE)
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows."""

@@ -9,11 +9,9 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from resilience.guard.decision import Request
-from resilience.guard.memory.forecast import History, Trend
+from resilience.guard.decision import BuiltInTrigger, Request
+from resilience.guard.memory.forecast import KEPT, SAVE_LOOKS, History, Look, RecentUse, SaveMemory, Trend, rush
 from resilience.guard.memory.limits import FAMILY, NODE, MemoryLimits, Reading
-from resilience.guard.memory.rise import KEPT, Look, RecentUse, rush
-from resilience.guard.memory.save_memory import SAVE_LOOKS, SaveMemory
 from resilience.quantities import format_bytes, format_duration
 
 TYPE_CHECKING = False
@@ -21,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from resilience.guard.pace import Pace
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
 
 FORECAST_S = 10.0
 """How often the slope is fitted: about 1 ms for each limit that fills, of which there are one to four."""
@@ -154,7 +152,7 @@ def about(seconds: float) -> str:
     return format_duration(max(1, round(seconds / step)) * step)
 
 
-class HostMemory:
+class HostMemory(BuiltInTrigger):
     """Asks for a save and a stop before the smallest limit of the memory is reached; one rank of each node does.
 
     Attributes:
@@ -163,14 +161,13 @@ class HostMemory:
 
     name = "host_memory"
     ranks = "node"
-    look_again_s: float | None = None
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
-        pace: Pace,
+        timer: StepTimer,
         *,
         root: str = "/",
         clock: Callable[[], float] = time.monotonic,
@@ -179,7 +176,7 @@ class HostMemory:
         self._place = place
         self._settings = settings
         self._recorder = recorder
-        self._pace = pace
+        self._timer = timer
         self._clock = clock
         self._wall_clock = wall_clock
         self._limits = MemoryLimits(root)
@@ -201,13 +198,12 @@ class HostMemory:
         self._has_saved = False
         self._take_restored()
         # Start-up grows in its own way: what is read before the first steps tells nothing of a leak.
-        wants_forecast = self._settings.host_memory_forecast and self._pace.slowest_step_s is not None
+        wants_forecast = self._settings.host_memory_forecast and self._timer.slowest_step_s is not None
         due = wants_forecast and (not self._histories or any(one.is_due(now) for one in self._histories.values()))
         looks_ahead = wants_forecast and (saved_now or now >= self._forecast_at)
         is_up_to_date = saved_now and not self._save.is_in_flight  # else steps were done since the save began
-        closely = self.look_again_s is not None or self._pace.is_saving or self._save.is_measuring
         self.look_again_s = None
-        readings = self._limits.look(now, matters=self._matters, thorough=due or looks_ahead or closely)
+        readings = self._limits.look(now)
         if not readings:
             self._recorder.warn(f"could not look at the memory of {self._place.host}: it is not watched", key=self.name)
             return None
@@ -266,16 +262,6 @@ class HostMemory:
             raise ValueError("not a rise, a time or a size")
         self._restored = trend, gaps, needs
 
-    def done(self, outcome: str) -> None:
-        """Nothing follows: it is looked at again."""
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        self._limits.close()
-
-    def _matters(self, limit_bytes: int, used_bytes: int) -> bool:
-        return used_bytes >= self._stop_level(limit_bytes)
-
     def _stop_level(self, limit_bytes: int) -> float:
         least = max(self._settings.host_memory_free_bytes, self._save.bytes)
         return stop_level(limit_bytes, self._settings.host_memory_percent, least)
@@ -285,8 +271,8 @@ class HostMemory:
 
         The nearest limit tells it: below those above, and on the node, others are at work as well.
         """
-        is_saving, was_measuring = self._pace.is_saving, self._save.is_measuring
-        self._save.look(now, nearest.used_bytes, is_saving=is_saving, is_in_flight=self._pace.is_in_flight)
+        is_saving, was_measuring = self._timer.is_saving, self._save.is_measuring
+        self._save.look(now, nearest.used_bytes, is_saving=is_saving, is_in_flight=self._timer.is_in_flight)
         if was_measuring and not self._save.is_measuring:
             for recent in self._recent.values():
                 recent.forget_inexact()  # what the save held is given back
@@ -296,21 +282,20 @@ class HostMemory:
 
     def _watch_rise(self, readings: list[Reading], now: float) -> str | None:
         """Say why to stop if the rise of the last seconds hardly leaves time for a save; else when to look again."""
-        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
+        step_s, save_s = self._timer.slowest_step_s, self._timer.slowest_save_s
         if not self._settings.host_memory_forecast or step_s is None:
             self._recent = {}
             return None
-        need_s = SAFETY * (step_s + (save_s or 0.0) + self._pace.in_flight_s(now, 0.0))
+        need_s = SAFETY * (step_s + (save_s or 0.0) + self._timer.in_flight_s(now, 0.0))
         fills_in_s = float("inf")
         for reading in readings:
             if reading.whose == FAMILY:
                 continue  # to look at it is expensive
             recent = self._recent.setdefault(reading.key, RecentUse())
-            is_exact = reading.is_exact and not self._save.is_measuring
-            recent.add(Look(now, reading.used_bytes, is_exact), KEPT * need_s)
+            recent.add(Look(now, reading.used_bytes, is_exact=not self._save.is_measuring), KEPT * need_s)
             room_bytes = reading.free_bytes - self._save.bytes
             fills_in_s = min(fills_in_s, recent.fills_in_s(room_bytes))
-            if reading.is_exact and (save_s is not None or reading.percent >= NEAR_PERCENT):
+            if save_s is not None or reading.percent >= NEAR_PERCENT:
                 left_s = rush(recent.looks, room_bytes=room_bytes, need_s=need_s, known_bytes=recent.known_bytes)
                 if left_s is not None:
                     return (
@@ -342,7 +327,7 @@ class HostMemory:
         end_in_s = None if end is None else end - self._wall_clock()
         if end_in_s is not None and forecast.limit_in_s >= end_in_s:
             return None
-        measured_s = self._pace.slowest_save_s
+        measured_s = self._timer.slowest_save_s
         save_s = self._settings.first_save_s if measured_s is None else measured_s
         next_save_s = GAPS * max(self._gaps_s) + save_s if self._gaps_s else None
         then = plan(forecast, end_in_s=end_in_s, saved_now=saved_now, next_save_s=next_save_s, save_s=save_s)

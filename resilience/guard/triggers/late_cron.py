@@ -10,13 +10,14 @@ import contextlib
 import os
 import time
 
+from resilience.guard.decision import BuiltInTrigger
 from resilience.guard.small_files import read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 EVERY_S = 60.0
@@ -27,14 +28,14 @@ GAP = 3.0
 """Whoever could not look for so many pauses was suspended itself: it begins to count anew."""
 
 
-class LateCron:
+class LateCron(BuiltInTrigger):
     """Looks once a minute, on rank 0 alone, in the thread that may wait for the shared file system."""
 
     name = "cron"
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
         self._folder = os.path.join(os.path.dirname(place.run_dir.rstrip("/")), ".cron")
@@ -52,9 +53,6 @@ class LateCron:
         self._looked = now
         with contextlib.suppress(Exception):  # what cannot be seen is no reason to say anything
             self._look(time.time())
-
-    def done(self, outcome: str) -> None:
-        """Nothing was asked."""
 
     def _look(self, now: float) -> None:
         record = _read(os.path.join(self._folder, "heartbeat"))
@@ -98,7 +96,7 @@ class LateCron:
     def _leave_note(self, last: float, now: float) -> None:
         import json
 
-        from resilience.guard.mirror.run_folder import file_mode, subfolder
+        from resilience.guard.heartbeat.run_directory import file_mode, subfolder
 
         place = self._place
         note = {"time": now, "last_tick": last, "run": place.run, "host": place.host, "job_id": place.job_id}

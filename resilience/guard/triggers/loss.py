@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -49,7 +49,7 @@ class Loss:
 
     name = "loss"
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, settings: GuardSettings, recorder: Recorder) -> None:
         self._settings = settings
         self._recorder = recorder
         self._where = f"rank {place.rank}: " if place.world > 1 else ""

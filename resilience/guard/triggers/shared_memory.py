@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.memory.cgroup import parse_mounts
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.settings import GuardSettings
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -32,13 +32,13 @@ def judge(used_bytes: int, size_bytes: int, used_files: int, most_files: int, *,
     return None
 
 
-class SharedMemory:
+class SharedMemory(BuiltInTrigger):
     """Asks for a save and a stop when /dev/shm is nearly full; one rank of each node does."""
 
     name = "shared_memory"
     ranks = "node"
 
-    def __init__(self, place: Place, settings: GuardSettings, *, path: str = "/dev/shm", root: str = "/") -> None:
+    def __init__(self, place: RankInfo, settings: GuardSettings, *, path: str = "/dev/shm", root: str = "/") -> None:
         self._place = place
         self._settings = settings
         self._path = path
@@ -71,9 +71,6 @@ class SharedMemory:
             "use fewer workers, a smaller prefetch_factor or a larger --shm-size, and look for files left behind there"
         )
         return Request(self.name, why)
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows: it is looked at again."""
 
     def _lies_in_memory(self, device: int) -> bool:
         with open(os.path.join(self._root, "proc/self/mountinfo"), encoding="utf-8", errors="surrogateescape") as file:

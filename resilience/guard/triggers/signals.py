@@ -15,7 +15,7 @@ import threading
 import time
 
 from resilience.guard import signal_actions
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resilience.guard.gate import Gate
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
@@ -48,7 +48,7 @@ _MEANING = {
 _installed: Signals | None = None
 
 
-class Signals:
+class Signals(BuiltInTrigger):
     """The handlers of this process.
 
     The handler counts, and makes the next step ask. It takes no lock, does no I/O, and calls the Python handler that
@@ -68,11 +68,19 @@ class Signals:
 
     name = "signal"
 
-    def __init__(self, place: Place, settings: GuardSettings, recorder: Recorder, gate: Gate) -> None:
+    def __init__(
+        self,
+        place: RankInfo,
+        settings: GuardSettings,
+        recorder: Recorder,
+        gate: Gate,
+        is_saving: Callable[[], bool] = bool,
+    ) -> None:
         self._place = place
         self._settings = settings
         self._recorder = recorder
         self._gate = gate
+        self._is_saving = is_saving
         self._handler = self._handle  # one object, by which it is known again
         self._pid = os.getpid()
         self._launcher = os.getppid()
@@ -188,7 +196,7 @@ class Signals:
             taken.append(signal.Signals(number).name)
         return taken
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: nothing here is for the guard."""
         self._close_wakeup()
         for number in self._before:
@@ -280,10 +288,7 @@ class Signals:
 
     def _may_end(self) -> bool:
         """Whether a second TERM takes effect at once: not in the middle of a save, unless nobody will ask again."""
-        if self.is_orphan or self.has_lost_launcher:
-            return True
-        saves = getattr(self._gate, "_saves", None)
-        return not getattr(self._gate, "_saving_depth", 0) and (saves is None or saves.newest is None)
+        return self.is_orphan or self.has_lost_launcher or not self._is_saving()
 
     def _act_as_before(self, number: int, frame: FrameType | None) -> None:
         """Do what would have happened without the guard."""
@@ -366,7 +371,7 @@ class Signals:
 
 def _after_fork() -> None:
     if _installed is not None:
-        _installed.forget()
+        _installed.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 
 from resilience import layout
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.small_files import kind_of, open_folder, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
 
 LOST = "lost"
 """`end` of an attempt whose end was written by a later one: scheduler and heartbeat agreed that it is no more."""
 
 
-class Superseded:
+class Superseded(BuiltInTrigger):
     """Looks whether a newer attempt has taken this one's place.
 
     The rule is the batch shell's (docs/decisions/0008), as far as it goes without asking a scheduler. Two things mean
@@ -33,7 +33,7 @@ class Superseded:
     ranks = "first"
     shared = True
 
-    def __init__(self, place: Place, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
         self._folder = os.path.join(place.run_dir, layout.ATTEMPTS)
@@ -56,9 +56,6 @@ class Superseded:
         except (OSError, ImportError) as error:  # ImportError: the Python installation is gone
             self._recorder.warn(f"cannot look for newer attempts in {self._folder}: {error}", key=f"attempts {error}")
         return self._asked
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows: this attempt is over."""
 
     def _newer(self, folder: int) -> Request | None:
         number = self._next

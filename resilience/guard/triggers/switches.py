@@ -7,7 +7,7 @@ import os
 import time
 
 from resilience import layout
-from resilience.guard.decision import FAILED, SKIPPED, Request
+from resilience.guard.decision import FAILED, SKIPPED, BuiltInTrigger, Request
 from resilience.guard.small_files import read_regular
 from resilience.guard.switch_folder import called
 from resilience.switch import describe_age
@@ -26,7 +26,7 @@ STALE_S = 5.0
 """A stop file older than the attempt by this much is of an earlier start: both times are of the batch shell's clock."""
 
 
-class _SwitchFile:
+class _SwitchFile(BuiltInTrigger):
     ranks = "first"
     shared = True
 
@@ -75,9 +75,6 @@ class KillSwitch(_SwitchFile):
                 f"no job of the run trains while it lies there. To let it go on: resil clear {run}"
             )
         return Request(self.name, describe(found.switch))
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows: it stays, and people take it back."""
 
 
 class SaveSwitch(_SwitchFile):
@@ -188,9 +185,6 @@ class StopFile(_SwitchFile):
             return None
         self._note(found)
         return Request(self.name, found.switch.why.rstrip(". ") or describe(found.switch))
-
-    def done(self, outcome: str) -> None:
-        """Nothing follows: the batch shell removes it when the job starts again."""
 
     def _attempt_began(self) -> float | None:
         """When this attempt began, in seconds since the epoch, by the batch shell's clock; None when nothing tells."""

@@ -7,7 +7,7 @@ minutes later. One that is in flight must be over before the last one begins.
 
 The safety of 1.5 covers a step or a save that is half as slow again as any recent one; the margin of 10 s covers the
 agreement of the ranks, the sampling (a second or two), and SLURM's own tick, which is coarser but only ever late. Every
-term is measured (`pace.py`), except for a save before the first one (`first_save_s`).
+term is measured (`step_timer.py`), except for a save before the first one (`first_save_s`).
 
 The end is the limit itself. OverTimeLimit (slurm.conf) lets jobs overrun it by minutes; that is not counted on. Without
 a limit, or where nobody knows one, nothing is asked for. With `stop_after` the attempt ends then at the latest, also
@@ -21,7 +21,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from resilience.guard.decision import Request
+from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.end_time import DEADLINE_S, GRACE_S, NO_LIMIT, EndTime, find_end_time, find_stop_time
 from resilience.quantities import format_duration
 
@@ -29,10 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from resilience.guard.pace import Pace
-    from resilience.guard.place import Place
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
 
 GO_ON, ASK, STOP = "go on", "ask", "stop"
 
@@ -119,7 +119,7 @@ def decide(
     return Verdict(STOP, need, f"{what} {when}: {step}, {saving}; {needed}")
 
 
-class Walltime:
+class Walltime(BuiltInTrigger):
     """Asks for a save and a stop in time before the job's end. Asked about every second; never blocks."""
 
     name = "walltime"
@@ -127,10 +127,10 @@ class Walltime:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         settings: GuardSettings,
         recorder: Recorder,
-        pace: Pace,
+        timer: StepTimer,
         *,
         environ: Mapping[str, str] | None = None,
         end_time: EndTime | None = None,
@@ -142,7 +142,7 @@ class Walltime:
         self._place = place
         self._settings = settings
         self._recorder = recorder
-        self._pace = pace
+        self._timer = timer
         self._lead_s = place.lead_s
         self._told_lead_s = 0
         cap = find_stop_time(place, environ, settings.stop_after, wall())
@@ -177,7 +177,7 @@ class Walltime:
             return None
         left_s = end - time_now
         self._fit(left_s)
-        step_s, save_s = self._pace.slowest_step_s, self._pace.slowest_save_s
+        step_s, save_s = self._timer.slowest_step_s, self._timer.slowest_save_s
         verdict = self._decide(now, left_s, step_s, save_s)
         if self._looking_since is None:
             self._looking_since = now
@@ -212,14 +212,14 @@ class Walltime:
 
         One save that took long, or a job that is shorter than those before, would stop every attempt as it begins.
         """
-        pace, settings = self._pace, self._settings
-        if self._has_fitted or not pace.is_restored:
+        timer, settings = self._timer, self._settings
+        if self._has_fitted or not timer.is_restored:
             return
         self._has_fitted = True
-        learned_s = (pace.slowest_save_s or 0.0) + pace.slowest_known_step_s
+        learned_s = (timer.slowest_save_s or 0.0) + timer.slowest_known_step_s
         need_s = settings.walltime_safety * learned_s + settings.walltime_margin_s
         if left_s < need_s:
-            pace.doubt()
+            timer.doubt()
             why = f"{format_duration(round(need_s))} for the slowest step and save, and the job ends in "
             self._recorder.event("learned_dropped", what="pace", why=why + format_duration(max(0, round(left_s))))
 
@@ -234,7 +234,7 @@ class Walltime:
             safety=settings.walltime_safety,
             margin_s=settings.walltime_margin_s,
             first_save_s=settings.first_save_s,
-            in_flight_s=self._pace.in_flight_s(time.monotonic(), settings.first_save_s),
+            in_flight_s=self._timer.in_flight_s(time.monotonic(), settings.first_save_s),
             is_fresh=is_fresh,
             asking_s=0.0 if self._asking_since is None else now - self._asking_since,
             what="the attempt's end by stop_after" if is_cap else "the job's time limit",

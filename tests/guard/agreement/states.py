@@ -14,7 +14,7 @@ PLAIN = frozenset((int, float, str, bool, type(None)))
 NEVER_CHANGED = frozenset((*PLAIN, tuple, Request, Decision, AgreementEvent))
 """By convention: whoever wants another one makes another one."""
 
-FOR_OTHERS = frozenset(("beat", "fence"))
+FOR_OTHERS = frozenset(("beat", "lock"))
 """Attributes of a gate that the protocol neither reads nor writes."""
 
 SAID = frozenset(("verdict", "_done", "_goodbye"))

@@ -24,7 +24,7 @@ from resilience.guard.agreement.address_file import (
     read_address,
     remove_own,
 )
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until
@@ -32,9 +32,9 @@ from tests.guard.ranks import Node
 from tests.system.people import NOBODY, needs_root
 
 
-def a_place(run: Path | None, **more: Any) -> Place:
+def a_place(run: Path | None, **more: Any) -> RankInfo:
     fields = {"world": 2, "run_dir": str(run or ""), "job_id": "12", "restart": 2, "attempt": 5, "host": "n1"}
-    return Place(**{**fields, "meeting": "12-2-0", **more})
+    return RankInfo(**{**fields, "meeting": "12-2-0", **more})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from resilience.guard import Alone, Collective
 from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.agreement.collective import CollectiveAgreement
 from resilience.guard.gate import Gate
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from tests.guard.agreement.campaign import Event, Plan, Pool, check, need_torch
 from tests.guard.agreement.ranks import save
 
@@ -31,13 +31,13 @@ def test_ranks_cannot_meet_every_so_often(every: Any) -> None:
 
 
 def test_one_process_needs_no_collective() -> None:
-    assert isinstance(Collective(every=3)(Gate(), lambda heard: None, Place()), Alone)
+    assert isinstance(Collective(every=3)(Gate(), lambda heard: None, RankInfo()), Alone)
 
 
 def agreement(every: int = 10) -> tuple[Gate, CollectiveAgreement, list[AgreementEvent]]:
     gate = Gate()
     news: list[AgreementEvent] = []
-    made = Collective(every=every)(gate, news.append, Place(rank=0, world=2))
+    made = Collective(every=every)(gate, news.append, RankInfo(rank=0, world=2))
     assert isinstance(made, CollectiveAgreement)
     return gate, made, news
 

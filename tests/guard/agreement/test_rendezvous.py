@@ -26,7 +26,7 @@ from resilience.guard.agreement.rendezvous import (
     rendezvous,
 )
 from resilience.guard.gate import Gate
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.agreement.ranks import client_of, save
@@ -46,8 +46,8 @@ class Scene:
         self.run_dir = str(run) if run is not None else ""
         self.made: list[Agreement] = []
 
-    def place(self, rank: int) -> Place:
-        return Place(
+    def place(self, rank: int) -> RankInfo:
+        return RankInfo(
             rank=rank, world=self.world, nodes=self.nodes, run_dir=self.run_dir, job_id="12", meeting="12-0", host="n17"
         )
 
@@ -237,7 +237,7 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait(
     ],
 )
 def test_several_nodes_are_what_slurm_says_or_a_master_elsewhere(nodes: int, master: str, several: bool) -> None:
-    assert are_on_several_nodes(Place(rank=1, world=4, nodes=nodes), master) is several
+    assert are_on_several_nodes(RankInfo(rank=1, world=4, nodes=nodes), master) is several
 
 
 def test_an_interface_that_is_not_there_is_named_and_another_one_taken(scene: Scene) -> None:

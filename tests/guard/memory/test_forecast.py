@@ -8,7 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.guard.memory.forecast import MOST_READINGS, History, Trend, fit
+from resilience.guard.memory.forecast import (
+    MOST_LOOKS,
+    MOST_READINGS,
+    History,
+    Look,
+    RecentUse,
+    SaveMemory,
+    Trend,
+    fit,
+    rush,
+)
+from resilience.guard.step_timer import SAVES
 
 
 def remember(value: Callable[[int], float], *, hours: float = 1.0, every_s: float = 10.0) -> History:
@@ -130,3 +141,165 @@ def test_a_forecast_reaches_ten_times_as_far_as_was_seen() -> None:
     trend = Trend(per_s=1.0, level=0.0, at=0.0, span_s=60.0)
     assert trend.reaches_in_s(599.0, 0.0) == 599.0
     assert trend.reaches_in_s(601.0, 0.0) is None
+
+
+def looks(*used: int, every_s: float = 1.0) -> list[Look]:
+    return [Look(index * every_s, bytes_) for index, bytes_ in enumerate(used)]
+
+
+STEADY = looks(0, 30, 60, 90, 120)
+FAST = looks(0, 10, 20, 30, 40, 50, every_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "room_bytes", "need_s", "left_s"),
+    [
+        (STEADY, 60, 2.0, 2.0),
+        (STEADY, 61, 2.0, None),  # it just fits in
+        (STEADY, 0, 2.0, 0.0),
+        (looks(0, 0, 0, 0, 120), 60, 2.0, None),  # data that was loaded at once
+        (looks(0, 0, 60, 120, 120), 60, 2.0, None),  # in two parts
+        (looks(0, 40, 80, 120, 120, 120, 120), 60, 2.0, None),  # a burst that has ended
+        (looks(0, 30, 60, 90, 60), 60, 2.0, None),  # most of it was given back
+        (looks(120, 120, 120, 120, 120), 1, 2.0, None),  # full, and it does not rise
+        (looks(150, 120, 90, 60, 30), 1, 2.0, None),
+        (looks(0, 0, 0, 50, 50, 50, 100, 100, 100, 150), 60, 4.0, 2.8),  # a lump of 50 in each step of 3 s
+        (looks(0, 0, 0, 50, 50, 50, 100), 60, 4.0, None),  # two lumps are no leak yet
+        (FAST, 100, 10.0, 10.0),  # half of what is left, as if it had taken 5 s
+        (FAST, 101, 10.0, None),
+        (FAST, 25, 1.0, 0.25),
+        ([Look(0.0, 7)], 1, 2.0, None),
+    ],
+)
+def test_what_a_rise_leaves(seen: list[Look], room_bytes: int, need_s: float, left_s: float | None) -> None:
+    found = rush(seen, room_bytes=room_bytes, need_s=need_s)
+    assert found == (None if left_s is None else pytest.approx(left_s))
+
+
+def test_what_comes_back_to_where_it_was_before_is_no_leak() -> None:
+    """An evaluation after each epoch takes the same memory as the one before."""
+    assert rush(STEADY, room_bytes=60, need_s=2.0, known_bytes=120) is None
+    assert rush(STEADY, room_bytes=60, need_s=2.0, known_bytes=0) == 2.0
+    assert rush(STEADY, room_bytes=15, need_s=2.0, known_bytes=60) == pytest.approx(0.75)  # beyond it, it counts
+
+
+def test_old_looks_are_forgotten_and_the_highest_of_them_is_known() -> None:
+    recent = RecentUse()
+    for second, used in enumerate([10, 50, 20, 90, 20, 20, 20]):
+        recent.add(Look(float(second), used, is_exact=used != 90), keep_s=2.0)
+    assert [look.at for look in recent.looks] == [4.0, 5.0, 6.0]
+    assert recent.known_bytes == 50, "90 may have been file cache"
+
+
+def test_many_looks_are_thinned_where_they_are_old() -> None:
+    recent = RecentUse()
+    for index in range(1000):
+        recent.add(Look(index / 50, index), keep_s=100.0)
+    times = [look.at for look in recent.looks]
+    assert len(times) <= MOST_LOOKS
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert times[-1] - times[-8] == pytest.approx(7 / 50)
+
+
+def test_the_next_look_goes_by_the_steepest_rise() -> None:
+    recent = RecentUse()
+    for look in looks(0, 0, 10, 40):
+        recent.add(look, keep_s=10.0)
+    assert recent.fills_in_s(60) == pytest.approx(2.0)
+    assert recent.fills_in_s(-5) == 0.0
+    recent.add(Look(3.0, 0), keep_s=10.0)
+    assert recent.fills_in_s(60) == float("inf")
+
+
+def test_looks_with_a_saves_memory_in_them_are_dropped_when_that_is_given_back() -> None:
+    """The rise from before the save goes on after it."""
+    recent = RecentUse()
+    for second, (used, is_exact) in enumerate([(0, True), (30, True), (160, False), (190, False)]):
+        recent.add(Look(float(second), used, is_exact), keep_s=10.0)
+    recent.forget_inexact()
+    recent.add(Look(4.0, 120), keep_s=10.0)
+    recent.add(Look(5.0, 150), keep_s=10.0)
+    assert rush(recent.looks, room_bytes=60, need_s=2.0) == pytest.approx(2.0)
+    assert recent.known_bytes == 0
+
+
+TRAINS, WAITS, IN_FLIGHT, WAITS_FOR_IT = (False, False), (True, False), (False, True), (True, True)
+"""What the training does: whether it waits for a save, and whether one goes on in the background."""
+
+
+def look(save: SaveMemory, *seen: tuple[int, tuple[bool, bool]]) -> int:
+    """Show it what is in use and what the training does, and return what a save needs: the rise and 1/50 more."""
+    for second, (used, (is_saving, is_in_flight)) in enumerate(seen):
+        save.look(float(second), used, is_saving=is_saving, is_in_flight=is_in_flight)
+    return save.bytes
+
+
+def test_until_a_save_was_seen_it_needs_nothing() -> None:
+    assert look(SaveMemory(), (500, TRAINS), (900, TRAINS), (950, WAITS)) == 0
+
+
+def test_the_rise_from_before_the_save_to_the_highest_use_in_it_counts() -> None:
+    assert look(SaveMemory(), (500, TRAINS), (520, WAITS), (600, WAITS), (560, WAITS), (500, TRAINS)) == 102
+
+
+def test_the_largest_of_the_recent_saves_counts() -> None:
+    save = SaveMemory()
+    needs = [look(save, (500, TRAINS), (500 + rise, WAITS), (500, TRAINS)) for rise in [300, *[100] * SAVES]]
+    assert needs == [306] * SAVES + [102]
+
+
+@pytest.mark.parametrize("after", [600, 700])
+def test_memory_that_stays_in_use_is_no_need_of_the_next_save(after: int) -> None:
+    """An allocator keeps what it has got, and gives it to the next save."""
+    assert look(SaveMemory(), (500, TRAINS), (600, WAITS), (after, TRAINS)) == 0
+
+
+def test_what_a_save_in_the_background_holds_is_counted_once() -> None:
+    """While its memory is in use nothing more is needed; when it is durable, the next save needs it again."""
+    save = SaveMemory()
+    assert look(save, (500, TRAINS), (600, WAITS), (600, IN_FLIGHT), (500, TRAINS)) == 102
+    assert look(save, (500, TRAINS), (600, WAITS), (600, IN_FLIGHT)) == 0
+    assert look(save, (540, IN_FLIGHT)) == 61
+    assert look(save, (500, TRAINS)) == 102
+
+
+def test_what_comes_and_goes_while_a_save_is_in_flight_is_not_the_saves() -> None:
+    """An evaluation of 300 right after the save."""
+    assert look(SaveMemory(), (500, TRAINS), (600, WAITS), (900, IN_FLIGHT), (600, IN_FLIGHT), (500, TRAINS)) == 102
+
+
+def test_a_copy_that_is_made_in_the_background_counts() -> None:
+    assert look(SaveMemory(), (500, TRAINS), (510, WAITS), (600, IN_FLIGHT), (500, TRAINS)) == 102
+
+
+def test_a_leak_that_goes_on_is_not_the_saves() -> None:
+    """30 a second, and the save needs 100 more."""
+    assert look(SaveMemory(), (500, TRAINS), (530, WAITS), (660, WAITS), (590, TRAINS), (620, TRAINS)) == 71
+    in_flight = look(SaveMemory(), (500, TRAINS), (630, WAITS), (660, IN_FLIGHT), (690, IN_FLIGHT), (620, TRAINS))
+    assert in_flight == 71, "what was leaked between the last look in it and the next is missing"
+
+
+def test_saves_that_wait_for_each_other_are_one() -> None:
+    save = SaveMemory()
+    look(save, (500, TRAINS), (600, WAITS), (600, IN_FLIGHT), (600, WAITS_FOR_IT), (610, WAITS), (600, IN_FLIGHT))
+    assert look(save, (500, TRAINS)) == 112
+
+
+def test_a_save_that_nobody_saw_changes_nothing() -> None:
+    save = SaveMemory()
+    look(save, (500, TRAINS), (600, WAITS), (500, TRAINS), (500, TRAINS))
+    assert save.bytes == 102
+
+
+def test_a_save_that_is_the_first_thing_seen_does_not_need_everything() -> None:
+    assert look(SaveMemory(), (500, WAITS), (520, WAITS), (500, TRAINS)) == 20
+
+
+def test_a_save_counts_from_when_the_one_in_flight_is_over() -> None:
+    save = SaveMemory()
+    sinces = []
+    for now, (is_saving, is_in_flight) in enumerate([TRAINS, WAITS_FOR_IT, WAITS, WAITS, IN_FLIGHT]):
+        save.look(float(now), 500, is_saving=is_saving, is_in_flight=is_in_flight)
+        sinces.append(save.since)
+    assert sinces == [None, None, 2.0, 2.0, None]

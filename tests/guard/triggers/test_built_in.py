@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from resilience.guard.gate import Gate
-from resilience.guard.pace import Pace
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings, read_settings
+from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
@@ -30,14 +30,14 @@ ASKED_BY_THE_STEP = {Signals.name, Loss.name}
 """The guard has them always; what switches them off makes them ask for nothing."""
 
 
-def names(place: Place, settings: GuardSettings | None = None, *, asked: bool = False) -> list[str]:
+def names(place: RankInfo, settings: GuardSettings | None = None, *, asked: bool = False) -> list[str]:
     recorder = Recorder(place, lambda text: None)
-    triggers = built_in_triggers(place, settings or GuardSettings(), recorder, Pace())
+    triggers = built_in_triggers(place, settings or GuardSettings(), recorder, StepTimer())
     return [name_of(trigger) for trigger in triggers if not asked or asked_here(trigger, place)]
 
 
-def in_a_run(folder: Path, **more: Any) -> Place:
-    return Place(run="demo", run_dir=str(folder), job_id="12", attempt=3, **more)
+def in_a_run(folder: Path, **more: Any) -> RankInfo:
+    return RankInfo(run="demo", run_dir=str(folder), job_id="12", attempt=3, **more)
 
 
 def documented() -> dict[str, str]:
@@ -59,11 +59,11 @@ def test_inside_a_run_everything_is_watched(tmp_path: Path) -> None:
 
 
 def test_outside_a_run_there_are_no_files_to_look_at() -> None:
-    assert names(Place()) == OF_EVERY_JOB
+    assert names(RankInfo()) == OF_EVERY_JOB
 
 
 def test_a_run_directory_without_an_attempt_cannot_be_superseded(tmp_path: Path) -> None:
-    place = Place(run="demo", run_dir=str(tmp_path))
+    place = RankInfo(run="demo", run_dir=str(tmp_path))
     assert names(place) == [name for name in OF_A_RUN + OF_EVERY_JOB if name != "superseded"]
 
 
@@ -99,7 +99,7 @@ def test_what_the_page_says_switches_off_that_and_nothing_else(tmp_path: Path, n
 
 def test_the_switch_of_the_signals_leaves_them_as_they_were() -> None:
     before = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM)
-    place, off = Place(), tomllib.loads(documented()["signal"])
+    place, off = RankInfo(), tomllib.loads(documented()["signal"])
     for settings, is_ours in ((read_settings({}), True), (read_settings({}, **off), False)):
         signals = Signals(place, settings, Recorder(place, lambda text: None), Gate())
         signals.install()
@@ -111,7 +111,7 @@ def test_the_switch_of_the_signals_leaves_them_as_they_were() -> None:
 
 
 def test_the_switch_of_the_loss_makes_nan_no_reason() -> None:
-    place, off = Place(), tomllib.loads(documented()["loss"])
+    place, off = RankInfo(), tomllib.loads(documented()["loss"])
     for settings, asks in ((read_settings({}), True), (read_settings({}, **off), False)):
         loss = Loss(place, settings, Recorder(place, lambda text: None))
         assert (loss.look(float("nan"), 1) is not None) is asks

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from resilience.guard.memory.cgroup import CgroupMemory, Stat
-from resilience.guard.memory.rise import REACH
+from resilience.guard.memory.forecast import RISE_REACH
 from resilience.guard.settings import GuardSettings
 from resilience.guard.watch import LOOK_S
 from tests.guard.memory.memory_cgroups import Machine
@@ -37,7 +36,6 @@ def train(seconds: float, limit_mib: float, use_mib: Callable[[float], float], *
     with tempfile.TemporaryDirectory() as folder:
         training = SimulatedTraining(Machine(Path(folder)), limit_mib, use_mib, **options)
         training.run(seconds)
-        training.trigger.close()
     return training
 
 
@@ -97,7 +95,7 @@ def test_a_leak_that_leaves_time_for_a_save_is_stopped_before_the_limit(examples
 BURSTS = {
     "limit_mib": spread(200, 512_000),
     "base": st.floats(0.1, 0.7),
-    "burst": st.floats(0.0, 1 / (1 + REACH) - 0.01),
+    "burst": st.floats(0.0, 1 / (1 + RISE_REACH) - 0.01),
     "mib_per_s": spread(10, 5000),
     "parts": st.sampled_from([1, 3, 1000]),
     "hold_s": st.floats(0, 20),
@@ -175,20 +173,6 @@ def test_what_a_save_holds_in_the_background_is_not_counted_twice() -> None:
     """450 of 1000 MiB, and each save holds 300 more until half a minute after its end: never more than 750."""
     training = train(600, 1000, lambda now: 450, save_every_s=50.0, save_s=1.0, save_mib=300.0, held_s=30.0)
     assert training.wanted is None
-
-
-def test_a_flat_use_has_its_file_cache_looked_up_for_the_forecast_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    def count(cgroup: CgroupMemory) -> Stat:
-        looked.append(cgroup.whose)
-        return CgroupMemory.__dict__["original"](cgroup)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(CgroupMemory, "original", CgroupMemory.stat, raising=False)
-    monkeypatch.setattr(CgroupMemory, "stat", count)
-    training = train(600, 1000, lambda now: 500 + 5 * math.sin(now), save_every_s=1e9)
-    assert len(training.looks) == 601
-    assert 110 <= len(looked) <= 125, "each 5 s"
 
 
 @pytest.mark.parametrize("mib_per_s", [0.0, 0.1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.decision import OBEYED
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers.finished import FinishedRun
 from tests.guard.guards import make_guard, make_run
@@ -27,7 +27,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def trigger(run: Path, said: list[str]) -> FinishedRun:
-    place = Place(run_dir=str(run))
+    place = RankInfo(run_dir=str(run))
     return FinishedRun(place, Recorder(place, said.append))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers import built_in_triggers, late_cron
 from resilience.guard.triggers.late_cron import EVERY_S, LOOKS, LateCron
@@ -31,7 +31,7 @@ class Stage:
         clock.monotonic = lambda: begun + self.passed
         monkeypatch.setattr(late_cron, "time", clock)
         self.now = clock.time
-        place = Place(run_dir=str(self.run), run="gpt", host="n1", job_id="7")
+        place = RankInfo(run_dir=str(self.run), run="gpt", host="n1", job_id="7")
         self.recorder = Recorder(place, self.told.append)
         self.trigger = LateCron(place, self.recorder)
 
@@ -153,13 +153,13 @@ def test_a_note_that_cannot_be_written_costs_nothing_but_the_note(stage: Stage) 
 
 def test_rank_0_alone_asks_in_the_thread_for_files_and_it_can_be_switched_off(stage: Stage) -> None:
     assert (LateCron.ranks, LateCron.shared) == ("first", True)
-    from resilience.guard.pace import Pace
     from resilience.guard.settings import GuardSettings
+    from resilience.guard.step_timer import StepTimer
 
-    place = Place(run_dir=str(stage.run))
+    place = RankInfo(run_dir=str(stage.run))
     for on in (True, False):
         settings = GuardSettings(cron=on, host_memory=False, gpu_memory="off", walltime=False)
-        found = built_in_triggers(place, settings, stage.recorder, Pace())
+        found = built_in_triggers(place, settings, stage.recorder, StepTimer())
         assert any(isinstance(trigger, LateCron) for trigger in found) is on
 
 

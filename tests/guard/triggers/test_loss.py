@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.guard.decision import EXIT_ERROR, OBEYED, SAVED, Request
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.triggers.loss import MOST_WARNINGS, NONFINITE_LABEL, Loss, is_on_device, threshold
@@ -31,8 +31,8 @@ def numpy() -> Any:
 class Watched:
     """A loss trigger with what it said, and the step counted."""
 
-    def __init__(self, place: Place | None = None, **settings: Any) -> None:
-        place = place or Place()
+    def __init__(self, place: RankInfo | None = None, **settings: Any) -> None:
+        place = place or RankInfo()
         self.said: list[str] = []
         self.recorder = Recorder(place, self.said.append)
         self.loss = Loss(place, GuardSettings(**settings), self.recorder)
@@ -145,7 +145,7 @@ def test_a_save_that_is_awaited_does_not_keep_a_stop_back() -> None:
 
 
 def test_the_rank_is_told_where_there_are_several() -> None:
-    request = Watched(Place(rank=3, world=8)).look(math.nan)
+    request = Watched(RankInfo(rank=3, world=8)).look(math.nan)
     assert request is not None and request.why == "rank 3: the loss is NaN, at step 1"
 
 

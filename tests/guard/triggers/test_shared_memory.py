@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilience.errors import GuardError
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.triggers.shared_memory import SharedMemory, judge
 
@@ -32,7 +32,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 def make_trigger(path: Path | str, **settings: Any) -> SharedMemory:
-    return SharedMemory(Place(host="n17"), GuardSettings(**settings), path=str(path))
+    return SharedMemory(RankInfo(host="n17"), GuardSettings(**settings), path=str(path))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from resilience.guard.gate import Gate
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.triggers.signals import AGAIN_S, Signals
@@ -108,7 +108,7 @@ def heard() -> Heard:
 
 @contextmanager
 def signals(heard: Heard, *names: str, gate: Gate | None = None) -> Iterator[Signals]:
-    place = Place()
+    place = RankInfo()
     watched = Signals(place, GuardSettings(signals=names), Recorder(place, heard), gate or Gate())
     before = {number: signal.getsignal(number) for number in range(1, signal.NSIG) if number not in (9, 19)}
     watched.install()
@@ -321,7 +321,7 @@ def test_two_handlers_that_call_each_other_do_not_go_round_for_ever(heard: Heard
 
 
 def test_in_another_thread_it_is_said_that_signals_do_not_come(heard: Heard) -> None:
-    place = Place()
+    place = RankInfo()
     watched = Signals(place, GuardSettings(signals=("USR1", "TERM")), Recorder(place, heard), Gate())
     before = signal.getsignal(signal.SIGUSR1)
     for act in (watched.install, watched.poll, watched.restore):
@@ -552,8 +552,8 @@ def test_a_signal_to_a_training_that_hangs_before_its_first_step_is_wished_never
 with guarded() as guard:
     ready()
     end = time.monotonic() + 20
-    while not guard._parts.agreement._wishes and time.monotonic() < end: time.sleep(0.01)
-    print("wished", guard._parts.agreement._wishes, flush=True)
+    while not guard._runtime.agreement._wishes and time.monotonic() < end: time.sleep(0.01)
+    print("wished", guard._runtime.agreement._wishes, flush=True)
 """
     ) as run:
         run.until("ready")
@@ -569,8 +569,8 @@ def wait_in_c():  # a mutex (pthread_mutex_lock(3)) goes on waiting after a sign
     ready()
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 def report():
-    while not guard._parts.agreement._wishes: time.sleep(0.01)
-    print("wished", guard._parts.agreement._wishes, flush=True)
+    while not guard._runtime.agreement._wishes: time.sleep(0.01)
+    print("wished", guard._runtime.agreement._wishes, flush=True)
 guard = guarded()
 """
 
@@ -634,7 +634,7 @@ with guarded() as guard:
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)
     time.sleep(0.5)
-    print("heard", guard._parts._signals._heard, guard.urgent, flush=True)
+    print("heard", guard._runtime.signals._heard, guard.urgent, flush=True)
 """
     ) as run:
         assert run.until("heard").split(maxsplit=1)[1].strip() == "{} False"
@@ -663,7 +663,7 @@ asyncio.run(main())
 
 def test_who_waits_at_the_end_is_hurried_by_another_signal_and_not_by_slurms_second_one(heard: Heard) -> None:
     since = 100.0
-    found = Signals(Place(), GuardSettings(), Recorder(Place(), heard), Gate())
+    found = Signals(RankInfo(), GuardSettings(), Recorder(RankInfo(), heard), Gate())
     table = [
         # (first, last, hurries)
         (0.0, 0.0, False),
@@ -681,7 +681,7 @@ def test_who_waits_at_the_end_is_hurried_by_another_signal_and_not_by_slurms_sec
 def test_a_guard_that_its_first_step_starts_says_that_this_is_late(heard: Heard) -> None:
     gate = Gate()
     gate.count = 1
-    place = Place(job_id="12")
+    place = RankInfo(job_id="12")
     watched = Signals(place, GuardSettings(signals=("USR1",)), Recorder(place, heard), gate)
     watched.install()
     watched.restore()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.decision import OBEYED
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers.superseded import Superseded
 from tests.guard.guards import make_guard, make_run, train, wait_until
@@ -19,7 +19,7 @@ class Bench:
     def __init__(self, run: Path) -> None:
         self.attempts = run / "attempts"
         self.said: list[str] = []
-        place = Place(run="demo", run_dir=str(run), job_id="12", attempt=3)
+        place = RankInfo(run="demo", run_dir=str(run), job_id="12", attempt=3)
         self.trigger = Superseded(place, Recorder(place, self.said.append))
         self.take(3, 12)
 
@@ -160,7 +160,7 @@ def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wis
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         guard.start()
-        wait_until(lambda: len(guard._parts.agreement._wishes) == 2)  # type: ignore[union-attr]
+        wait_until(lambda: len(guard._runtime.agreement._wishes) == 2)  # type: ignore[union-attr]
         decision = train(guard)
     assert (decision.stop, decision.save, guard.exit_code) == (True, False, 75)
     assert "attempt 4 of job 12 has begun on n17: this attempt 3 stops without saving" in decision.reasons

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilience.guard.decision import FAILED, OBEYED, SAVED, Request
-from resilience.guard.place import Place
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
@@ -37,7 +37,7 @@ class Bench:
         self.now = NOW
         self.monotonic = 1000.0
         self.said: list[str] = []
-        self.place = Place(**{"run": path.name, "run_dir": str(path), "job_id": "12", "attempt": 3, **place})
+        self.place = RankInfo(**{"run": path.name, "run_dir": str(path), "job_id": "12", "attempt": 3, **place})
         self.recorder = Recorder(self.place, self.said.append)
         folder = SwitchFolder(self.place, GuardSettings(), self.recorder)
         self.kill = KillSwitch(folder, now=lambda: self.now)
@@ -287,7 +287,7 @@ def test_a_stop_file_of_an_earlier_start_of_the_job_is_passed_over(
 
 
 def test_rank_0_alone_looks_at_shared_files(bench: Bench) -> None:
-    place = Place(rank=1, world=2, run_dir=str(bench.path), job_id="12", attempt=3)
+    place = RankInfo(rank=1, world=2, run_dir=str(bench.path), job_id="12", attempt=3)
     settings = GuardSettings(walltime=False, host_memory=False, gpu_memory="off")
     triggers = built_in_triggers(place, settings, bench.recorder, None)  # type: ignore[arg-type]
     assert {"kill", "save", "stop", "superseded", "finished"} <= {getattr(trigger, "name", "") for trigger in triggers}
@@ -329,7 +329,7 @@ def test_a_superseded_training_leaves_the_save_switch_to_its_successor(tmp_path:
     (run / "attempts" / "0004").write_text("number = 4\njob_id = 12\n")
     with make_guard(run) as guard:
         guard.start()
-        wait_until(lambda: len(guard._parts.agreement._wishes) == 2)  # type: ignore[union-attr]
+        wait_until(lambda: len(guard._runtime.agreement._wishes) == 2)  # type: ignore[union-attr]
         decision = train(guard)
         assert (decision.stop, decision.save) == (True, False)
     assert (run / "switches" / "save").exists()

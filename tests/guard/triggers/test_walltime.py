@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from resilience.guard import TrainingGuard
 from resilience.guard.decision import OBEYED, Request
 from resilience.guard.end_time import NO_LIMIT, CannotAsk, EndTime, find_end_time, find_stop_time
-from resilience.guard.pace import Pace
-from resilience.guard.place import Place, find_place
+from resilience.guard.rank_info import RankInfo, find_rank_info
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
+from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.walltime import (
     ASK,
@@ -150,11 +150,11 @@ class Job:
         self.now = 5000.0
         self.clock_is_off_s = 0.0
         self.said: list[str] = []
-        self.place = place = Place(lead_s=more.pop("lead_s", 0.0), world=more.pop("world", 1), end_time=end.end)
+        self.place = place = RankInfo(lead_s=more.pop("lead_s", 0.0), world=more.pop("world", 1), end_time=end.end)
         self.recorder = Recorder(place, self.said.append)
-        self.pace = FixedPace(step_s, save_s)
+        self.timer = FixedPace(step_s, save_s)
         self.trigger = Walltime(
-            place, GuardSettings(**more), self.recorder, self.pace, environ={}, end_time=end,
+            place, GuardSettings(**more), self.recorder, self.timer, environ={}, end_time=end,
             wall=lambda: NOON + self.now - 5000.0 + self.clock_is_off_s, steady=lambda: self.now,
         )  # fmt: skip
 
@@ -168,7 +168,7 @@ class Job:
         return None
 
 
-class FixedPace(Pace):
+class FixedPace(StepTimer):
     def __init__(self, step_s: float | None, save_s: float | None) -> None:
         super().__init__()
         self.step_s, self.save_s = step_s, save_s
@@ -368,7 +368,7 @@ STARTS: list[tuple[str, dict[str, str], float, float]] = [
 def test_stop_after_counts_from_the_launch_in_a_job_of_a_template_and_else_from_the_guards_own_start(
     environ: dict[str, str], stop_after_s: float, stop: float
 ) -> None:
-    place = find_place(environ, "n1")
+    place = find_rank_info(environ, "n1")
     assert find_stop_time(place, environ, stop_after_s, NOON) == stop
     assert find_end_time(place, environ, 0.0, find_stop_time(place, environ, stop_after_s, NOON)).end == (
         None if stop == NO_LIMIT else stop
@@ -376,12 +376,14 @@ def test_stop_after_counts_from_the_launch_in_a_job_of_a_template_and_else_from_
 
 
 def test_stop_after_holds_where_the_time_limit_is_not_watched() -> None:
-    place = Place(end_time=NOON + 10)
+    place = RankInfo(end_time=NOON + 10)
     settings = GuardSettings(walltime=False, stop_after=300.0)
     recorder = Recorder(place, lambda text: None)
     trigger = Walltime(place, settings, recorder, FixedPace(20.0, 40.0), environ={}, wall=lambda: NOON)
     assert place.end_time == NOON + 300 and trigger.poll() is None
-    assert "walltime" in [getattr(found, "name", "") for found in built_in_triggers(place, settings, recorder, Pace())]
+    assert "walltime" in [
+        getattr(found, "name", "") for found in built_in_triggers(place, settings, recorder, StepTimer())
+    ]
 
 
 def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while() -> None:
@@ -437,7 +439,7 @@ def test_a_lead_is_not_judged_by_rank_0_that_saved_nothing_itself_but_by_the_slo
     job = Job(Asked(NOON + 36000, every_s=0.0), step_s=39.5, save_s=0.6, lead_s=60, world=2)
     job.run(100)
     assert not job.said
-    job.pace.save_s = 400.0
+    job.timer.save_s = 400.0
     job.run(100)
     (said,) = job.said
     assert "a save 6 min 40 s" in said and "signal_lead_s = 900" in said
@@ -453,9 +455,9 @@ def test_steps_that_are_too_long_for_the_lead_are_told_however_short_the_saves()
 def test_a_lead_that_was_named_too_short_itself_is_corrected_once_slower_saves_are_known() -> None:
     job = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=5, lead_s=10, world=2)
     job.run(100)
-    job.pace.save_s = 400.0
+    job.timer.save_s = 400.0
     job.run(100)
-    job.pace.save_s = 410.0  # the lead of 900 s is enough for that
+    job.timer.save_s = 410.0  # the lead of 900 s is enough for that
     job.run(100)
     assert [re.findall(r"signal_lead_s = (\d+)", said) for said in job.said] == [["60"], ["900"]]
 
@@ -472,24 +474,24 @@ def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_m
 
 def test_one_slow_save_does_not_stop_every_attempt_after_it_as_it_begins() -> None:
     job = Job(Asked(NOON + 40, every_s=0.0), first_save_s=1.0)
-    job.trigger._pace = pace = Pace()
-    pace.restore({"gaps": [[7200.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
+    job.trigger._timer = timer = StepTimer()
+    timer.restore({"gaps": [[7200.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
     assert job.run(10) is None
-    assert (pace.slowest_save_s, pace.slowest_known_step_s) == (0.2, 0.0)
+    assert (timer.slowest_save_s, timer.slowest_known_step_s) == (0.2, 0.0)
 
 
 def test_what_fits_into_the_job_is_believed() -> None:
     job = Job(Asked(NOON + 400, every_s=0.0))
-    job.trigger._pace = pace = Pace()
-    pace.restore({"gaps": [[100.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
+    job.trigger._timer = timer = StepTimer()
+    timer.restore({"gaps": [[100.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
     job.run(10)
-    assert (pace.slowest_save_s, pace.slowest_known_step_s) == (21.0, 100.0)
+    assert (timer.slowest_save_s, timer.slowest_known_step_s) == (21.0, 100.0)
 
 
 def test_what_an_earlier_job_has_measured_may_arrive_a_little_late() -> None:
     job = Job(Asked(NOON + 600, every_s=0.0), save_s=None)
     assert job.run(10) is None
-    job.pace.save_s = 20.0
+    job.timer.save_s = 20.0
     job.run(100)
     assert not job.said
 

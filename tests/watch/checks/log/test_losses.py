@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from resilience.guard import TrainingGuard
-from resilience.guard.mirror.journal import as_line
+from resilience.guard.heartbeat.run_directory import as_line
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
 from resilience.watch.checks._log.reading import LogReading

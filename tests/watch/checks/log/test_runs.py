@@ -11,8 +11,7 @@ import pytest
 
 from resilience import layout
 from resilience.finding import Finding
-from resilience.guard.mirror.beat import Pulse
-from resilience.guard.mirror.beats_file import GONE, RUNNING, RankBeat, compose
+from resilience.guard.heartbeat.beat import GONE, RUNNING, Pulse, RankBeat, compose
 from tests.fakes import FakeClock
 from tests.guard.guards import make_run
 from tests.watch.checks.log.watcher import LogWatcher, write

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.guard.pace import REMEMBERED_LEAST_S, REMEMBERED_MOST_S, REMEMBERED_TIMES, SAVES, Pace
+from resilience.guard.step_timer import REMEMBERED_LEAST_S, REMEMBERED_MOST_S, REMEMBERED_TIMES, SAVES, StepTimer
 
 
 class Training:
     """A training on a timetable, and a sampler that looks at it: what `Parts` does, without waiting."""
 
     def __init__(self, period_s: float = 1.0) -> None:
-        self.pace = Pace()
+        self.timer = StepTimer()
         self.now = 1000.0
         self.cpu_s = 5.0
         self.steps = self.polls = 0
@@ -37,7 +37,7 @@ class Training:
         self.now = until
 
     def look(self) -> None:
-        self.pace.look(self.now, (self.steps, self.polls), self.cpu_s)
+        self.timer.look(self.now, (self.steps, self.polls), self.cpu_s)
 
     def step(self, seconds: float) -> None:
         self.wait(seconds)
@@ -51,10 +51,10 @@ class Training:
         self.polls += 1
 
     def save(self, seconds: float) -> None:
-        self.pace.save_began(self.now)
+        self.timer.save_began(self.now)
         self.wait(seconds)
-        self.pace.was_saving(seconds)
-        self.pace.saved(seconds)
+        self.timer.was_saving(seconds)
+        self.timer.saved(seconds)
         self._stepped += seconds
 
     def stopped(self, seconds: float) -> None:
@@ -72,16 +72,16 @@ class Training:
 
     @property
     def slowest_s(self) -> float:
-        slowest = self.pace.slowest_step_s
+        slowest = self.timer.slowest_step_s
         assert slowest is not None
         return slowest
 
 
 def test_nothing_is_said_before_anything_was_measured() -> None:
-    pace = Pace()
-    assert (pace.slowest_step_s, pace.slowest_save_s) == (None, None)
-    pace.look(1.0, (0, 0), 0.0)
-    assert pace.slowest_step_s is None
+    timer = StepTimer()
+    assert (timer.slowest_step_s, timer.slowest_save_s) == (None, None)
+    timer.look(1.0, (0, 0), 0.0)
+    assert timer.slowest_step_s is None
 
 
 def test_the_start_up_is_no_step_however_long_it_lasts() -> None:
@@ -95,7 +95,7 @@ def test_polls_while_data_is_skipped_do_not_end_the_start_up() -> None:
     training = Training()
     for _ in range(50):
         training.poll_after(2)
-    assert training.pace.slowest_step_s is None
+    assert training.timer.slowest_step_s is None
     training.step(600)
     training.wait(2)
     assert training.slowest_s < 5
@@ -105,7 +105,7 @@ def test_what_comes_before_the_first_step_after_a_resume_is_start_up_again() -> 
     training = Training()
     training.wait(3)
     training.steps = 5000  # guard.resumed(5000)
-    training.pace.resumed()
+    training.timer.resumed()
     training.step(900)
     training.wait(2)
     assert training.slowest_s < 5
@@ -142,10 +142,10 @@ def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> No
     training = Training()
     training.begin()
     training.step(1)
-    training.pace.save_began(training.now)
+    training.timer.save_began(training.now)
     training.wait(300)
     assert training.slowest_s <= 4
-    training.pace.was_saving(300)
+    training.timer.was_saving(300)
     training.step(1)
     training.wait(1)
     assert training.slowest_s <= 4
@@ -195,21 +195,21 @@ def test_a_hitch_is_forgotten_after_a_while() -> None:
 
 
 def test_a_fast_training_remembers_its_slow_steps_for_an_hour_at_least_and_a_day_at_most() -> None:
-    pace = Pace()
+    timer = StepTimer()
     now = 0.0
     for step in range(4):
-        pace.look(now, (step, 0), now)
+        timer.look(now, (step, 0), now)
         now += 1
-    pace.look(now + 2, (4, 0), now)
-    pace.look(now + 2 + REMEMBERED_LEAST_S - 10, (5, 0), 1e6)  # a gap of an hour: remembered for a day, not for eight
-    hour = pace.slowest_step_s
+    timer.look(now + 2, (4, 0), now)
+    timer.look(now + 2 + REMEMBERED_LEAST_S - 10, (5, 0), 1e6)  # a gap of an hour: remembered for a day, not for eight
+    hour = timer.slowest_step_s
     assert hour is not None and hour >= REMEMBERED_LEAST_S - 10
     now += REMEMBERED_LEAST_S
-    pace.look(now, (6, 0), 2e6)
-    pace.look(now + 1, (7, 0), 2e6)
-    pace.look(now + REMEMBERED_MOST_S - 3600 * 2, (7, 1), 3e6)
-    pace.look(now + REMEMBERED_MOST_S - 3600 * 2 + 1, (7, 2), 3e6)
-    assert pace.slowest_step_s is not None and pace.slowest_step_s > REMEMBERED_LEAST_S
+    timer.look(now, (6, 0), 2e6)
+    timer.look(now + 1, (7, 0), 2e6)
+    timer.look(now + REMEMBERED_MOST_S - 3600 * 2, (7, 1), 3e6)
+    timer.look(now + REMEMBERED_MOST_S - 3600 * 2 + 1, (7, 2), 3e6)
+    assert timer.slowest_step_s is not None and timer.slowest_step_s > REMEMBERED_LEAST_S
 
 
 def test_the_memory_is_bounded_whatever_comes() -> None:
@@ -219,7 +219,7 @@ def test_the_memory_is_bounded_whatever_comes() -> None:
     while seconds > 0.01:  # ever shorter: the worst case
         training.step(seconds)
         seconds *= 0.99
-    assert len(training.pace._gaps) < 400
+    assert len(training.timer._gaps) < 400
 
 
 def test_a_stopped_process_makes_no_slow_step() -> None:
@@ -236,11 +236,11 @@ def test_a_process_that_is_stopped_while_it_saves_makes_the_next_step_no_shorter
     training = Training()
     training.begin()
     began = training.now
-    training.pace.save_began(began)
+    training.timer.save_began(began)
     training.wait(3)
     training.stopped(600)
     training.wait(3)
-    training.pace.was_saving(training.now - began)
+    training.timer.was_saving(training.now - began)
     training.step(50)
     training.wait(2)
     assert 50 <= training.slowest_s <= 54
@@ -257,32 +257,32 @@ def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_s
 
 
 def test_without_processor_times_a_stop_counts() -> None:
-    pace = Pace()
+    timer = StepTimer()
     for now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (500.0, 3), (501.0, 4)):
-        pace.look(now, (step, 0))
-    assert pace.slowest_step_s is not None and pace.slowest_step_s >= 498
+        timer.look(now, (step, 0))
+    assert timer.slowest_step_s is not None and timer.slowest_step_s >= 498
 
 
 def test_the_slowest_of_the_recent_saves_counts_and_old_ones_are_forgotten() -> None:
-    pace = Pace()
-    pace.saved(90.0)
+    timer = StepTimer()
+    timer.saved(90.0)
     for _ in range(SAVES - 1):
-        pace.saved(10.0)
-    assert pace.slowest_save_s == 90.0
-    pace.saved(10.0)
-    assert pace.slowest_save_s == 10.0
+        timer.saved(10.0)
+    assert timer.slowest_save_s == 90.0
+    timer.saved(10.0)
+    assert timer.slowest_save_s == 10.0
 
 
 def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
-    pace, errors, over = Pace(), list[Exception](), threading.Event()
+    timer, errors, over = StepTimer(), list[Exception](), threading.Event()
 
     def work(step: int) -> None:
         try:
             while not over.is_set():
-                pace.saved(1.0)
-                pace.look(float(step), (step, 0), 0.0)
+                timer.saved(1.0)
+                timer.look(float(step), (step, 0), 0.0)
                 step += 1
-                assert pace.slowest_save_s == 1.0
+                assert timer.slowest_save_s == 1.0
         except Exception as error:
             errors.append(error)
 
@@ -297,18 +297,18 @@ def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_it_is_known_whether_a_save_is_under_way() -> None:
-    pace = Pace()
-    found = [pace.is_saving]
-    pace.save_began(7.0)
-    found.append(pace.is_saving)
-    pace.was_saving(2.0)
-    assert [*found, pace.is_saving] == [False, True, False]
+    timer = StepTimer()
+    found = [timer.is_saving]
+    timer.save_began(7.0)
+    found.append(timer.is_saving)
+    timer.was_saving(2.0)
+    assert [*found, timer.is_saving] == [False, True, False]
 
 
 def test_it_is_known_whether_a_save_goes_on_in_the_background() -> None:
-    pace = Pace()
-    found = [pace.is_in_flight]
-    pace.in_flight_since(7.0)
-    found.append(pace.is_in_flight)
-    pace.in_flight_since(None)
-    assert [*found, pace.is_in_flight] == [False, True, False]
+    timer = StepTimer()
+    found = [timer.is_in_flight]
+    timer.in_flight_since(7.0)
+    found.append(timer.is_in_flight)
+    timer.in_flight_since(None)
+    assert [*found, timer.is_in_flight] == [False, True, False]

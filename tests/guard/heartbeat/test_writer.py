@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from resilience.guard import TrainingGuard
-from resilience.guard.mirror import mirror as mirror_module
-from resilience.guard.mirror.beat import BeatSlot
-from resilience.guard.mirror.mirror import Mirror, finished_text, start_mirror
-from resilience.guard.place import Place
+from resilience.guard.heartbeat import writer as writer_module
+from resilience.guard.heartbeat.beat import SharedProgress
+from resilience.guard.heartbeat.run_directory import RunDirectoryWriter
+from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, start_writer
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -35,10 +36,10 @@ class Alone:
 
     def __init__(self, run: Path | str, **settings: Any) -> None:
         self.said: list[str] = []
-        self.place = Place(run_dir=str(run), job_id="12", attempt=3, host="n1", local_rank=0, nodes=1)
+        self.place = RankInfo(run_dir=str(run), job_id="12", attempt=3, host="n1", local_rank=0, nodes=1)
         self.recorder = Recorder(self.place, self.said.append)
-        self.slot = BeatSlot()
-        self.mirror = start_mirror(self.place, GuardSettings(**{"beat_s": 0.05, **settings}), self.slot, self.recorder)
+        self.slot = SharedProgress()
+        self.writer = start_writer(self.place, GuardSettings(**{"beat_s": 0.05, **settings}), self.slot, self.recorder)
 
     def lines(self) -> list[dict[str, Any]]:
         path = Path(self.place.run_dir) / "journal" / "12.0.jsonl"
@@ -55,14 +56,14 @@ class Alone:
 def alone(tmp_path: Path) -> Iterator[Alone]:
     one = Alone(make_run(tmp_path / "demo"))
     yield one
-    one.mirror.stop(5.0)
+    one.writer.stop(5.0)
 
 
 def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) -> None:
     alone.slot.words[0] = 41200
     alone.slot.set_phase("eval")
     alone.recorder.event("start", step=0)
-    alone.mirror.work()
+    alone.writer.work()
     told = alone.beat()
     assert (told["attempt"], told["host"], told["step"]) == (3, "n1", 41200)
     assert told["rank"]["0"] == {
@@ -70,24 +71,24 @@ def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) 
     }  # fmt: skip
     assert abs(told["time"] - time.time()) < 60
     assert alone.events() == ["start"]
-    assert alone.mirror.locate is None
+    assert alone.writer.locate is None
 
 
 def test_the_beat_is_written_by_time_and_not_at_every_look(tmp_path: Path) -> None:
     one = Alone(make_run(tmp_path / "demo"), beat_s=1000.0)
-    one.mirror.work()
+    one.writer.work()
     one.slot.words[0] = 5
-    one.mirror.work()
+    one.writer.work()
     assert one.beat()["step"] == 0
-    one.mirror.stop(5.0)
+    one.writer.stop(5.0)
     assert one.beat()["step"] == 5  # the last words
 
 
 def test_off_means_no_beat_but_still_a_journal(tmp_path: Path) -> None:
     one = Alone(make_run(tmp_path / "demo"), mirror="off")
     one.recorder.event("start")
-    one.mirror.work()
-    one.mirror.stop(5.0)
+    one.writer.work()
+    one.writer.stop(5.0)
     assert not list((tmp_path / "demo" / "beats").iterdir())
     assert one.events() == ["start"]
 
@@ -95,16 +96,16 @@ def test_off_means_no_beat_but_still_a_journal(tmp_path: Path) -> None:
 def test_without_a_run_directory_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
     one = Alone("")
     one.recorder.event("start")
-    for action in (one.mirror.work, one.mirror.write_finished, one.mirror.look_after):
+    for action in (one.writer.work, one.writer.write_finished, one.writer.look_after):
         action()
-    one.mirror.stop(5.0)
+    one.writer.stop(5.0)
     assert one.said == []
 
 
 def test_a_run_directory_made_by_hand_gets_the_folders_it_lacks(tmp_path: Path) -> None:
     one = Alone(tmp_path)
     one.recorder.event("start")
-    one.mirror.stop(5.0)
+    one.writer.stop(5.0)
     assert one.beat()["step"] == 0 and one.events() == ["start"]
 
 
@@ -112,18 +113,18 @@ def test_a_full_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run:
         one = Alone(make_run(run))
         one.recorder.event("start")
-        one.mirror.work()
+        one.writer.work()
         ballast = fill(run)
         for step in range(200):
             one.recorder.event("save", step=step, text="x" * 100)
             one.slot.words[0] = step
-            one.mirror.work()
+            one.writer.work()
         assert len(one.said) == 1 and "No space left" in one.said[0] and "the training goes on" in one.said[0]
         assert len(one.lines()) < 40  # what fitted into the last block
         ballast.unlink()
-        one.mirror.work()
+        one.writer.work()
         assert [line["step"] for line in one.lines() if line["event"] == "save"] == list(range(200))
-        one.mirror.stop(5.0)
+        one.writer.stop(5.0)
         assert one.beat()["step"] == 199
 
 
@@ -133,24 +134,24 @@ def test_a_read_only_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None
         make_read_only(run, True)
         for _ in range(5):
             one.recorder.event("save")
-            one.mirror.work()
+            one.writer.work()
         assert len(one.said) == 1 and "Read-only file system" in one.said[0]
         make_read_only(run, False)
-        one.mirror.stop(5.0)
+        one.writer.stop(5.0)
         assert one.events() == ["save", "warning", "save", "save", "save", "save"]
 
 
 def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone: Alone, tmp_path: Path) -> None:
     run = tmp_path / "demo"
-    alone.mirror.work()
+    alone.writer.work()
     shutil.rmtree(run)
     for step in range(3):
         alone.recorder.event("save", step=step)
-        alone.mirror.work()
+        alone.writer.work()
     assert not run.exists()
     assert len(alone.said) == 1 and "No such file" in alone.said[0]
     make_run(run)
-    alone.mirror.work()
+    alone.writer.work()
     assert [line.get("step") for line in alone.lines() if line["event"] == "save"] == [0, 1, 2]
 
 
@@ -159,10 +160,10 @@ def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: 
     for _ in range(3):
         for number in range(MOST_EVENTS):
             alone.recorder.event("phase", number=number)
-        alone.mirror.work()
+        alone.writer.work()
     make_run(tmp_path / "demo")
-    alone.mirror.work()
-    alone.mirror.work()
+    alone.writer.work()
+    alone.writer.work()
     told = alone.lines()
     assert len(told) == MOST_EVENTS + 1
     assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MOST_EVENTS + 1  # the one warning was among them
@@ -173,36 +174,36 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
 ) -> None:
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("needs /dev/fuse and root")
-    monkeypatch.setattr(mirror_module, "FINISHED_S", 0.3)
+    monkeypatch.setattr(writer_module, "FINISHED_S", 0.3)
     with hung_folder(tmp_path / "hung") as run:
         one = Alone(run)
         one.recorder.event("start")
         began = time.monotonic()
-        threading.Thread(target=one.mirror.work, daemon=True).start()
-        wait_until(one.mirror._one_at_a_time.locked)
-        one.mirror.write_finished()
-        one.mirror.work()  # another thread hangs in it: this one is not drawn in
-        one.mirror.stop(0.2)
+        threading.Thread(target=one.writer.work, daemon=True).start()
+        wait_until(one.writer._one_at_a_time.locked)
+        one.writer.write_finished()
+        one.writer.work()  # another thread hangs in it: this one is not drawn in
+        one.writer.stop(0.2)
         assert time.monotonic() - began < 30.0
         assert "could not be marked as finished" in one.said[0] and "no answer in 0.3 s" in one.said[0]
         release(run)
 
 
 def test_a_look_that_does_not_come_back_is_told_once(alone: Alone) -> None:
-    alone.mirror.look_after()
-    alone.mirror.work()
-    alone.mirror.look_after()
+    alone.writer.look_after()
+    alone.writer.work()
+    alone.writer.look_after()
     assert alone.said == []
-    alone.mirror._worked_at -= 1000.0
-    alone.mirror.look_after()
-    alone.mirror.look_after()
+    alone.writer._worked_at -= 1000.0
+    alone.writer.look_after()
+    alone.writer.look_after()
     assert len(alone.said) == 1 and "has not answered" in alone.said[0]
 
 
 def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) -> None:
-    place = Place(rank=1, world=2, run_dir=str(tmp_path))
+    place = RankInfo(rank=1, world=2, run_dir=str(tmp_path))
     recorder = Recorder(place)
-    other = Mirror(place, GuardSettings(), BeatSlot(), recorder)
+    other = HeartbeatWriter(place, GuardSettings(), SharedProgress(), recorder)
     other._worked_at -= 1000.0
     other.look_after()
     other.stop(1.0)
@@ -229,8 +230,8 @@ def test_a_process_beside_one_rank_can_be_had(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_run_directory_start_no_process() -> None:
-    place = Place(world=4, local_rank=0)
-    made = start_mirror(place, GuardSettings(), BeatSlot(), Recorder(place))
+    place = RankInfo(world=4, local_rank=0)
+    made = start_writer(place, GuardSettings(), SharedProgress(), Recorder(place))
     assert made.locate is None
     made.stop(1.0)
 
@@ -239,7 +240,7 @@ def test_ranks_without_a_run_directory_start_no_process() -> None:
 
 
 def test_finished_is_written_as_the_batch_shell_writes_it(alone: Alone, tmp_path: Path) -> None:
-    alone.mirror.write_finished()
+    alone.writer.write_finished()
     path = tmp_path / "demo" / "finished"
     told = tomllib.loads(path.read_text())
     assert told == {"attempt": 3, "time": told["time"], "job": "12"}
@@ -258,7 +259,7 @@ def test_finished_is_written_as_the_batch_shell_writes_it(alone: Alone, tmp_path
     ],
 )
 def test_finished_names_the_job_as_people_do(environ: dict[str, str], label: str) -> None:
-    place = Place(job_id="1235", attempt=3)
+    place = RankInfo(job_id="1235", attempt=3)
     assert finished_text(place, environ, 1795171582.9) == f'attempt = 3\ntime = 1795171582\njob = "{label}"\n'
 
 
@@ -266,10 +267,10 @@ def test_finished_that_could_not_be_written_is_named_and_tried_again(tmp_path: P
     with small_disk(tmp_path / "demo") as run:
         one = Alone(make_run(run))
         make_read_only(run, True)
-        one.mirror.write_finished()
+        one.writer.write_finished()
         assert "could not be marked as finished" in one.said[0] and "Read-only" in one.said[0]
         make_read_only(run, False)
-        one.mirror.stop(5.0)
+        one.writer.stop(5.0)
         assert (run / "finished").exists()
 
 
@@ -282,7 +283,7 @@ def test_finished_is_on_the_disk_before_the_training_goes_on(alone: Alone, monke
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
-    alone.mirror.write_finished()
+    alone.writer.write_finished()
     assert len(synced) == 2 and synced[0].startswith(".finished.") and synced[1] == "demo"
 
 
@@ -368,9 +369,9 @@ def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp
 
 
 def test_a_mirror_never_raises_into_the_thread_that_tends_it(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Mirror) -> None:
+    def fails(self: RunDirectoryWriter) -> bool:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(Mirror, "_write_journal", fails)
-    alone.mirror.work()
+    monkeypatch.setattr(RunDirectoryWriter, "_write_lines", fails)
+    alone.writer.work()
     assert "Stale file handle" in alone.said[0]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resilience.guard.mirror.line import socket_name
-from resilience.guard.place import Place
+from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.connection import socket_name
+from resilience.guard.heartbeat.process import MOST_LINES, Files, look_again
+from resilience.guard.rank_info import RankInfo
 from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.guard.guarded import a_launch
@@ -177,7 +182,7 @@ def test_a_stopped_rank_shows_as_a_hang_too(node: Node) -> None:
 
 def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(node: Node) -> None:
     storm = (
-        "import signal\nstart = mirror_line.start_process\n"
+        "import signal\nstart = connection.start_process\n"
         "def start_in_a_storm(*args):\n"
         "    pid = start(*args)\n"
         "    for _ in range(300):\n"
@@ -185,12 +190,12 @@ def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(no
         "            os.kill(pid, getattr(signal, 'SIG' + name))\n"
         "        time.sleep(0.001)\n"
         "    return pid\n"
-        "mirror_line.start_process = start_in_a_storm"
+        "connection.start_process = start_in_a_storm"
     )
     rank = node.start(0, first=storm)
     rank.do("slot.words[0] = 3")
     wait_until(lambda: shows(node, 0, step=3))
-    assert rank.ask("mirror._line._starts") == 1
+    assert rank.ask("writer._line._starts") == 1
     assert rank.said() == []
 
 
@@ -270,7 +275,8 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> N
 def test_a_forked_child_that_forgets_does_not_say_good_bye_for_its_parent(node: Node) -> None:
     rank = node.start(0)
     wait_until(lambda: shows(node, 0, step=0))
-    rank.do("pid = os.fork(); pid or (mirror.forget(), slot.words.__setitem__(0, 99), os._exit(0)); os.waitpid(pid, 0)")
+    child = "writer.after_fork_in_child(), slot.words.__setitem__(0, 99), os._exit(0)"
+    rank.do(f"pid = os.fork(); pid or ({child}); os.waitpid(pid, 0)")
     rank.do("slot.words[0] = 4")
     wait_until(lambda: shows(node, 0, step=4))
     assert "left" not in node.beats()["rank"]["0"]
@@ -325,7 +331,7 @@ def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
 
 def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> None:
     rank = node.start(0, first="import signal; signal.signal(signal.SIGRTMIN + 9, lambda *_: None)")
-    assert rank.ask("mirror.stacks.signal") == 0
+    assert rank.ask("writer.stacks.signal") == 0
     wait_until(lambda: node.beats().get("rank"))
     (node.run / "switches" / "stacks.12").touch()
     rank.do("time.sleep(0.5)")
@@ -335,13 +341,13 @@ def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> Non
 def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believed(node: Node) -> None:
     node.start(0)
     second = node.start(1)
-    locate = "(lambda a: a and [a.host, a.port, a.token])(mirror.locate())"
+    locate = "(lambda a: a and [a.host, a.port, a.token])(writer.locate())"
     assert second.ask(locate) is None
     (node.run / "agreement").mkdir(exist_ok=True)
     file = node.run / "agreement" / f"12-{node.run.parent.name}"
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     file.chmod(0o644)
-    wait_until(lambda: second.ask("mirror._line._is_welcome"))
+    wait_until(lambda: second.ask("writer._line._is_welcome"))
     assert second.ask(locate) is None
     file.chmod(0o600)
     assert second.ask(locate) == ["10.0.0.1", 4711, "abc"]
@@ -353,7 +359,7 @@ def test_where_an_address_is_missing_the_folder_is_written_to_so_that_nfs_looks_
     node.start(0)
     second = node.start(1)
     folder = node.run / "agreement"
-    wait_until(lambda: second.ask("mirror.locate()") is None and folder.exists())
+    wait_until(lambda: second.ask("writer.locate()") is None and folder.exists())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     wait_until(lambda: not list(folder.iterdir()))
 
@@ -368,9 +374,8 @@ def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
 
 def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
-        rank = node.start(
-            0, first="from resilience.guard.mirror import mirror; mirror.Mirror._write_journal = lambda self: 0"
-        )
+        no_journal = "m.RunDirectoryWriter._write_lines = lambda self: False"
+        rank = node.start(0, first=f"from resilience.guard.heartbeat import run_directory as m; {no_journal}")
         wait_until(lambda: node.beats())
         ballast = fill(run)
         wait_until(lambda: rank.said())
@@ -403,9 +408,9 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
         ranks = [node.start(rank, first=first) for rank in range(2)]
-        wait_until(lambda: ranks[1].ask("mirror._line.tend() or mirror._line._is_welcome"))
+        wait_until(lambda: ranks[1].ask("writer._line.maintain() or writer._line._is_welcome"))
         began = time.monotonic()
-        assert ranks[1].ask("mirror.locate()") is None
+        assert ranks[1].ask("writer.locate()") is None
         assert time.monotonic() - began < 20.0
         assert len(node.mirrors()) == 1
         for rank in ranks:
@@ -419,21 +424,21 @@ def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"
-            "mirror_line.PROGRAM = mirror_line.PROGRAM.replace("
-            "'main(', 'import resilience.guard.mirror.process as m; m.HUNG_S = 0.2; main(', 1)"
+            "connection.PROGRAM = connection.PROGRAM.replace("
+            "'main(', 'import resilience.guard.heartbeat.process as m; m.HUNG_S = 0.2; main(', 1)"
         )
         rank = node.start(0, first=first)
-        wait_until(lambda: rank.ask("mirror._line.tend()") or rank.said())
+        wait_until(lambda: rank.ask("writer._line.maintain()") or rank.said())
         assert "no answer for 0.2 s" in rank.said()[0] and "The training goes on" in rank.said()[0]
         time.sleep(0.5)
-        rank.do("mirror._line.tend()")
+        rank.do("writer._line.maintain()")
         assert len(rank.said()) == 1
 
 
 @needs_root
 def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")
-    name = socket_name(Place(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
+    name = socket_name(RankInfo(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
                              meeting=f"12-{tmp_path.name}"))  # fmt: skip
     squat = (
         "import os, socket, sys, time\nos.setgid(65534); os.setuid(65534)\n"
@@ -449,7 +454,7 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
     try:
         squatter.stdout.readline()
         with a_node(run) as node:
-            rank = node.start(0, first="mirror_line.CONNECT_S = 0.5")
+            rank = node.start(0, first="connection.CONNECT_S = 0.5")
             wait_until(lambda: rank.said())
             assert "belongs to user 65534" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
             rank.do("slot.words[0] = 2")
@@ -472,7 +477,7 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
 def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> None:
     rank = node.start(0)
     wait_until(lambda: shows(node, 0, step=0))
-    name = socket_name(Place(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
+    name = socket_name(RankInfo(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
                              meeting=f"12-{node.run.parent.name}"))  # fmt: skip
     for packet in (b"{", b"[]", b"5", b"\xff" * 1000, b'{"hello": 3}', b'{"bye": 1}', b'{"journal": "x"}', b"[" * 5000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
@@ -488,10 +493,107 @@ def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> 
 
 def test_it_ends_when_no_rank_ever_comes() -> None:
     program = (
-        "import json, socket, sys; from resilience.guard.mirror import process as m\n"
-        "m.FIRST_GUEST_S = 0.2\n"
+        "import json, socket, sys; from resilience.guard.heartbeat import process as m\n"
+        "m.FIRST_RANK_S = 0.2\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.bind(b'\\0resil-test-' + m.os.urandom(8).hex().encode())\n"
-        "s.listen(1); m.MirrorProcess(s, {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1'}).serve()"
+        "order = {'beat_s': 0.1, 'run_dir': '/nonexistent', 'job_id': '1', 'attempt': 1, 'host': 'n1'}\n"
+        "s.listen(1); m.WriterProcess(s, order).serve()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20, cwd=REPOSITORY)
+
+
+class Asker:
+    """A rank that asks for the text of a file."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+@pytest.fixture
+def files(run: Path) -> Iterator[Files]:
+    order = {"run_dir": str(run), "job_id": "12", "attempt": 3, "host": "n1", "beat_s": 0.05,
+             "address": str(run / "agreement" / "12")}  # fmt: skip
+    files = Files(order)
+    yield files
+    files.finish(20.0)
+
+
+def test_a_rank_is_shown_soon_after_it_came_and_nothing_before(files: Files, run: Path) -> None:
+    assert not list((run / "beats").iterdir())
+    files.admit(0, RankBeat(77, Pulse(5.0)))
+    wait_until((run / "beats" / "12.n1").exists)
+    assert tomllib.loads((run / "beats" / "12.n1").read_text())["rank"]["0"]["pid"] == 77
+
+
+def test_what_a_killed_mirror_left_beside_the_beats_is_removed(files: Files, run: Path) -> None:
+    (run / "beats" / ".12.n1.abc.tmp").touch()
+    os.utime(run / "beats" / ".12.n1.abc.tmp", (1000.0, 1000.0))
+    files.admit(0, RankBeat(77, Pulse(5.0)))
+    wait_until(lambda: [path.name for path in (run / "beats").iterdir()] == ["12.n1"])
+
+
+def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: Path) -> None:
+    shutil.rmtree(run)
+    for number in range(MOST_LINES + 10):
+        files.add_line(1, json.dumps({"number": number}).encode() + b"\n")
+    files.add_line(2, b"{}\n")
+    wait_until(lambda: files.writer.error)
+    assert "No such file" in files.writer.error and str(run) in files.writer.error
+    make_run(run)
+    files.add_line(2, b"{}\n")
+    wait_until(lambda: not files.writer.error)
+    wait_until(lambda: (run / "journal" / "12.2.jsonl").exists())
+    numbers = [json.loads(line)["number"] for line in (run / "journal" / "12.1.jsonl").read_text().splitlines()]
+    assert numbers == list(range(10, MOST_LINES + 10))
+    assert (run / "journal" / "12.2.jsonl").read_text() == "{}\n{}\n"
+
+
+def test_the_last_words_are_written_before_the_end(run: Path) -> None:
+    order = {"run_dir": str(run), "job_id": "12", "attempt": 3, "host": "n1", "beat_s": 1000.0, "address": "/x/y"}
+    files = Files(order)
+    pulse = Pulse(5.0)
+    files.admit(0, RankBeat(77, pulse))
+    wait_until((run / "beats" / "12.n1").exists)
+    pulse.look((41, 0, "train"), 6.0)
+    files.add_line(0, b"{}\n")
+    files.finish(20.0)
+    assert tomllib.loads((run / "beats" / "12.n1").read_text())["step"] == 41
+    assert (run / "journal" / "12.0.jsonl").read_text() == "{}\n"
+
+
+def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
+    askers = [Asker(), Asker()]
+    files.ask(0, "address", askers[0].say)
+    wait_until(lambda: askers[0].heard == [{"address": None}])
+    look_again(str(run / "agreement" / "12"))
+    file = run / "agreement" / "12"
+    file.touch(mode=0o600)
+    file.write_text("told")
+    for asker in askers:
+        files.ask(0, "address", asker.say)
+    wait_until(lambda: all(asker.heard[-1:] == [{"address": "told"}] for asker in askers))
+
+
+def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) -> None:
+    askers = [Asker(), Asker()]
+    files.keep_learned(1, "{}\n")
+    wait_until((run / "learned" / "1.json").exists)
+    for rank, asker in enumerate(askers):
+        files.ask(rank, "learned", asker.say)
+    wait_until(lambda: [asker.heard for asker in askers] == [[{"learned": None}], [{"learned": "{}\n"}]])
+
+
+def test_looking_again_makes_only_the_one_folder_and_leaves_no_file(run: Path) -> None:
+    look_again(str(run / "gone" / "deeper" / "file"))
+    assert not (run / "gone").exists()
+    look_again(str(run / "agreement" / "12"))
+    assert list((run / "agreement").iterdir()) == []

@@ -73,14 +73,14 @@ def test_the_training_phase_begins_also_after_a_resume(run: Path) -> None:
     with make_guard(run) as guard:
         guard.resumed(40)
         guard.step()
-        assert guard._phase == "train"
+        assert guard._loop.phase == "train"
 
 
 def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
     with make_guard(run) as guard:
-        assert guard._phase == "start"
+        assert guard._loop.phase == "start"
         guard.step()
-        assert guard._phase == "train"
+        assert guard._loop.phase == "train"
     beat = (run / "beats").glob("12.*")
     assert 'phase = "train"' in next(beat).read_text()
 
@@ -92,16 +92,16 @@ def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
 def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str) -> None:
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
-        assert guard._parts is not None
-        guard._parts.hear(AgreementEvent(kind, "two processes claim to be rank 3"))
+        assert guard._runtime is not None
+        guard._runtime.on_event(AgreementEvent(kind, "two processes say that they are rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
 def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> None:
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
-        assert guard._parts is not None
-        guard._parts.hear(AgreementEvent("restarted", "rank 3 was restarted"))
+        assert guard._runtime is not None
+        guard._runtime.on_event(AgreementEvent("restarted", "rank 3 was restarted"))
     assert said == []
     assert "restarted" in events(run)
 
@@ -109,23 +109,23 @@ def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> Non
 def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Path) -> None:
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
-        assert guard._parts is not None
+        assert guard._runtime is not None
         for _ in range(2):
-            guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not respond within 10 s"))
+            guard._runtime.on_event(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
         assert said == []
-        guard._parts.hear(AgreementEvent("aborted", "no decision yet: rank 1 did not respond within 10 s"))
-    assert sum("rank 1 did not respond" in sentence for sentence in said) == 1
+        guard._runtime.on_event(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+    assert sum("rank 1 did not answer" in sentence for sentence in said) == 1
 
 
 def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
     """The batch shell reads this line: a job whose last save failed must not count as stopped in good order."""
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
-        assert guard._parts is not None
+        assert guard._runtime is not None
         stop = Decision(save=True, stop=True, step=1, reasons=["enough"])
-        guard.decided = stop
-        guard._has_stopped = True
-        guard._parts.hear(
+        guard._loop.decided = stop
+        guard._loop.has_stopped = True
+        guard._runtime.on_event(
             AgreementEvent("outcome", "failed", decision=stop, requests=[Request("a", "b")], outcome="failed")
         )
     end = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[-1])
@@ -138,8 +138,8 @@ def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Pa
     (run / "switches" / "kill").touch()
     with make_guard(run, say=lambda text: None) as guard:
         assert guard.should_stop_early()
-        assert guard._parts is not None
+        assert guard._runtime is not None
         stop = Decision(save=True, stop=True, step=1, reasons=["killed"])
-        guard._parts.hear(AgreementEvent("outcome", "failed", decision=stop, outcome="failed"))
+        guard._runtime.on_event(AgreementEvent("outcome", "failed", decision=stop, outcome="failed"))
     assert guard.exit_code == 75
     assert "save_failed" not in events(run)

@@ -12,10 +12,16 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.mirror import journal
-from resilience.guard.mirror.beat import Pulse
-from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
-from resilience.guard.mirror.run_folder import file_mode, read_learned, remove_remains, subfolder, write_learned
+from resilience.guard.background import BackgroundCall
+from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.run_directory import (
+    RunDirectoryWriter,
+    append_journal,
+    as_line,
+    file_mode,
+    read_learned,
+)
+from resilience.guard.recorder import MOST_EVENTS
 from resilience.guard.small_files import replace_file
 from resilience.guard.stacks import StacksOnDemand
 
@@ -24,77 +30,74 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilience.guard.agreement.address_file import Address
-    from resilience.guard.mirror.beat import BeatSlot
-    from resilience.guard.mirror.line import MirrorLine
-    from resilience.guard.place import Place
-    from resilience.guard.recorder import MOST_EVENTS, Recorder
+    from resilience.guard.heartbeat.beat import SharedProgress
+    from resilience.guard.heartbeat.connection import WriterConnection
+    from resilience.guard.rank_info import RankInfo
+    from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
-else:
-    from resilience.guard.recorder import MOST_EVENTS
 
 FINISHED_S = 30.0
 """How long the training waits, when it is done, for `finished` to be on the disk."""
 SILENT_S = 60.0
 """After so long without an answer of the run directory people are told."""
 LAST_WORDS_S = 5.0
-AT_ONCE = 200
-"""Events written in one go."""
 ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save_staged", "save", "decision", "finished", "end"})
 """Events that every rank has alike: only rank 0's are written."""
 
 
-def start_mirror(place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> Mirror:
-    """The mirror that fits this place. Starts a process where one is wanted; waits for nothing."""
-    mirror = Mirror(place, settings, slot, recorder)
+def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> HeartbeatWriter:
+    """Return this rank's heartbeat writer. Start the process of the node where the settings ask for one; never wait."""
+    writer = HeartbeatWriter(place, settings, slot, recorder)
     wanted = settings.mirror
     if wanted == "auto":
         wanted = "process" if place.world > 1 else "thread"
     if wanted == "process" and place.run_dir and slot.descriptor >= 0:
         from resilience.guard.agreement.address_file import address_file
-        from resilience.guard.mirror.line import MirrorLine, order
+        from resilience.guard.heartbeat.connection import WriterConnection, order
 
         file = str(address_file(place))
-        mirror.stacks.keep()
-        line = MirrorLine(place, slot, order(place, settings.beat_s, file), mirror.warn_once, mirror.stacks)
-        line.tend()
-        mirror.use(line, file)
+        writer.stacks.keep()
+        line = WriterConnection(place, slot, order(place, settings.beat_s, file), writer.warn_once, writer.stacks)
+        line.maintain()
+        writer.use(line, file)
     elif place.run_dir and wanted == "thread":
-        mirror.stacks.show()
-    return mirror
+        writer.stacks.show()
+    return writer
 
 
-class Mirror:
-    """One rank's part in it.
+class HeartbeatWriter:
+    """Writes the heartbeat and the journal of one rank, or hands them to the writer process of its node.
 
     Attributes:
-        locate: asks the node's mirror process where rank 0 listens; None when ranks must read the file themselves.
+        locate: asks the node's writer process where rank 0 listens; None when ranks must read the file themselves.
         stacks: writes the stacks of this process when it gets a signal.
     """
 
-    def __init__(self, place: Place, settings: GuardSettings, slot: BeatSlot, recorder: Recorder) -> None:
+    def __init__(self, place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> None:
         self.locate: Callable[[], Address | None] | None = None
         self.stacks = StacksOnDemand()
         self._place = place
         self._settings = settings
         self._slot = slot
         self._recorder = recorder
-        self._line: MirrorLine | None = None
+        self._line: WriterConnection | None = None
         self._address_file = ""
         self._writes_routine = False
         self._learned = ""
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
         self._pulse = Pulse(time.time())
         self._beat_due = 0.0
-        self._has_tidied = False
-        self._pending: list[bytes] = []
-        self._lost = 0
+        self._writer = RunDirectoryWriter(
+            place.run_dir, place.job_id, place.attempt, place.host, most_lines=MOST_EVENTS
+        )
+        self._unsent: list[bytes] = []
         self._owed_finish = ""
         self._why_unfinished = ""
         self._one_at_a_time = threading.Lock()
         self._worked_at = time.monotonic()
         self._is_over = False
 
-    def use(self, line: MirrorLine, address_file: str) -> None:
+    def use(self, line: WriterConnection, address_file: str) -> None:
         """Let the node's process write the heartbeat, and tell where rank 0 listens."""
         self._line = line
         self._address_file = address_file
@@ -165,11 +168,11 @@ class Mirror:
 
     def write_last(self) -> None:
         """After `stop`, when the interpreter exits: append to this rank's journal, in a thread where one can be had."""
-        lines = [journal.as_line(record) for record in self._recorder.take()]
+        lines = [as_line(record) for record in self._recorder.take()]
 
         def write() -> None:
             with contextlib.suppress(OSError):
-                journal.append(self._place.run_dir, self._place.job_id, self._place.rank, lines)
+                append_journal(self._place.run_dir, self._place.job_id, self._place.rank, lines)
 
         if self._place.run_dir and lines and not self._in_thread(write, LAST_WORDS_S):
             write()
@@ -185,102 +188,78 @@ class Mirror:
         self._slot.close()
         self.stacks.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: nothing is ours."""
         self._is_over = True
         self.stacks.close()
         if self._line is not None:
-            self._line.forget()
-        self._slot.forget()
+            self._line.after_fork_in_child()
+        self._slot.after_fork_in_child()
 
     # ---- what is written --------------------------------------------------------------------------------------
 
     def _in_thread(self, what: Callable[[], None], wait_s: float) -> bool:
         """Do what may hang in a dead file system, and wait for it so long at most. False: there is no thread."""
-        thread = threading.Thread(target=what, name="resil-last-words", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending (3.12), or there are too many threads
+            BackgroundCall(what, "last-words").wait(wait_s)
+        except RuntimeError:
             return False
-        thread.join(wait_s)
         return True
 
     def _finish_now(self) -> None:
         with self._one_at_a_time:
-            if self._owed_finish:
-                self._write_finished()
+            self._write_finished()
 
     def _work(self, *, last: bool) -> None:
         if self._line is not None and not self._is_over:
-            self._line.tend()
+            self._line.maintain()
         place = self._place
         if not place.is_first:
             self._hand_over()
             return
-        self._keep()
-        try:
-            if self._owed_finish:
-                self._write_finished()
-            self._write_journal()
-            if self._learned:
-                write_learned(place.run_dir, place.rank, self._learned)
-                self._learned = ""
-            if not self._is_over:
-                self._write_beat(last)
-        except OSError as error:
+        self._write_finished()
+        writer = self._writer
+        writer.add_lines(place.rank, [as_line(record) for record in self._recorder.take()])
+        if self._learned:
+            writer.add_learned(place.rank, self._learned)
+            self._learned = ""
+        error = writer.write(None if self._is_over else self._due_beat(last))
+        lost = writer.lost + self._recorder.dropped
+        if error:
             self._recorder.warn(
-                f"cannot write to {self._place.run_dir}: {error.strerror or error}. Heartbeat and journal wait until "
-                "it is well again; the training goes on",
+                f"cannot write to {place.run_dir}: {error}. Heartbeat and journal wait until it is well again; the "
+                "training goes on",
                 key="run directory",
             )
-        self._worked_at = time.monotonic()
-
-    def _keep(self) -> None:
-        """Take the recorder's events, and as many as can be kept: the newest."""
-        self._pending += [journal.as_line(record) for record in self._recorder.take()]
-        excess = len(self._pending) - MOST_EVENTS
-        if excess > 0:
-            del self._pending[:excess]
-            self._lost += excess
-
-    def _write_journal(self) -> None:
-        place = self._place
-        while self._pending:
-            lines = self._pending[:AT_ONCE]
-            journal.append(place.run_dir, place.job_id, place.rank, lines)
-            del self._pending[: len(lines)]
-        lost = self._lost + self._recorder.dropped
-        if lost:
-            self._lost = self._recorder.dropped = 0
+        elif lost:
+            writer.lost = self._recorder.dropped = 0
             self._recorder.event("dropped", count=lost)
+        self._worked_at = time.monotonic()
 
     def _hand_over(self) -> None:
         """What is out of the routine on another rank goes to its node's process, which writes it."""
         taken = self._recorder.take()
         records = [record for record in taken if self._writes_routine or record["event"] not in ROUTINE]
-        self._pending += [journal.as_line(record) for record in records]
-        del self._pending[:-1000]
-        while self._pending and self._line is not None and self._line.tell(self._place.rank, self._pending[0]):
-            del self._pending[0]
+        self._unsent += [as_line(record) for record in records]
+        del self._unsent[:-1000]
+        while self._unsent and self._line is not None and self._line.tell(self._place.rank, self._unsent[0]):
+            del self._unsent[0]
         if self._learned and self._line is not None and self._line.learn(self._place.rank, self._learned):
             self._learned = ""
 
-    def _write_beat(self, last: bool) -> None:
+    def _due_beat(self, last: bool) -> dict[int, RankBeat] | None:
+        """The heartbeat that this rank writes itself, if it is time to."""
         self._pulse.look(self._slot.read(), time.time())
         if not self._writes_beat or (self._line is not None and not self._line.given_up):
-            return
+            return None
         if not last and time.monotonic() < self._beat_due:
-            return
+            return None
         self._beat_due = time.monotonic() + self._settings.beat_s
-        place = self._place
-        text = compose(place.attempt, place.host, {place.rank: RankBeat(os.getpid(), self._pulse)}, time.time())
-        folder = subfolder(place.run_dir, layout.BEATS)
-        if not self._has_tidied:
-            self._has_tidied = True
-            remove_remains(folder, time.time())
-        replace_file(os.path.join(folder, file_name(place.job_id, place.host)), text, mode=file_mode(place.run_dir))
+        return {self._place.rank: RankBeat(os.getpid(), self._pulse)}
 
     def _write_finished(self) -> None:
+        if not self._owed_finish:
+            return
         run_dir = self._place.run_dir
         try:
             path = os.path.join(run_dir, layout.FINISHED)
@@ -302,7 +281,7 @@ class Mirror:
         return read_address(Path(self._address_file))
 
 
-def finished_text(place: Place, environ: Mapping[str, str], now: float) -> str:
+def finished_text(place: RankInfo, environ: Mapping[str, str], now: float) -> str:
     """What `finished` says: the words that the batch shell writes, with the job's label as people write it."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     label = f"{array}_{task}" if array.isdigit() and task.isdigit() and place.job_id != "0" else place.job_id

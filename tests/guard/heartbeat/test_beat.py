@@ -6,19 +6,35 @@ import mmap
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from resilience.guard.mirror.beat import SIZE, BeatSlot, Pulse, read_phase
+from resilience.guard.heartbeat.beat import (
+    GONE,
+    LEFT,
+    SIZE,
+    Pulse,
+    RankBeat,
+    SharedProgress,
+    compose,
+    file_name,
+    quote,
+    read_phase,
+)
+from resilience.runs.last_step import last_step
+from resilience.runs.run_directory import RunDirectory
 
 
 def test_another_process_reads_what_was_stored_without_asking() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 41200
     slot.set_phase("eval")
     program = (
-        "import mmap, sys; from resilience.guard.mirror.beat import read_phase\n"
+        "import mmap, sys; from resilience.guard.heartbeat.beat import read_phase\n"
         "m = mmap.mmap(int(sys.argv[1]), 4096, prot=1)\n"
         "print(memoryview(m).cast('Q')[0], read_phase(m))"
     )
@@ -31,14 +47,14 @@ def test_another_process_reads_what_was_stored_without_asking() -> None:
 
 
 def test_the_memory_has_no_name_anywhere() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     assert str(Path(f"/proc/self/fd/{slot.descriptor}").readlink()).endswith("(deleted)")
     assert not [path for path in Path("/dev/shm").iterdir() if "resil" in path.name]
     slot.close()
 
 
 def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, 0)
     slot.close()
@@ -49,7 +65,7 @@ def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it() -> None:
     [("train", "train"), ("", ""), ("überprüfen", "überprüfen"), ("x" * 100, "x" * 63), ("x" * 62 + "ü", "x" * 62)],
 )
 def test_a_phase_is_cut_between_characters(phase: str, shown: str) -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.set_phase("a longer one that must be gone afterwards, all of it, to the end")
     slot.set_phase(phase)
     assert slot.read() == (0, 0, shown)
@@ -57,7 +73,7 @@ def test_a_phase_is_cut_between_characters(phase: str, shown: str) -> None:
 
 
 def test_a_lone_surrogate_in_a_phase_does_not_raise() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.set_phase("\udc80phase")
     assert slot.read()[2] == "?phase"
     slot.close()
@@ -65,7 +81,7 @@ def test_a_lone_surrogate_in_a_phase_does_not_raise() -> None:
 
 def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.close()
     slot.close()
     slot.words[0] = 5
@@ -75,11 +91,11 @@ def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
 
 
 def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory() -> None:
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 7
     pid = os.fork()
     if pid == 0:
-        slot.forget()
+        slot.after_fork_in_child()
         slot.words[0] = 999
         slot.set_phase("child")
         os._exit(slot.read() != (999, 0, "child"))
@@ -93,7 +109,7 @@ def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.Mo
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    slot = BeatSlot()
+    slot = SharedProgress()
     slot.words[0] = 3
     assert (slot.descriptor, slot.read()[0]) == (-1, 3)
     slot.close()
@@ -101,8 +117,8 @@ def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.Mo
 
 def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
     program = (
-        "import sys; from resilience.guard.mirror.beat import BeatSlot\n"
-        "words = BeatSlot().words; n = int(sys.argv[1])\n"
+        "import sys; from resilience.guard.heartbeat.beat import SharedProgress\n"
+        "words = SharedProgress().words; n = int(sys.argv[1])\n"
         "for i in range(n): words[0] = i"
     )
 
@@ -128,3 +144,48 @@ def test_a_pulse_stands_still_when_the_rank_does() -> None:
 def test_an_empty_memory_has_an_empty_phase() -> None:
     with mmap.mmap(-1, SIZE) as memory:
         assert read_phase(memory) == ""
+
+
+def beat(pid: int, steps: int, phase: str = "train", end: str = "") -> RankBeat:
+    pulse = Pulse(0.0)
+    pulse.look((steps, 0, phase), 1700000000.25)
+    return RankBeat(pid, pulse, end)
+
+
+def test_it_reads_as_the_reference_shows_it() -> None:
+    text = compose(3, "n17", {1: beat(12, 41199, "save"), 0: beat(11, 41200)}, 1700000001.0)
+    assert text == (
+        'attempt = 3\nhost = "n17"\ntime = 1700000001.000\nstep = 41199\n'
+        '[rank.0]\npid = 11\nstep = 41200\nadvanced = 1700000000.250\nphase = "train"\n'
+        '[rank.1]\npid = 12\nstep = 41199\nadvanced = 1700000000.250\nphase = "save"\n'
+    )
+
+
+def test_a_rank_that_is_gone_and_one_that_left_are_told_apart() -> None:
+    told = tomllib.loads(compose(1, "n1", {0: beat(1, 5, end=LEFT), 8: beat(2, 4, end=GONE)}, 0.0))
+    assert told["rank"]["0"]["left"] is True and "gone" not in told["rank"]["0"]
+    assert told["rank"]["8"]["gone"] is True
+    assert told["step"] == 4
+
+
+@given(st.text(), st.text())
+def test_every_phase_and_host_is_valid_toml(phase: str, host: str) -> None:
+    told = tomllib.loads(compose(1, host, {0: beat(1, 2, phase)}, 1.5))
+    assert told["rank"]["0"]["phase"] == phase
+    assert told["host"] == host
+
+
+def test_a_name_from_a_strange_locale_is_shown_with_a_question_mark() -> None:
+    assert quote("n\udc801") == '"n?1"'
+
+
+def test_status_reads_the_slowest_ranks_step(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "demo")
+    directory.create("")
+    text = compose(1, "n1", {rank: beat(rank, 70 - rank, 'step = 9\n"') for rank in range(16)}, 5.0)
+    (directory.path / "beats" / file_name("12", "n1")).write_text(text)
+    assert last_step(directory) == 55
+
+
+def test_a_host_never_leads_out_of_the_folder() -> None:
+    assert "/" not in file_name("12", "../../etc/passwd")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.guard.place import Place, find_place
+from resilience.guard.rank_info import RankInfo, find_rank_info
 
 JOB = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n1"}
 BATCH = JOB | {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -38,8 +38,8 @@ def torchrun(rank: int, world: int, local_world: int, restart: int = 0, port: in
     }
 
 
-def place(environ: dict[str, str]) -> Place:
-    return find_place(environ, "here")
+def place(environ: dict[str, str]) -> RankInfo:
+    return find_rank_info(environ, "here")
 
 
 def test_nothing_told_is_one_process_alone() -> None:

@@ -43,7 +43,7 @@ IDLE_CPU_SHARE = 0.001
 """A process that used less than this (seconds, and share of the time) did nothing: it was stopped."""
 
 
-class Pace:
+class StepTimer:
     """The slowest recent step, and the slowest recent save, in seconds. Safe from every thread.
 
     Attributes:

@@ -19,31 +19,31 @@ import threading
 import time
 
 from resilience.guard.agreement.address_file import Address
-from resilience.guard.mirror.process import DEAF_TO, LARGEST_PACKET, PEER
+from resilience.guard.heartbeat.process import IGNORED_SIGNALS, LARGEST_PACKET, PEER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from resilience.guard.mirror.beat import BeatSlot
-    from resilience.guard.place import Place
+    from resilience.guard.heartbeat.beat import SharedProgress
+    from resilience.guard.rank_info import RankInfo
     from resilience.guard.stacks import StacksOnDemand
 
 CONNECT_S = 30.0
-"""How long a rank looks for its node's mirror before it does without."""
+"""How long a rank tries to connect to its node's writer process before it does without."""
 RETRY_S = 0.1
 ANSWER_S = 0.5
 MOST_STARTS = 3
 PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from resilience.guard.mirror.process import main; main(sys.argv[2])"
+    "import sys; sys.path.append(sys.argv[1]); from resilience.guard.heartbeat.process import main; main(sys.argv[2])"
 )
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
 """Not for a light process: what is preloaded into a training may start threads or take memory."""
 
 
-def socket_name(place: Place) -> bytes:
+def socket_name(place: RankInfo) -> bytes:
     """The abstract name under which the ranks of one launch on one node meet: at most 107 bytes."""
     uid, whole = os.geteuid(), f"{place.run_dir}\0{place.host}\0{place.meeting}\0{place.job_id}\0{place.attempt}"
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:24]
@@ -51,7 +51,7 @@ def socket_name(place: Place) -> bytes:
     return b"\0" + shown.encode("ascii", "replace")
 
 
-def order(place: Place, beat_s: float, address_file: str) -> str:
+def order(place: RankInfo, beat_s: float, address_file: str) -> str:
     """What the process is told on its command line."""
     return json.dumps(
         {
@@ -66,7 +66,7 @@ def order(place: Place, beat_s: float, address_file: str) -> str:
 
 
 def start_process(listener: socket.socket, order: str) -> int:
-    """Start the mirror process of this node and return its pid. Raise OSError.
+    """Start the writer process of this node and return its pid. Raise OSError.
 
     posix_spawn(3) does not copy the page tables of a training of 100 GB, and no thread's lock is copied either. The
     signals that it will ignore are blocked from the first instruction on. The environment stays: by it the batch shell
@@ -84,20 +84,20 @@ def start_process(listener: socket.socket, order: str) -> int:
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         ],
-        setsigmask=[*DEAF_TO, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        setsigmask=[*IGNORED_SIGNALS, *signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     )
 
 
-class MirrorLine:
+class WriterConnection:
     """The connection of one rank. Safe from every thread.
 
     Attributes:
-        given_up: whether there is no mirror to be reached, and none will be looked for.
+        given_up: whether the writer process cannot be reached, and is not tried any more.
         child: pid of the process, where this rank has started it; else 0.
     """
 
     def __init__(
-        self, place: Place, slot: BeatSlot, order: str, warn: Callable[[str], None], stacks: StacksOnDemand
+        self, place: RankInfo, slot: SharedProgress, order: str, warn: Callable[[str], None], stacks: StacksOnDemand
     ) -> None:
         self.given_up = False
         self.child = 0
@@ -116,11 +116,11 @@ class MirrorLine:
         self._why = "nothing listens"
         self._answers: dict[str, list[Any]] = {"address": [], "learned": []}
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Connect, if that is due, and hear what the process says."""
         with self._lock:
             self._reap()
-            self._tend()
+            self._maintain()
 
     def tell(self, rank: int, line: bytes) -> bool:
         """Hand over a journal line; False when it could not be sent now."""
@@ -144,7 +144,7 @@ class MirrorLine:
 
     def _ask(self, what: str) -> list[Any]:
         with self._lock:
-            self._tend()
+            self._maintain()
             if not self._is_welcome or not self._send({"ask": what}):
                 return []
             answers = self._answers[what]
@@ -166,7 +166,7 @@ class MirrorLine:
             if self.child:
                 time.sleep(0.005)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the connection is the parent's; nothing is said on it."""
         self.given_up = True
         self.child = 0
@@ -174,7 +174,7 @@ class MirrorLine:
 
     # ---- under the lock ---------------------------------------------------------------------------------------
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
         if self._socket is not None:
             self._hear(0.0)
         if self._socket is not None or self.given_up or time.monotonic() < self._retry_at:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.mirror.line import socket_name
-from resilience.guard.place import Place
+from resilience.guard.heartbeat.connection import socket_name
+from resilience.guard.rank_info import RankInfo
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import Node, a_node
 
@@ -25,12 +25,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
     places = [
-        Place(run_dir="/s/demo", host="n1", meeting="12-0"),
-        Place(run_dir="/s/demo", host="n2", meeting="12-0"),
-        Place(run_dir="/s/demo", host="n1", meeting="12-1"),
-        Place(run_dir="/s/other", host="n1", meeting="12-0"),
-        Place(run_dir="/s/demo", host="n1", meeting="12-0", attempt=2),
-        Place(run_dir="/s/" + "x" * 5000, host="n" * 300, meeting="m" * 300),
+        RankInfo(run_dir="/s/demo", host="n1", meeting="12-0"),
+        RankInfo(run_dir="/s/demo", host="n2", meeting="12-0"),
+        RankInfo(run_dir="/s/demo", host="n1", meeting="12-1"),
+        RankInfo(run_dir="/s/other", host="n1", meeting="12-0"),
+        RankInfo(run_dir="/s/demo", host="n1", meeting="12-0", attempt=2),
+        RankInfo(run_dir="/s/" + "x" * 5000, host="n" * 300, meeting="m" * 300),
     ]
     names = {socket_name(place) for place in places}
     assert len(names) == len(places)
@@ -40,7 +40,7 @@ def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("fault", ["sys.executable = ''", "sys.executable = '/bin/false'", "sys.executable = '/gone'"])
 def test_without_a_mirror_process_rank_0_writes_its_beat_itself(node: Node, fault: str) -> None:
-    rank = node.start(0, first=f"{fault}; mirror_line.CONNECT_S = 3.0")
+    rank = node.start(0, first=f"{fault}; connection.CONNECT_S = 3.0")
     rank.do("slot.words[0] = 5")
     wait_until(lambda: node.beats().get("step") == 5)
     wait_until(lambda: len(rank.said()) == 1)
@@ -51,20 +51,20 @@ def test_without_a_mirror_process_rank_0_writes_its_beat_itself(node: Node, faul
 
 
 def test_another_rank_waits_for_a_while_and_then_reads_the_address_itself(node: Node) -> None:
-    rank = node.start(1, first="mirror_line.CONNECT_S = 0.5")
+    rank = node.start(1, first="connection.CONNECT_S = 0.5")
     (node.run / "agreement").mkdir()
     file = node.run / "agreement" / f"12-{node.run.parent.name}"
     file.touch(mode=0o600)
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
-    assert rank.ask("mirror.locate()") is None
+    assert rank.ask("writer.locate()") is None
     wait_until(lambda: rank.said())
     assert "its heartbeat is not written" in rank.said()[0]
-    assert rank.ask("mirror.locate().port") == 4711
+    assert rank.ask("writer.locate().port") == 4711
     assert node.mirrors() == []
 
 
 def test_where_nobody_knows_the_local_rank_one_process_is_started_all_the_same(node: Node) -> None:
-    first = "import resilience.guard.place as p; Place = lambda **f: p.Place(**{**f, 'local_rank': -1})"
+    first = "import resilience.guard.rank_info as p; RankInfo = lambda **f: p.RankInfo(**{**f, 'local_rank': -1})"
     begun = [node.start(rank, world=3, first=f"{first}\n") for rank in range(3)]
     assert len(begun) == 3
     wait_until(lambda: len(node.beats().get("rank", {})) == 3)
@@ -87,17 +87,17 @@ def test_a_mirror_that_dies_again_and_again_is_given_up(node: Node) -> None:
 def test_the_start_of_a_training_waits_for_nothing(tmp_path: Path) -> None:
     program = (
         "import time, sys\n"
-        "from resilience.guard.mirror.beat import BeatSlot\n"
-        "from resilience.guard.mirror.mirror import start_mirror\n"
-        "from resilience.guard.place import Place\n"
+        "from resilience.guard.heartbeat.beat import SharedProgress\n"
+        "from resilience.guard.heartbeat.writer import start_writer\n"
+        "from resilience.guard.rank_info import RankInfo\n"
         "from resilience.guard.recorder import Recorder\n"
         "from resilience.guard.settings import GuardSettings\n"
-        f"place = Place(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', meeting='x{os.getpid()}')\n"
-        "import resilience.guard.mirror.line, resilience.guard.agreement.rendezvous\n"
+        f"place = RankInfo(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', meeting='x{os.getpid()}')\n"
+        "import resilience.guard.heartbeat.connection, resilience.guard.agreement.rendezvous\n"
         "began = time.perf_counter()\n"
-        "mirror = start_mirror(place, GuardSettings(), BeatSlot(), Recorder(place))\n"
+        "writer = start_writer(place, GuardSettings(), SharedProgress(), Recorder(place))\n"
         "print(time.perf_counter() - began)\n"
-        "mirror.stop(5.0)"
+        "writer.stop(5.0)"
     )
     seconds = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
@@ -118,9 +118,9 @@ def test_strange_packets_from_the_process_are_passed_over(node: Node) -> None:
         "    kept = []\n"
         "    threading.Thread(target=serve, args=(listener.dup(),), daemon=True).start()\n"
         "    return 0\n"
-        "mirror_line.start_process = pretend"
+        "connection.start_process = pretend"
     )
     rank = node.start(0, first=fake)
-    wait_until(lambda: rank.ask("mirror._line._is_welcome"))
-    assert rank.ask("mirror.locate()") is None
+    wait_until(lambda: rank.ask("writer._line._is_welcome"))
+    assert rank.ask("writer.locate()") is None
     assert rank.said() == []

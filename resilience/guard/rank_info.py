@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Place:
+@dataclass(slots=True, kw_only=True)
+class RankInfo:
     """What the environment says.
 
     Attributes:
@@ -27,55 +30,20 @@ class Place:
         notes: what is odd about the environment, as sentences.
     """
 
-    __slots__ = (
-        "attempt",
-        "end_time",
-        "host",
-        "job_id",
-        "lead_s",
-        "local_rank",
-        "meeting",
-        "nodes",
-        "notes",
-        "rank",
-        "restart",
-        "run",
-        "run_dir",
-        "world",
-    )
-
-    def __init__(
-        self,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        local_rank: int = -1,
-        nodes: int = 0,
-        run: str = "",
-        run_dir: str = "",
-        job_id: str = "0",
-        attempt: int = 0,
-        restart: int = 0,
-        end_time: float | None = None,
-        lead_s: float = 0.0,
-        host: str = "localhost",
-        meeting: str = "",
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.rank = rank
-        self.world = world
-        self.local_rank = local_rank
-        self.nodes = nodes
-        self.run = run
-        self.run_dir = run_dir
-        self.job_id = job_id
-        self.attempt = attempt
-        self.restart = restart
-        self.end_time = end_time
-        self.lead_s = lead_s
-        self.host = host
-        self.meeting = meeting
-        self.notes = notes
+    rank: int = 0
+    world: int = 1
+    local_rank: int = -1
+    nodes: int = 0
+    run: str = ""
+    run_dir: str = ""
+    job_id: str = "0"
+    attempt: int = 0
+    restart: int = 0
+    end_time: float | None = None
+    lead_s: float = 0.0
+    host: str = "localhost"
+    meeting: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -104,7 +72,7 @@ _TELLERS = (
 )
 
 
-def find_place(environ: Mapping[str, str], host: str) -> Place:
+def find_rank_info(environ: Mapping[str, str], host: str) -> RankInfo:
     """Given the environment and the host's name, return where this process stands.
 
     torch's RANK and WORLD_SIZE win, because they are what the training itself goes by. MPI's come before srun's: what
@@ -119,7 +87,7 @@ def find_place(environ: Mapping[str, str], host: str) -> Place:
         for rank, world in [_rank_and_world(environ, teller, notes)]
         if world
     ]
-    place = Place(notes=(), host=environ.get("SLURMD_NODENAME") or host)
+    place = RankInfo(notes=(), host=environ.get("SLURMD_NODENAME") or host)
     if told:
         _, place.rank, place.world = told[0]
         # Whoever says the same may know more: srun sets PMI's two variables as well, and people set torch's.
@@ -188,7 +156,7 @@ def _compare(told: Sequence[tuple[tuple[str, ...], int, int]], environ: Mapping[
             )
 
 
-def _meeting(environ: Mapping[str, str], place: Place) -> str:
+def _meeting(environ: Mapping[str, str], place: RankInfo) -> str:
     """Two launches in one job, a requeue, and torchrun's own restarts must not meet each other; all ranks of one must.
 
     The step tells launches apart, but only where one step holds all ranks: srun may have been called once per node, and

@@ -1,0 +1,278 @@
+"""The run directory as the guard writes it: journals, heartbeats, stacks, and what ranks have learned.
+
+Modes as the run directory has them, files whole or not there. Every function may wait for ever on a dead file system:
+they are called from threads that may be left behind.
+
+`journal/<jobid>.<rank>.jsonl` has one JSON line per event. One process writes a rank's file at a time. The next line
+closes off a line that a crash has cut, so that the cut one spoils no other; a line that a full disk has cut is taken
+back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+import threading
+import time
+
+from resilience import layout
+from resilience.guard.heartbeat.beat import compose, file_name
+from resilience.guard.small_files import open_folder, read_regular, replace_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from resilience.guard.heartbeat.beat import RankBeat
+
+    Asked = tuple[int, int]
+
+GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
+"""What the mode of a run directory has that a group may operate: 2770, docs/reference/run-directory.md."""
+
+REMAINS_S = 600.0
+"""A file that was being written so long ago has no writer any more."""
+AT_ONCE = 200
+"""Journal lines written in one go."""
+LONGEST_LINE = 32_768
+LONGEST_TEXT = 4_000
+"""Characters of one text: an error message may carry a whole tensor."""
+
+
+class RunDirectoryWriter:
+    """Writes the heartbeat, journals, stacks and what ranks have learned. What cannot be written now is kept, within
+    bounds. Any thread may add; one at a time writes, and may hang.
+
+    Attributes:
+        error: why the last writing failed; empty once something was written again.
+        lost: how many journal lines were dropped because nobody could write them.
+    """
+
+    def __init__(self, run_dir: str, job_id: str, attempt: int, host: str, *, most_lines: int) -> None:
+        """`most_lines` of each rank's journal are kept: the newest."""
+        self.error = ""
+        self.lost = 0
+        self._run_dir, self._job_id, self._attempt, self._host = run_dir, job_id, attempt, host
+        self._most_lines = most_lines
+        self._lock = threading.Lock()
+        self._lines: dict[int, list[bytes]] = {}
+        self._learned: dict[int, str] = {}
+        self._stacks: list[tuple[int, bytes]] = []
+        self._has_tidied = False
+
+    def add_lines(self, rank: int, lines: Iterable[bytes]) -> None:
+        """Keep journal lines until they are written."""
+        with self._lock:
+            kept = self._lines.setdefault(rank, [])
+            kept += lines
+            self.lost += max(0, len(kept) - self._most_lines)
+            del kept[: -self._most_lines]
+
+    def add_learned(self, rank: int, text: str) -> None:
+        """Keep what a rank has learned until it is written."""
+        with self._lock:
+            self._learned[rank] = text
+
+    def add_stacks(self, rank: int, text: bytes) -> None:
+        """Keep the stacks of a rank until they are written."""
+        with self._lock:
+            self._stacks.append((rank, text))
+
+    def write(self, beats: Mapping[int, RankBeat] | None = None) -> str:
+        """Write what is kept, and the heartbeat of these ranks. Return what failed, in words; empty when nothing has.
+
+        Never raises. One write that fails does not keep the others from being tried.
+        """
+        error, has_written = "", False
+        for write in (self._write_lines, self._write_learned, self._write_stacks, lambda: self._write_beats(beats)):
+            try:
+                has_written |= write()
+            except OSError as failed:
+                error = error or f"{failed.strerror or failed} ({failed.filename or self._run_dir})"
+        if error or has_written:
+            self.error = error
+        return error
+
+    def _write_lines(self) -> bool:
+        has_written = False
+        for rank in list(self._lines):
+            while True:
+                with self._lock:
+                    lines = self._lines[rank][:AT_ONCE]
+                if not lines:
+                    break
+                append_journal(self._run_dir, self._job_id, rank, lines)
+                has_written, written = True, set(map(id, lines))
+                with self._lock:
+                    self._lines[rank][:] = [line for line in self._lines[rank] if id(line) not in written]
+        return has_written
+
+    def _write_learned(self) -> bool:
+        learned = dict(self._learned)
+        for rank, text in learned.items():
+            path = os.path.join(subfolder(self._run_dir, layout.LEARNED), f"{rank}.json")
+            replace_file(path, text, mode=file_mode(self._run_dir))
+            with self._lock:
+                if self._learned[rank] is text:
+                    del self._learned[rank]
+        return bool(learned)
+
+    def _write_stacks(self) -> bool:
+        while self._stacks:
+            rank, text = self._stacks[0]
+            append_stacks(self._run_dir, self._job_id, rank, text)
+            with self._lock:
+                del self._stacks[0]
+        return False
+
+    def _write_beats(self, beats: Mapping[int, RankBeat] | None) -> bool:
+        if beats is None:
+            return False
+        folder = subfolder(self._run_dir, layout.BEATS)
+        if not self._has_tidied:
+            self._has_tidied = True
+            remove_remains(folder, time.time())
+        text = compose(self._attempt, self._host, beats, time.time())
+        replace_file(os.path.join(folder, file_name(self._job_id, self._host)), text, mode=file_mode(self._run_dir))
+        return True
+
+
+def is_for_group(folder: str) -> bool:
+    """Whether a folder is open to a group. Raise OSError if it cannot be looked at."""
+    return os.stat(folder).st_mode & GROUP_FOLDER == GROUP_FOLDER
+
+
+def file_mode(folder: str) -> int:
+    """The mode of files in a run directory: 0660 where a group operates it, else 0600. Raise OSError."""
+    return 0o660 if is_for_group(folder) else 0o600
+
+
+def subfolder(run_dir: str, name: str) -> str:
+    """A folder of the run directory, made where it is missing; the run directory itself never is. Raise OSError."""
+    path = os.path.join(run_dir, name)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return path
+    if is_for_group(run_dir):
+        os.chmod(path, 0o2770)
+    return path
+
+
+def read_learned(run_dir: str, rank: int) -> str | None:
+    """The text of `learned/<rank>.json`; None when it is not there, or cannot be read."""
+    try:
+        found = read_regular(os.path.join(run_dir, layout.LEARNED, f"{rank}.json"))
+    except OSError:
+        return None
+    return None if found is None else found[0].decode("utf-8", "replace")
+
+
+def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
+    """Which request for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
+    folder = open_folder(os.path.join(run_dir, layout.SWITCHES))
+    try:
+        info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
+    return info.st_ino, info.st_mtime_ns
+
+
+def append_stacks(run_dir: str, job_id: str, rank: int, text: bytes) -> None:
+    """Add to `journal/<jobid>.<rank>.stacks`. Raise OSError."""
+    path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.stacks")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, file_mode(run_dir))
+    try:
+        os.write(descriptor, text)
+    finally:
+        os.close(descriptor)
+
+
+def remove_remains(folder: str, now: float) -> None:
+    """Remove what writers that were killed in the middle have left beside their files."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < now - REMAINS_S:
+                        os.unlink(entry.path)
+
+
+def as_line(record: Mapping[str, Any]) -> bytes:
+    """Given an event, return its line. Never fails: what JSON does not know is written as a text.
+
+    NaN and infinities are no JSON (RFC 8259, section 6): they become the texts `nan`, `inf` and `-inf`.
+    """
+    try:
+        line = json.dumps(_plain(record, depth=6), separators=(",", ":"), allow_nan=False).encode()
+        if len(line) <= LONGEST_LINE:
+            return line + b"\n"
+    except (ValueError, TypeError, RecursionError):
+        pass
+    kept = {name: _plain(record.get(name), depth=0) for name in ("event", "time", "attempt", "rank", "host")}
+    return json.dumps({**kept, "cut": True}, separators=(",", ":")).encode() + b"\n"
+
+
+def append_journal(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None:
+    """Add lines to a rank's journal, all or none, and wait until they are on the disk. Raise OSError.
+
+    Opened anew each time: the run directory may have gone and come back. A link, a FIFO or a folder of that name is
+    refused.
+    """
+    path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.jsonl")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        size, raw = info.st_size, b"".join(lines)
+        if size == 0:
+            os.fchmod(descriptor, file_mode(run_dir))
+        elif os.pread(descriptor, 1, size - 1) != b"\n":
+            raw = b"\n" + raw
+        written = 0
+        try:
+            written = os.write(descriptor, raw)
+            if written != len(raw):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)  # only a part was taken
+            os.fsync(descriptor)
+        except OSError:
+            _take_back(descriptor, size, written)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _take_back(descriptor: int, size: int, written: int) -> None:
+    """Cut off what we have added, unless somebody else has written behind it: a twin of a requeued job."""
+    with contextlib.suppress(OSError):
+        if written and os.fstat(descriptor).st_size == size + written:
+            os.ftruncate(descriptor, size)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The value in JSON types. Nothing here asks a device: a tensor is named, not read."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if depth and isinstance(value, dict):
+        return {str(name): _plain(inner, depth - 1) for name, inner in value.items()}
+    if depth and isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(inner, depth - 1) for inner in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return _plain(value.item(), 0)
+    return f"<{type(value).__name__}>"
