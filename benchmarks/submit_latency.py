@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.measure import BenchmarkError, Options, Report, Row, Sample, interleave, timed
 from benchmarks.start_up import installed_command
 from resilience.runs import submit
-from resilience.runs.living_jobs import resolve_after
 from resilience.runs.project import Project
+from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
 from resilience.system.world import World

@@ -14,7 +14,8 @@ from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, co
 from resilience.cli.output import clean, patience, print_json
 from resilience.cron.late import late_notice
 from resilience.errors import UsageError
-from resilience.runs import living_jobs, submit
+from resilience.runs import run_jobs as living_jobs
+from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.steer import own_script
 from resilience.runs.submit_plan import SubmitRequest

@@ -14,8 +14,8 @@ from resilience.doctor.cluster import Diagnosis, diagnose_cluster
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
-from resilience.runs.submit_script import template_library
 from resilience.runs.switches import read_switch
+from resilience.runs.templates.script import template_library
 from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")

@@ -10,8 +10,7 @@ from pathlib import Path
 from resilience.errors import UsageError
 from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.runs.project import run_name_from
-from resilience.runs.submit_plan import split_signal
-from resilience.runs.submit_script import read_own_script
+from resilience.runs.submit_plan import read_own_script, split_signal
 from resilience.runs.templates.directives import parse_directives
 from resilience.settings.load import FILE_NAME
 from resilience.submission import ArrayExpression, serial_array

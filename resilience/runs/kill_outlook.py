@@ -17,11 +17,10 @@ from resilience import layout
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import JobState
 from resilience.quantities import format_duration
-from resilience.runs.attempt import Attempt
-from resilience.runs.attempts import last_events
-from resilience.runs.kill_stage import KillStage, clock_time, describe
+from resilience.runs.attempts import Attempt, KillStage, clock_time, describe
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_events
 from resilience.runs.status import RunStatus, run_statuses
 from resilience.runs.steer import own_script
 from resilience.runs.submissions import read_intents

@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.runs.jobs_of import newest
-from resilience.runs.last_step import logs_by_age, newest_log
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import jobs_of_run, scheduler_of
+from resilience.runs.run_files import logs_by_age, newest_log
+from resilience.runs.run_jobs import jobs_of_run, newest, scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.system.files import explain_os_error, open_without_waiting
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from resilience import layout
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import Job, JobId
-from resilience.runs import queue_memory
-from resilience.runs.living_jobs import confirm_gone
+from resilience.runs import queue_cache
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import jobs_of_run, scheduler_of
+from resilience.runs.run_jobs import confirm_gone, jobs_of_run, scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.runs.switches import clear_switch, read_switch, throw_switch
 from resilience.switch import LABEL, Scope, Switch
@@ -45,7 +44,7 @@ def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, sco
         )
     switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
     path = throw_switch(directory, switch)
-    queue_memory.forget(project.world, project.scheduler_name())
+    queue_cache.forget(project.world, project.scheduler_name())
     seen = read_switch(directory, kind, project.switch_policy(directory))
     warning = "" if seen is None or seen.honoured else f"the run will not obey it: {seen.refusal}"
     return Thrown(path, warning, _is_empty(path))
@@ -126,7 +125,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise
     finally:
-        queue_memory.forget(project.world, scheduler.name)
+        queue_cache.forget(project.world, scheduler.name)
     try:
         after = alive()
     except SchedulerUnavailable as error:

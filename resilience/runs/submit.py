@@ -1,8 +1,11 @@
-"""`resil submit`: queue a run, exactly once, and only if that is what is wanted."""
+"""`resil submit`: queue a run, exactly once, and only if that is wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,17 +13,17 @@ from pathlib import Path
 from resilience import layout
 from resilience.errors import (
     ResilError,
+    SchedulerUnavailable,
     StateDirectoryError,
     SubmissionUncertain,
     UsageError,
 )
 from resilience.job import JobId
-from resilience.runs import queue_memory
-from resilience.runs.jobs_of import refuse_if_alive
-from resilience.runs.living_jobs import live_jobs
-from resilience.runs.open_intents import refuse_if_another_was_first, settle_open_intents
+from resilience.quantities import format_duration
+from resilience.runs import queue_cache
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import live_jobs, refuse_if_alive
 from resilience.runs.submissions import (
     Intent,
     Outcome,
@@ -29,17 +32,133 @@ from resilience.runs.submissions import (
     record_intent,
     record_result,
 )
-from resilience.runs.submit_facts import lint_facts, passed_options
-from resilience.runs.submit_footing import look_at_footing, undo
-from resilience.runs.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
-from resilience.runs.submit_script import guard_variables, owner_policy, read_own_script, render_script
+from resilience.runs.submit_plan import (
+    SubmitPlan,
+    SubmitRequest,
+    guard_variables,
+    lint_facts,
+    owner_policy,
+    passed_options,
+    plan_submit,
+    read_own_script,
+    render_script,
+)
 from resilience.runs.switches import policy_of, read_switch
 from resilience.runs.templates.lint import LintFinding, Severity, lint
 from resilience.schedulers import Scheduler
 from resilience.settings.show import to_toml
 from resilience.submission import Submission, check_run_name
 from resilience.switch import describe_age
-from resilience.system.files import write_atomic
+from resilience.system.files import read_regular, write_atomic
+from resilience.system.world import is_account
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What there was of a run directory before a submit.
+
+    Attributes:
+        run_file: content of its run.toml, None when it was never submitted from here.
+        missing: the run's folder and those above it that were not there, the deepest first.
+    """
+
+    run_file: bytes | None
+    missing: tuple[Path, ...]
+
+
+def look_at_footing(directory: RunDirectory) -> Footing:
+    """Remember what there is. Raise StateDirectoryError if it cannot be looked at."""
+    if not directory.exists():
+        folders = (directory.path, *directory.path.parents)
+        return Footing(None, tuple(folder for folder in folders if not os.path.lexists(folder)))
+    found = read_regular(directory.path / layout.RUN_FILE, limit_bytes=2**20)
+    return Footing(found[0] if found is not None else b"", ())
+
+
+def undo(directory: RunDirectory, footing: Footing, tokens: Collection[str]) -> None:
+    """Leave a run directory as it was before a submit that queued nothing.
+
+    Only what this very submit wrote is removed: the folder may hold a person's own files, and another submit may have
+    begun to use it meanwhile.
+    """
+    with suppress(ResilError, OSError):
+        if any(intent.token not in tokens for intent in read_intents(directory)):
+            return  # what lies there now is another submit's
+        if footing.run_file is not None:
+            write_atomic(directory.path / layout.RUN_FILE, footing.run_file, mode=directory.file_mode)
+            return
+        if directory.path in footing.missing:
+            shutil.rmtree(directory.path, ignore_errors=True)
+        else:
+            for name in (layout.SUBMISSIONS, layout.RUN_FILE):
+                (directory.path / name).unlink(missing_ok=True)
+            for name in layout.FOLDERS:
+                with suppress(OSError):
+                    (directory.path / name).rmdir()
+        for folder in footing.missing[1:]:
+            folder.rmdir()
+
+
+IN_FLIGHT_S = 120.0
+"""An open intent younger than this may be another `resil submit` that is at it right now."""
+
+SECOND_LOOK_S = 3.0
+"""A controller that has just come back takes up an old request a moment after it answers a new question."""
+
+
+def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Collection[str], now: float) -> None:
+    """Give way to another submit of the run that journalled its intent before ours and that we did not know of.
+
+    Two people press return at once: each looks, sees no job, and journals. Lines of a journal have an order, so that
+    exactly one of them was first. Raise SchedulerUnavailable, having journalled that ours was not sent.
+    """
+    for intent in read_intents(directory):
+        if intent.token == token:
+            return
+        is_at_it = intent.outcome is Outcome.OPEN and now - intent.time < IN_FLIGHT_S
+        if intent.token not in known and (is_at_it or intent.outcome is Outcome.SUBMITTED):
+            record_result(directory, token, Outcome.REFUSED, now, why=f"gave way to {intent.token}")
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run}{f' by {intent.by}' if intent.by else ''} was first",
+                hint=f"see what it queued: resil status {directory.run} --fresh; queue behind it: --after auto",
+            )
+
+
+def settle_open_intents(
+    project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
+) -> Iterator[JobId]:
+    """Look up every submission whose fate is not known, journal what became of it, and yield the jobs found.
+
+    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may be at it.
+    """
+    now = project.world.clock.now()
+    for intent in read_intents(directory):
+        if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
+            continue
+        by = intent.by if is_account(intent.by) else ""
+        found = scheduler.find(intent.token, user=by)
+        age_s = now - intent.time
+        in_flight = intent.outcome is Outcome.OPEN
+        if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
+            project.world.clock.sleep(SECOND_LOOK_S)
+            found = scheduler.find(intent.token, user=by)
+        if found:
+            job_id = found[0].id.whole
+            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
+            progress(f"a submit whose end was not journalled did queue job {job_id}")
+            yield job_id
+        elif in_flight and age_s < -IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} is dated {format_duration(-age_s)} in the future",
+                hint="compare `date` on your login nodes; it may be at it right now",
+            )
+        elif in_flight and age_s < IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
+                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",
+            )
+        else:
+            record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue, by two looks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +245,7 @@ def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
     lines = []
     for number, submission in enumerate(prepared.submissions):
         chained = _behind(submission, previous) if number else submission
-        text = describe_command(scheduler.command_line(chained))
+        text = shlex.join(scheduler.command_line(chained))
         lines.append(text if not number else text.replace("afterany:1 ", "afterany:<job before> "))
         previous = JobId(1)
     return tuple(lines)
@@ -183,7 +302,7 @@ def perform(
             undo(directory, footing, known)
         raise
     finally:
-        queue_memory.forget(project.world, scheduler.name)
+        queue_cache.forget(project.world, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
 
 

@@ -1,19 +1,28 @@
-"""What a submit would do, worked out before anything is done. Pure."""
+"""The plan of a submit: the request, the options for sbatch, the script, and the facts for the lint. Writes nothing."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from resilience.errors import UsageError
+from resilience import layout
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
 from resilience.runs.templates.directives import parse_directives
-from resilience.settings.sections import Settings
-from resilience.submission import MAX_LEAD_S, serial_array, write_dependency
+from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
+from resilience.runs.templates.script import ScriptSpec, render, template_library
+from resilience.settings.load import Loaded
+from resilience.settings.sections import RunSettings, Settings
+from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
+from resilience.system.files import read_lines, read_regular
+from resilience.system.mounts import current_mounts, mount_of
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
 _LEAD = re.compile(r"[0-9]{1,18}")
@@ -141,11 +150,6 @@ def split_signal(text: str) -> tuple[str, int]:
     return name, int(lead) if at else 60
 
 
-def describe_command(words: tuple[str, ...]) -> str:
-    """An argv as a person could paste it."""
-    return shlex.join(words)
-
-
 OWN_OPTIONS = {
     "array": "--array",
     "dependency": "--dependency or --after",
@@ -228,3 +232,170 @@ def _directives(
         else:
             lines[name] = str(value)
     return tuple(lines.items())
+
+
+SCRIPT_LIMIT_BYTES = 4 * 2**20
+"""SLURM's default max_script_size (slurm.conf(5), SchedulerParameters)."""
+
+
+def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:
+    """The run's template as a batch script. Raise UsageError without a command, TemplateError if it cannot be made."""
+    settings = project.loaded.settings
+    if not settings.run.command.strip():
+        raise UsageError(
+            "there is no command to run",
+            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+        )
+    spec = ScriptSpec(
+        run=request.run,
+        run_dir=str(directory.path),
+        command=settings.run.command,
+        directives=plan.directives,
+        setup=settings.run.setup,
+        environment={key: str(value) for key, value in settings.environment.items()},
+        signal=plan.signal,
+        signal_lead_s=plan.signal_lead_s,
+        beat_s=settings.attempt.beat_s,
+        previous_wait_s=settings.attempt.previous_wait_s,
+        owner_policy=owner_policy(settings.run),
+        guard=guard_variables(project.loaded),
+        group=settings.run.group,
+        user=project.world.host.user,
+        finish_on_success=settings.run.finish_on_success,
+        cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
+        launcher=dict(settings.launcher),
+        variables=dict(request.variables),
+    )
+    return render(template_library(project), request.template or settings.run.template, spec)
+
+
+def guard_variables(loaded: Loaded) -> dict[str, str]:
+    """What the guard in the job has to be told: whatever [guard] says, and whose switches it obeys. Pure.
+
+    What is not set is not exported: a newer guard may have better defaults.
+    """
+    variables = {f"{layout.GUARD_PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
+    guard = loaded.settings.guard
+    for setting in fields(guard) if guard is not None else ():
+        if f"guard.{setting.name}" in loaded.origins:
+            name = layout.GUARD_PREFIX + setting.name.upper()
+            variables.setdefault(name, _as_variable(getattr(guard, setting.name)))
+    return variables
+
+
+def _as_variable(value: object) -> str:
+    """A setting as `read_settings` of the guard reads it back, to the last digit."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def owner_policy(settings: RunSettings) -> str:
+    """Whose switches the jobs of a submit obey, by the settings alone. Pure."""
+    return settings.switch_owners or ("group" if settings.group else "owner")
+
+
+def read_own_script(path: Path) -> str:
+    """A person's own script. Raise UsageError for what sbatch would refuse, saying what to do."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, not a script", hint="give the path of a batch script")
+        found = read_regular(path.resolve(), limit_bytes=SCRIPT_LIMIT_BYTES + 1)
+    except StateDirectoryError as error:
+        raise UsageError(error.message, hint="give the path of a batch script that you may read") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"there is no script {path}", hint="give a path, or leave it out to render the template")
+    raw = found[0]
+    if len(raw) > SCRIPT_LIMIT_BYTES:
+        raise UsageError(f"{path} is larger than 4 MiB; sbatch refuses it", hint="is it the batch script?")
+    if b"\0" in raw:
+        raise UsageError(f"{path} holds NUL characters; sbatch refuses it", hint="is it the batch script?")
+    if not raw.strip():
+        raise UsageError(f"{path} is empty", hint="a batch script starts with #!/bin/bash")
+    if not raw.startswith(b"#!"):
+        raise UsageError(f"{path} does not start with #!", hint="make its first line #!/bin/bash")
+    if b"\r\n" in raw:
+        raise UsageError(
+            f"{path} has DOS line ends (CRLF); sbatch refuses them", hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+        )
+    return raw.decode("utf-8", "replace")
+
+
+SMALL_ARRAY = 1000
+"""Up to this index every cluster agrees (MaxArraySize is 1001 by default): no need to ask."""
+
+
+def lint_facts(
+    project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory, script: str
+) -> LintFacts:
+    """Look at what the lint needs to know. What cannot be found out is left unknown, and not complained about."""
+    is_local = project.scheduler_name() == "local"
+    mount = mount_of(directory.path, current_mounts())
+    recorded = directory.settings().get("run")
+    owner = str(recorded.get("name", "")) if isinstance(recorded, dict) else ""
+    return LintFacts(
+        run=request.run,
+        run_dir_owner=owner,
+        state_dir=str(project.loaded.state_dir),
+        # Said once, at the first submit of a run: who submits again has decided.
+        state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
+        max_array_size=_max_array_size(project, plan),
+        measured_save_s=slowest_save_s(directory),
+        stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
+        signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
+        missing_directories=_missing_directories(project, request, plan, script),
+        sbatch_environment=tuple(
+            sorted(name for name in project.world.environ if name.startswith("SBATCH_") and not is_local)
+        ),
+    )
+
+
+def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
+    """Given sbatch arguments that are passed through, return them by their long names, as a directive would be read."""
+    return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
+
+
+def slowest_save_s(directory: RunDirectory) -> float | None:
+    """The slowest save that the run's journal knows (`{"event": "save", "seconds": 41.5}`), or None."""
+    slowest: float | None = None
+    for path in sorted((directory.path / layout.JOURNAL).glob("*.jsonl")):
+        with suppress(ResilError):  # one file that cannot be read hides no other
+            for record in read_lines(path):
+                seconds = record.get("seconds")
+                if record.get("event") == "save" and isinstance(seconds, int | float):
+                    slowest = max(slowest or 0.0, float(seconds))
+    return slowest
+
+
+def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
+    array = plan.options.get("array")
+    if not array:
+        return None
+    try:
+        if ArrayExpression.parse(array).largest <= SMALL_ARRAY:
+            return None
+        return project.scheduler().config().max_array_size
+    except (UsageError, ResilError):
+        return None
+
+
+def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
+    """Folders for output files that are not there: SLURM fails such a job without a word."""
+    base = project.world.cwd if request.script is not None else project.loaded.project
+    options = {**dict(parse_directives(script).options), **plan.options}
+    if request.script is None:
+        # The run's own folder for logs is made with the run.
+        own = str(project.directory(request.run).path)
+        options = {
+            name: value for name, value in options.items() if not (value or "").startswith(own.replace("%", "%%"))
+        }
+    missing = []
+    for name in ("output", "error"):
+        value = options.get(name)
+        if value:
+            folder = (base / value).parent  # `~` stays: SLURM makes a folder's name of it too
+            if "%" not in str(folder) and not folder.is_dir():
+                missing.append(str(folder))
+    return tuple(dict.fromkeys(missing))

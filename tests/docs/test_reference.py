@@ -23,9 +23,8 @@ from resilience.demo.story import DemoAttempt
 from resilience.doctor.cluster import Diagnosis
 from resilience.layout import FOLDERS
 from resilience.plugins import Family
-from resilience.runs.attempt import Attempt
-from resilience.runs.fold_jobs import JobRow
-from resilience.runs.status import RunStatus
+from resilience.runs.attempts import Attempt
+from resilience.runs.status import JobRow, RunStatus
 from resilience.runs.submit import SubmitResult
 from resilience.schedulers import Scheduler
 from resilience.switch import Switch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience.runs.attempt import Attempt, AttemptEnd
+from resilience.runs.attempts import Attempt, AttemptEnd
 
 
 def test_an_attempt_without_an_end_is_not_known_to_be_over() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from resilience import layout
 from resilience.errors import StateDirectoryError
-from resilience.runs import attempts as attempts_module
-from resilience.runs.attempt import Attempt, AttemptEnd
-from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, FAR_BYTES, TAIL_BYTES, newest_save, read_attempts
+from resilience.runs import run_files as run_files
+from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, FAR_BYTES, TAIL_BYTES, newest_save, read_attempts
 
 START = 'job_id = 17\nlabel = "12_3"\nrestart = 1\nhost = "n1"\npid = 4711\nstart = 1000\n'
 
@@ -102,7 +102,7 @@ def test_an_attempt_that_cannot_be_looked_at_now_does_not_vanish(
     def stale(path: Path) -> None:
         raise StateDirectoryError(f"cannot read {path}: {os.strerror(errno.ESTALE)}", transient=True)
 
-    monkeypatch.setattr(attempts_module, "read_regular", stale)
+    monkeypatch.setattr(run_files, "read_regular", stale)
     with pytest.raises(StateDirectoryError, match="Stale"):
         read_attempts(run)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from resilience.job import ExitCode, JobState
-from resilience.runs.fold_jobs import fold
+from resilience.runs.status import fold
 from tests.fakes import NOW, a_job
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from resilience.errors import RunAlive
 from resilience.job import JobId
-from resilience.runs.jobs_of import newest, refuse_if_alive
-from resilience.runs.run_jobs import jobs_of_run
+from resilience.runs.run_jobs import jobs_of_run, newest, refuse_if_alive
 from resilience.runs.submissions import Intent, Outcome
 from resilience.submission import make_comment
 from tests.fakes import a_job

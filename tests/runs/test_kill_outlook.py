@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from resilience.job import JobId, JobState
-from resilience.runs.attempt import Attempt
+from resilience.runs.attempts import Attempt, KillStage, Stage
 from resilience.runs.kill_outlook import KillOutlook, look, sentences
-from resilience.runs.kill_stage import KillStage, Stage
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.runs.templates.script import ScriptSpec, render

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.runs.kill_stage import KillStage, Stage, clock_time, describe, kill_stage
+from resilience.runs.attempts import KillStage, Stage, clock_time, describe, kill_stage
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 WHY = "the kill switch is thrown by bob: loss is NaN"

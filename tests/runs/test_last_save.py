@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.runs.last_save import describe_save, last_save
+from resilience.runs.attempts import describe_save, last_save
 
 NOW = 10_000.0
 

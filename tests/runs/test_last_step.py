@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from resilience import layout
-from resilience.runs.last_step import BEATS_READ, TAIL_BYTES, last_step, logs_by_age, newest_log
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import BEATS_READ, TAIL_BYTES, last_step, logs_by_age, newest_log
 
 
 @pytest.fixture

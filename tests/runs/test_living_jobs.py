@@ -10,10 +10,9 @@ import pytest
 
 from resilience.errors import SchedulerUnavailable
 from resilience.job import JobId, JobState, Liveness, Presence
-from resilience.runs.living_jobs import live_jobs
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import submitters
+from resilience.runs.run_jobs import live_jobs, submitters
 from resilience.runs.status import run_statuses
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
 from resilience.submission import make_comment

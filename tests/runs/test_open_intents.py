@@ -10,10 +10,10 @@ import pytest
 from resilience.errors import RunAlive, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState
 from resilience.runs import submit
-from resilience.runs.open_intents import IN_FLIGHT_S, settle_open_intents
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
+from resilience.runs.submit import IN_FLIGHT_S, settle_open_intents
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.submission import make_comment
 from tests.fakes import DOWN, NOW, FakeClock, FakeScheduler, a_job, make_project

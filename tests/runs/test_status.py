@@ -12,9 +12,9 @@ import pytest
 from resilience import layout
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.job import Job, JobId, JobState
-from resilience.runs.attempt import Attempt, AttemptEnd
+from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.project import Project
-from resilience.runs.queue_memory import QueueAnswer
+from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.status import RunStatus, mark_lost, run_statuses
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment

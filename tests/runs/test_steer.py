@@ -17,7 +17,7 @@ from resilience.errors import (
     UsageError,
 )
 from resilience.job import JobId, JobState
-from resilience.runs import queue_memory, steer
+from resilience.runs import queue_cache, steer
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
@@ -186,6 +186,6 @@ def test_a_scheduler_that_falls_silent_after_the_order_leaves_no_doubt_that_it_w
 
 
 def test_a_cancel_makes_the_next_status_ask_anew(project: Project, fake: FakeScheduler) -> None:
-    queue_memory.remember(project.world, "fake", tuple(fake.records))
+    queue_cache.remember(project.world, "fake", tuple(fake.records))
     steer.cancel(project, project.directory("gpt"))
     assert not list((project.world.host.home / ".cache" / "resil").iterdir())

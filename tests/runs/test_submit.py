@@ -22,8 +22,8 @@ from resilience.errors import (
 )
 from resilience.job import Job, JobId, JobState
 from resilience.runs import submit
-from resilience.runs.living_jobs import resolve_after
 from resilience.runs.project import Project
+from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import throw_switch

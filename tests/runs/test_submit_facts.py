@@ -12,8 +12,7 @@ import pytest
 from resilience import layout
 from resilience.cluster import ClusterConfig
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.submit_facts import lint_facts, passed_options, slowest_save_s
-from resilience.runs.submit_plan import SubmitRequest, plan_submit
+from resilience.runs.submit_plan import SubmitRequest, lint_facts, passed_options, plan_submit, slowest_save_s
 from resilience.runs.templates.lint import LintFacts
 from tests.fakes import DOWN, FakeScheduler, make_project
 

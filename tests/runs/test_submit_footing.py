@@ -10,7 +10,7 @@ from resilience import layout
 from resilience.errors import StateDirectoryError
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, read_intents, record_intent
-from resilience.runs.submit_footing import look_at_footing, undo
+from resilience.runs.submit import look_at_footing, undo
 
 
 def names(folder: Path) -> list[str]:

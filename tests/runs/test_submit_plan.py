@@ -9,7 +9,7 @@ import pytest
 
 from resilience.errors import UsageError
 from resilience.job import JobId
-from resilience.runs.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit, split_signal
+from resilience.runs.submit_plan import SubmitPlan, SubmitRequest, plan_submit, split_signal
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
 
 
@@ -162,7 +162,3 @@ def test_what_is_no_signal_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         split_signal(text)
     assert "B:USR1@300" in caught.value.hint
-
-
-def test_a_command_can_be_pasted_into_a_shell() -> None:
-    assert describe_command(("sbatch", "--job-name=a b", "x;y")) == "sbatch '--job-name=a b' 'x;y'"

@@ -12,15 +12,16 @@ import pytest
 
 from resilience.errors import UsageError
 from resilience.guard.settings import read_settings
-from resilience.runs.submit_plan import SubmitRequest, plan_submit
-from resilience.runs.submit_script import (
+from resilience.runs.submit_plan import (
     SCRIPT_LIMIT_BYTES,
+    SubmitRequest,
     guard_variables,
     owner_policy,
+    plan_submit,
     read_own_script,
     render_script,
-    template_library,
 )
+from resilience.runs.templates.script import template_library
 from resilience.settings.sections import RunSettings
 from tests.fakes import make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from resilience.guard.mirror.beat import Pulse
 from resilience.guard.mirror.beats_file import GONE, LEFT, RankBeat, compose, file_name, quote
-from resilience.runs.last_step import last_step
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_step
 
 
 def beat(pid: int, steps: int, phase: str = "train", end: str = "") -> RankBeat:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import TemplateError
-from resilience.runs.templates.engine import render_template, variables_of
-from resilience.runs.templates.library import TemplateLibrary
+from resilience.runs.templates.script import TemplateLibrary, render_template, variables_of
 
 
 @pytest.fixture

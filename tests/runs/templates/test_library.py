@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import TemplateError
-from resilience.runs.templates.library import TemplateLibrary
+from resilience.runs.templates.script import TemplateLibrary
 from tests.runs.templates.batch import SHIPPED
 
 

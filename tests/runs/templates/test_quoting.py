@@ -11,8 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.errors import TemplateError
-from resilience.runs.templates.directives import parse_directives, split_words
-from resilience.runs.templates.quoting import quote_bash, without_python, write_directive
+from resilience.runs.templates.directives import (
+    parse_directives,
+    quote_bash,
+    split_words,
+    without_python,
+    write_directive,
+)
 from resilience.runs.templates.script import ScriptSpec, render
 from tests.runs.templates.batch import SHIPPED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.runs.templates.sbatch_variables import option_of
+from resilience.runs.templates.directives import option_of
 
 
 @pytest.mark.parametrize(

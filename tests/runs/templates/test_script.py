@@ -9,8 +9,7 @@ import pytest
 
 from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives
-from resilience.runs.templates.library import TemplateLibrary
-from resilience.runs.templates.script import ScriptSpec, render
+from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
 from tests.runs.templates.batch import SHIPPED
 
 

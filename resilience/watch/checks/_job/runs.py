@@ -12,8 +12,8 @@ from functools import cache
 
 from resilience import layout
 from resilience.errors import StateDirectoryError
-from resilience.runs.attempts import read_attempts
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
 from resilience.runs.submissions import Intent, Outcome, read_intents
 from resilience.runs.switches import policy_of_run, read_switch

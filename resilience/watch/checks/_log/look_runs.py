@@ -7,9 +7,9 @@ from dataclasses import astuple, fields, replace
 from typing import Any
 
 from resilience.errors import StateDirectoryError
-from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
-from resilience.runs.last_save import LastSave
+from resilience.runs.attempts import LastSave
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
 from resilience.watch.checks._log.beats import merge_beats
 from resilience.watch.checks._log.losses import Loss, losses_of, standing
 from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from resilience import layout
 from resilience.errors import ResilError
-from resilience.runs.attempt import Attempt
-from resilience.runs.attempts import last_beat, read_attempts
+from resilience.runs.attempts import Attempt
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_beat, read_attempts
 from resilience.system.files import read_regular
 from resilience.watch.checks._log.losses import (
     MOST_IN_A_ROW,

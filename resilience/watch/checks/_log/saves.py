@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from resilience.finding import Verdict
-from resilience.runs.last_save import LastSave, when
+from resilience.runs.attempts import LastSave, when
 from resilience.watch.checks._log.words import LogReading
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from resilience.errors import SchedulerError
 from resilience.job import ExitCode, Job, JobState
-from resilience.runs import queue_memory
-from resilience.runs.queue_memory import FLOOR_S, ask_queue
+from resilience.runs import queue_cache
+from resilience.runs.queue_cache import FLOOR_S, ask_queue
 from resilience.system.world import World
 from tests.fakes import DOWN, NOW, FakeClock, a_job, make_world
 
@@ -135,7 +135,7 @@ def test_something_else_in_the_memorys_place_is_no_obstacle(world: World) -> Non
     path.unlink()
     path.mkdir()
     assert ask_queue(world, "slurm", Asked()).jobs == JOBS
-    queue_memory.forget(world, "slurm")
+    queue_cache.forget(world, "slurm")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_another_cluster_is_never_answered_from_this_ones_memory(
 def test_what_was_just_changed_is_asked_for_anew(world: World) -> None:
     asked = Asked()
     ask_queue(world, "slurm", asked)
-    queue_memory.forget(world, "slurm")
-    queue_memory.forget(world, "slurm")
+    queue_cache.forget(world, "slurm")
+    queue_cache.forget(world, "slurm")
     ask_queue(world, "slurm", asked)
     assert asked.times == 2
 
@@ -170,7 +170,7 @@ def test_a_home_that_cannot_be_written_only_costs_the_memory(world: World) -> No
     asked = Asked()
     for _ in range(2):
         assert ask_queue(world, "slurm", asked).jobs == JOBS
-    queue_memory.forget(world, "slurm")
+    queue_cache.forget(world, "slurm")
     assert asked.times == 2
 
 
@@ -183,7 +183,7 @@ def test_nobody_else_may_read_the_memory(world: World) -> None:
 def test_ten_thousand_jobs_are_kept_and_read_in_well_under_a_second(world: World) -> None:
     jobs = tuple(replace(JOBS[0], raw_id=number) for number in range(10_000))
     began = time.process_time()
-    queue_memory.remember(world, "slurm", jobs)
+    queue_cache.remember(world, "slurm", jobs)
     assert ask_queue(world, "slurm", Asked(DOWN)).jobs == jobs
     assert time.process_time() - began < 1.0
 
