@@ -87,7 +87,7 @@ def _program(argv: list[str], folder: Path, env: Mapping[str, str]) -> Sample:
 
 
 def _submit(project: Project, request: SubmitRequest) -> None:
-    result = submit.perform(project, request, submit.prepare(project, request))
+    result = submit.perform(project, submit.prepare(project, request))
     if len(result.ids) != 1 or result.recovered:
         raise BenchmarkError(f"not an ordinary submit: {result}")
 

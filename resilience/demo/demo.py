@@ -192,7 +192,7 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
     reference = _uninterrupted(stage)
     say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt")
     request = SubmitRequest(run=RUN, time=stage.pace.time_limit)
-    result = submit.perform(stage.project, request, submit.prepare(stage.project, request))
+    result = submit.perform(stage.project, submit.prepare(stage.project, request))
     stage.array = result.ids[0]
     say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
     for sentence in _events(stage, show, began + stage.pace.deadline_s):

@@ -13,7 +13,7 @@ from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
-from resilience.runs.submit import IN_FLIGHT_S, settle_open_intents
+from resilience.runs.submit import IN_FLIGHT_S, reconcile_intents
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.submission import make_comment
 from tests.fakes import DOWN, NOW, FakeClock, FakeScheduler, a_job, make_project
@@ -31,7 +31,7 @@ def project(tmp_path: Path, fake: FakeScheduler) -> Project:
 
 def go(project: Project, said: list[str] | None = None, **asked: Any) -> submit.SubmitResult:
     request = SubmitRequest(run="gpt", **asked)
-    return submit.perform(project, request, submit.prepare(project, request), ([] if said is None else said).append)
+    return submit.perform(project, submit.prepare(project, request), ([] if said is None else said).append)
 
 
 def outcomes(project: Project) -> list[tuple[Outcome, JobId | None]]:
@@ -67,7 +67,7 @@ def test_a_given_up_intent_gets_a_second_look_and_no_waiting(tmp_path: Path, fak
     project = make_project(tmp_path, fake, clock=clock)
     directory = cut_off(project, fake, age_s=1.0, queued=False)
     record_result(directory, "feed", Outcome.UNCERTAIN, NOW)
-    assert list(settle_open_intents(project, directory, fake, lambda _: None)) == [JobId(55)]
+    assert list(reconcile_intents(project, directory, fake, lambda _: None)) == [JobId(55)]
     assert fake.calls == ["find", "find"]
 
 
@@ -89,7 +89,7 @@ def test_what_went_to_another_scheduler_is_not_asked_for_here(project: Project, 
     directory = project.directory("gpt")
     directory.create("")
     record_intent(directory, Intent("feed", "slurm", "/x", (), NOW, by="alice"))
-    assert list(settle_open_intents(project, directory, fake, lambda _: None)) == []
+    assert list(reconcile_intents(project, directory, fake, lambda _: None)) == []
     assert fake.calls == []
 
 

@@ -48,7 +48,7 @@ def project(tmp_path: Path, fake: FakeScheduler) -> Project:
 def go(project: Project, said: list[str] | None = None, **asked: Any) -> submit.SubmitResult:
     request = SubmitRequest(run=asked.pop("run", "gpt"), **asked)
     prepared = submit.prepare(project, request)
-    return submit.perform(project, request, prepared, (said if said is not None else []).append)
+    return submit.perform(project, prepared, (said if said is not None else []).append)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -129,7 +129,7 @@ def test_the_exact_commands_can_be_seen_before(project: Project) -> None:
 def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, fake: FakeScheduler, own: bool) -> None:
     (project.world.cwd / "mine.sbatch").write_text("#!/bin/bash\n")
     request = SubmitRequest(run="gpt", script=Path("mine.sbatch") if own else None)
-    assert submit.test_only(project, submit.prepare(project, request), request) == "it would start now"
+    assert submit.test_only(project, submit.prepare(project, request)) == "it would start now"
     assert fake.scripts[0].startswith("#!")
     assert fake.calls == ["test"] and not project.loaded.state_dir.exists()
 
@@ -277,7 +277,7 @@ def test_an_unwritable_state_directory_is_named_and_nothing_is_sent(tmp_path: Pa
     request = SubmitRequest(run="gpt")
     prepared = submit.prepare(project, request)  # as root: nobody may not be able to read the templates of this clone
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
-        submit.perform(project, request, prepared)
+        submit.perform(project, prepared)
     assert "state_dir" in caught.value.hint
     assert fake.calls == [] and not project.loaded.state_dir.exists()
 
@@ -356,7 +356,7 @@ def test_a_living_run_cannot_be_judged_while_the_scheduler_is_silent(project: Pr
         (
             "switches/kill",
             'why = "loss is NaN"\n',
-            "has a kill switch, thrown by .* \\(loss is NaN\\)",
+            "has a kill switch, set by .* \\(loss is NaN\\)",
             "resil clear gpt",
         ),
         ("finished", "", "is finished", "--run NAME"),
@@ -378,11 +378,11 @@ def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Pro
     directory = project.directory("gpt")
     directory.create("")
     throw_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
-    with pytest.raises(UsageError, match=f"thrown by {ME} 3 days ago \\(loss is NaN\\)"):
+    with pytest.raises(UsageError, match=f"set by {ME} 3 days ago \\(loss is NaN\\)"):
         go(project)
     said: list[str] = []
     assert go(project, said, force=True).ids
-    assert any("thrown by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
+    assert any("set by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
 
 
 def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: Project) -> None:
@@ -391,7 +391,7 @@ def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: P
     (directory.path / "switches" / "kill").symlink_to("/nowhere")
     said: list[str] = []
     assert go(project, said).ids
-    assert any("kill switch that is not obeyed" in line and "symbolic link" in line for line in said)
+    assert any("kill switch that is not accepted" in line and "symbolic link" in line for line in said)
 
 
 @needs_root
@@ -471,5 +471,5 @@ def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake:
     fake.records.clear()
     fake.jobs = look_while_another_submits  # type: ignore[method-assign] # one look, at one moment
     with pytest.raises(SchedulerUnavailable, match="by nobody was first"):
-        submit.perform(project, request, prepared)
+        submit.perform(project, prepared)
     assert len(fake.records) == 0

@@ -10,7 +10,7 @@ from resilience import layout
 from resilience.errors import StateDirectoryError
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, read_intents, record_intent
-from resilience.runs.submit import look_at_footing, undo
+from resilience.runs.submit import rollback, take_snapshot
 
 
 def names(folder: Path) -> list[str]:
@@ -19,29 +19,29 @@ def names(folder: Path) -> list[str]:
 
 def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "a" / "b" / "gpt")
-    footing = look_at_footing(directory)
-    assert footing.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
+    snapshot = take_snapshot(directory)
+    assert snapshot.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
     directory.create("")
     record_intent(directory, Intent("mine", "fake", "", (), 0.0, by="alice"))
-    undo(directory, footing, {"mine"})
+    rollback(directory, snapshot, {"mine"})
     assert names(tmp_path) == []
 
 
 def test_a_folder_that_others_began_to_use_meanwhile_stays(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "state" / "gpt")
-    footing = look_at_footing(directory)
+    snapshot = take_snapshot(directory)
     directory.create("")
     RunDirectory(tmp_path / "state" / "llama").create("")
-    undo(directory, footing, set())
+    rollback(directory, snapshot, set())
     assert not directory.path.exists() and (tmp_path / "state" / "llama" / layout.RUN_FILE).exists()
 
 
 def test_a_journal_with_somebody_elses_intent_keeps_everything(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "gpt")
-    footing = look_at_footing(directory)
+    snapshot = take_snapshot(directory)
     directory.create("")
     record_intent(directory, Intent("theirs", "fake", "", (), 0.0, by="bob"))
-    undo(directory, footing, {"mine"})
+    rollback(directory, snapshot, {"mine"})
     assert [intent.token for intent in read_intents(directory)] == ["theirs"] and directory.exists()
 
 
@@ -51,31 +51,31 @@ def test_files_that_lay_in_the_folder_before_stay(tmp_path: Path, file: str) -> 
     (directory.path / file).parent.mkdir(parents=True)
     (directory.path / file).touch()
     before = names(tmp_path)
-    footing = look_at_footing(directory)
+    snapshot = take_snapshot(directory)
     directory.create("")
-    undo(directory, footing, set())
+    rollback(directory, snapshot, set())
     assert names(tmp_path) == before
 
 
 def test_an_existing_runs_settings_are_written_back(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "gpt")
     directory.create("# before\n")
-    footing = look_at_footing(directory)
+    snapshot = take_snapshot(directory)
     directory.create("# after\n")
-    undo(directory, footing, set())
+    rollback(directory, snapshot, set())
     assert (directory.path / layout.RUN_FILE).read_text() == "# before\n"
 
 
 def test_undoing_raises_nothing_over_the_error_that_led_to_it(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "gpt")
-    footing = look_at_footing(directory)
-    undo(directory, footing, set())
+    snapshot = take_snapshot(directory)
+    rollback(directory, snapshot, set())
     directory.create("")
     (directory.path / layout.SUBMISSIONS).mkdir()
-    undo(directory, footing, set())
+    rollback(directory, snapshot, set())
 
 
 def test_a_run_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpt" / layout.RUN_FILE).mkdir(parents=True)
     with pytest.raises(StateDirectoryError, match="not a regular file"):
-        look_at_footing(RunDirectory(tmp_path / "gpt"))
+        take_snapshot(RunDirectory(tmp_path / "gpt"))

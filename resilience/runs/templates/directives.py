@@ -1,4 +1,7 @@
-"""The `#SBATCH` lines of a batch script, as sbatch reads them. Pure. Source: sbatch(1) and sbatch 22.05's behaviour."""
+"""The language of sbatch: its variables, values quoted for it and for bash, and `#SBATCH` lines as it reads them. Pure.
+
+Source: sbatch(1) and the behaviour of sbatch 22.05.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from resilience.errors import TemplateError
+
+# ---- `SBATCH_*` variables: they win over the directives of a script, and the command line wins over them -------------
+# sbatch(1) of 22.05, INPUT ENVIRONMENT.
 
 _OTHER_NAMES = {
     "SBATCH_ARRAY_INX": "array",
@@ -34,6 +40,8 @@ def option_of(variable: str) -> str | None:
     name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
     return _OTHER_NAMES.get(variable) or (name if variable.startswith("SBATCH_") and name in _SAME_NAMES else None)
 
+
+# ---- quoting: values as bash and sbatch read them back, byte for byte -----------------------------------------------
 
 DIRECTIVE_LIMIT = 1000
 """Longest value of a directive, in bytes. sbatch refuses longer comments ("... parameter too long")."""
@@ -103,69 +111,26 @@ def without_python(command: str, module: str = "-m") -> str:
     return (f"{module} " if match[1] else "") + command[match.end() :]
 
 
+# ---- reading directives --------------------------------------------------------------------------------------------
+
 MARK = "#SBATCH"
 
+# fmt: off
 SHORT_OPTIONS = {
-    "A": "account",
-    "a": "array",
-    "B": "extra-node-info",
-    "b": "begin",
-    "C": "constraint",
-    "c": "cpus-per-task",
-    "D": "chdir",
-    "d": "dependency",
-    "e": "error",
-    "F": "nodefile",
-    "G": "gpus",
-    "H": "hold",
-    "i": "input",
-    "J": "job-name",
-    "k": "no-kill",
-    "L": "licenses",
-    "M": "clusters",
-    "m": "distribution",
-    "N": "nodes",
-    "n": "ntasks",
-    "O": "overcommit",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "Q": "quiet",
-    "S": "core-spec",
-    "s": "oversubscribe",
-    "t": "time",
-    "v": "verbose",
-    "w": "nodelist",
-    "W": "wait",
-    "x": "exclude",
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
+    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "q": "qos", "Q": "quiet", "S": "core-spec",
+    "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "W": "wait", "x": "exclude",
 }
 """sbatch's short options to their long names (sbatch(1))."""
 
-FLAGS = frozenset(
-    {
-        "contiguous",
-        "disable-stdout-job-summary",
-        "exclusive",
-        "get-user-env",
-        "hold",
-        "ignore-pbs",
-        "nice",
-        "no-kill",
-        "no-requeue",
-        "overcommit",
-        "oversubscribe",
-        "parsable",
-        "propagate",
-        "quiet",
-        "reboot",
-        "requeue",
-        "spread-job",
-        "test-only",
-        "use-min-nodes",
-        "verbose",
-        "wait",
-    }
-)
+FLAGS = frozenset({
+    "contiguous", "disable-stdout-job-summary", "exclusive", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill",
+    "no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job",
+    "test-only", "use-min-nodes", "verbose", "wait",
+})
+# fmt: on
 """Long options whose value is optional or does not exist: the next word is never theirs (sbatch(1))."""
 
 

@@ -1,4 +1,4 @@
-"""A template and a spec make a batch script that stands on its own: no Python, no resil, on the compute node."""
+"""Renders a batch script from a template and a spec. The script needs neither Python nor resil on the compute node."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.submission import check_run_name
+from resilience.switch import OwnerPolicy
 from resilience.system.files import own_folder
 from resilience.system.shipped import shipped_folder
 
@@ -79,7 +80,7 @@ class TemplateLibrary:
                 name = path.name.removesuffix(SUFFIX)
                 if not name.startswith("_") and name != BASE:
                     same = found.setdefault(name, [])
-                    documentation = read_documentation(_read(path))
+                    documentation = read_documentation(read_template(path))
                     summary = documentation[0] if documentation else ""
                     same.append(TemplateInfo(name, path, origin, summary, documentation, shadowed=bool(same)))
         return tuple(info for name in sorted(found) for info in found[name])
@@ -103,7 +104,7 @@ class TemplateLibrary:
 
     def source(self, name: str) -> str:
         """The text of a template as its author wrote it. Raise TemplateError if there is none or it is unreadable."""
-        return _read(self.find(name))
+        return read_template(self.find(name))
 
     def locate(self, file_name: str) -> Path | None:
         """Where a file that a template extends or includes lies; `shipped/python.sbatch.j2` names the folder as well.
@@ -117,10 +118,6 @@ class TemplateLibrary:
             if wanted in ("", origin) and (folder / bare).is_file():
                 return folder / bare
         return None
-
-    def read(self, path: Path) -> str:
-        """The text of one of the files found. Raise TemplateError if it cannot be read."""
-        return _read(path)
 
 
 def template_library(project: Project) -> TemplateLibrary:
@@ -144,9 +141,10 @@ def read_documentation(source: str) -> tuple[str, ...]:
     return tuple(line.removeprefix(DOCUMENTATION).strip() for line in lines)
 
 
-def _read(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """The text of a template file. Raise TemplateError if it cannot be read."""
     try:
-        # Whoever may write a template runs code as whoever submits it.
+        # The author of a template runs code as the user who submits it.
         if path.stat().st_mode & stat.S_IWOTH:
             raise TemplateError(f"{path} can be written by everybody", hint=f"chmod o-w {path}")
         return path.read_text(encoding="utf-8")
@@ -157,9 +155,8 @@ def _read(path: Path) -> str:
 
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[1-9]\d?")
+_SIGNAL = re.compile(r"(?!SIG|KILL$|STOP$)[A-Z][A-Z0-9+-]*|[1-9]\d?")
 _GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
-_POLICIES = ("owner", "group", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +214,8 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
 
     Raise TemplateError for a value that cannot be written, and for a name that would hide one of resil's own.
     """
+    if spec.owner_policy not in set(OwnerPolicy):
+        raise TemplateError(f"{spec.owner_policy!r} is no owner policy", hint=f"there are: {', '.join(OwnerPolicy)}")
     own: dict[str, Any] = {
         "run": check_run_name(spec.run),
         "run_dir": _check_path(spec.run_dir),
@@ -224,13 +223,13 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "command": _check_bash(spec.command, "the command"),
         "setup": tuple(_check_bash(line, "the setup") for line in spec.setup),
         "environment": tuple((_check_variable(name), value) for name, value in sorted(spec.environment.items())),
-        "signal": _check_signal(spec.signal),
+        "signal": _check(spec.signal, _SIGNAL, "the signal for the batch shell", "USR1"),
         "signal_lead_s": spec.signal_lead_s,
         "beat_s": _number(spec.beat_s),
         "still_s": math.ceil(spec.beat_s),
         "poll_s": _number(min(1, spec.beat_s)),
         "previous_wait_s": math.ceil(spec.previous_wait_s),
-        "owner_policy": _check_policy(spec.owner_policy),
+        "owner_policy": spec.owner_policy,
         "guard": tuple((_check_guard(name), value) for name, value in sorted(spec.guard.items())),
         "group": spec.group,
         "user": spec.user,
@@ -246,8 +245,7 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         for name in source:
             if name in own:
                 raise TemplateError(f"{name!r} is resil's own and cannot be set for a template")
-            if _VARIABLE_NAME.fullmatch(name) is None:
-                raise TemplateError(f"{name!r} cannot be the name of a template variable")
+            _check(name, _VARIABLE_NAME, "the name of a template variable")
     return own | dict(spec.launcher) | dict(spec.variables)
 
 
@@ -258,7 +256,8 @@ def _directives_function(spec: ScriptSpec) -> Callable[..., str]:
 
         lines: dict[str, str | None] = {
             "job-name": spec.run,
-            "output": f"{_pattern(spec.run_dir)}/logs/%x-{'%A_%a' if spec.array else '%j'}.out",
+            # `%` begins a field of a file name pattern (sbatch(1), filename pattern).
+            "output": f"{spec.run_dir.replace('%', '%%')}/logs/%x-{'%A_%a' if spec.array else '%j'}.out",
             "open-mode": "append",
             "signal": f"B:{spec.signal}@{spec.signal_lead_s}",
         }
@@ -271,11 +270,6 @@ def _directives_function(spec: ScriptSpec) -> Callable[..., str]:
         return Markup("\n".join(write_directive(name, value) for name, value in lines.items()))
 
     return directives
-
-
-def _pattern(path: str) -> str:
-    """A path as part of sbatch's file name pattern, in which `%` begins a field (sbatch(1), filename pattern)."""
-    return path.replace("%", "%%")
 
 
 def _refuse(message: str) -> str:
@@ -299,29 +293,19 @@ def _check_bash(text: str, what: str) -> str:
 
 
 def _check_variable(name: str) -> str:
-    if _VARIABLE_NAME.fullmatch(name) is None:
-        raise TemplateError(f"{name!r} cannot be the name of an environment variable")
     if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
         raise TemplateError(f"{name} is resil's own and cannot be set in [environment]")
-    return name
+    return _check(name, _VARIABLE_NAME, "the name of an environment variable")
 
 
 def _check_guard(name: str) -> str:
-    if _GUARD_NAME.fullmatch(name) is None:
-        raise TemplateError(f"{name!r} cannot be a setting of the guard", hint="write for instance RESIL_GUARD__POLL_S")
+    return _check(name, _GUARD_NAME, "a setting of the guard", "RESIL_GUARD__POLL_S")
+
+
+def _check(name: str, pattern: re.Pattern[str], role: str, example: str = "") -> str:
+    if pattern.fullmatch(name) is None:
+        raise TemplateError(f"{name!r} cannot be {role}", hint=f"write for instance {example}" if example else "")
     return name
-
-
-def _check_signal(name: str) -> str:
-    if _SIGNAL.fullmatch(name) is None or name.startswith("SIG") or name in ("KILL", "STOP"):
-        raise TemplateError(f"{name!r} cannot be the signal for the batch shell", hint="write for instance USR1")
-    return name
-
-
-def _check_policy(policy: str) -> str:
-    if policy not in _POLICIES:
-        raise TemplateError(f"{policy!r} is no owner policy", hint=f"there are: {', '.join(_POLICIES)}")
-    return str(policy)
 
 
 def _number(value: float) -> str:
@@ -371,7 +355,7 @@ def variables_of(library: TemplateLibrary, file_name: str) -> frozenset[str]:
             continue
         seen.add(current)
         try:
-            tree = environment.parse(_prepare(library.read(path)))
+            tree = environment.parse(_prepare(read_template(path)))
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{_where(str(path), error.lineno)}: {error.message}") from error
         names |= meta.find_undeclared_variables(tree)
@@ -391,7 +375,7 @@ def _environment(library: TemplateLibrary) -> Environment:
 
     def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
         path = library.locate(name)
-        return None if path is None else (_prepare(library.read(path)), str(path), lambda: True)
+        return None if path is None else (_prepare(read_template(path)), str(path), lambda: True)
 
     class Cache(jinja2.FileSystemBytecodeCache):
         def dump_bytecode(self, bucket: Bucket) -> None:
@@ -440,7 +424,7 @@ def _undefined(error: Exception, library: TemplateLibrary) -> TemplateError:
     if match is None:
         return TemplateError(f"{_where(file, line)}: {error}")
     if file is not None:  # Jinja knows where the text around the variable begins
-        lines = library.read(Path(file)).split("\n")
+        lines = read_template(Path(file)).split("\n")
         uses = (n for n, text in enumerate(lines, 1) if n >= line and re.search(rf"\b{match[1]}\b", text))
         line = next(uses, line)
     return TemplateError(
@@ -477,7 +461,7 @@ def render(library: TemplateLibrary, template_name: str, spec: ScriptSpec) -> st
         own = set(context) - set(spec.launcher) - set(spec.variables)
         _refuse_unknown(name, set(spec.variables), variables_of(library, path.name) - own)
     script = render_template(library, path.name, context).rstrip("\n") + "\n"
-    _check(script, name)
+    _refuse_misread(script, name)
     return script
 
 
@@ -490,8 +474,8 @@ def _refuse_unknown(template: str, given: set[str], settable: frozenset[str]) ->
         raise TemplateError(f"template {template} has no variable {name!r}", hint=f"{mean}there are: {choice}")
 
 
-def _check(script: str, name: str) -> None:
-    """Find what sbatch would misread without a word."""
+def _refuse_misread(script: str, name: str) -> None:
+    """Raise TemplateError for text that sbatch would misread without a message."""
     if not script.startswith("#!"):
         raise TemplateError(f"template {name} does not begin with #!", hint="make its first line #!/bin/bash")
     if "\r" in script or "\0" in script:
