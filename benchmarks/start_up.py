@@ -176,7 +176,7 @@ def _remember(world: World, run_directory: Path) -> None:
         tasks="3-10%1",
         task_count=8,
     )
-    queue_cache.remember(world, "slurm", (running, waiting))
+    queue_cache.save(world, "slurm", (running, waiting))
 
 
 def _check_status(resil: list[str], env: dict[str, str], world: World, run_directory: Path) -> None:

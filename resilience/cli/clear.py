@@ -23,7 +23,7 @@ def command(
     project = open_project(config)
     directory = project.existing(run)
     removed = clear(directory, finished=finished)
-    queue_cache.forget(project.world, project.scheduler_name())
-    print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch thrown")
+    queue_cache.invalidate(project.world, project.scheduler_name())
+    print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
         print(f"  it is still marked as finished; to train on: resil clear {run or directory.run} --finished")

@@ -269,13 +269,13 @@ def _interfere(stage: _Stage) -> Iterator[str]:
     elif deed is Deed.ANNOUNCE_LEAK:
         yield f"attempt {attempt.number} will leak memory; its guard is told that little is left"
     elif deed is Deed.KILL:
-        steer.throw(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
+        steer.set_switch(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
         yield f'resil kill --why "{WHY}"'
     elif deed is Deed.CLEAR:
         steer.clear(stage.directory)
         yield "resil clear: the run may go on"
     else:
-        steer.throw(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
+        steer.set_switch(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
         yield f"resil save --label {LABEL}"
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
     from resilience.settings.load import Loaded
-    from resilience.switch import OwnerPolicy
     from resilience.system.world import World
 
 
@@ -117,16 +116,6 @@ class Project:
                 hint="start one: resil submit",
             )
         raise UsageError("there are several runs; which one?", hint=f"name one of: {', '.join(d.run for d in runs)}")
-
-    def switch_policy(self, directory: RunDirectory) -> OwnerPolicy:
-        """Whose switches a run obeys: as it was submitted, which may be a colleague's doing and not these settings'.
-
-        Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
-        be looked at.
-        """
-        from resilience.runs.switches import policy_of_run
-
-        return policy_of_run(directory)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory."""

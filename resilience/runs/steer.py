@@ -13,17 +13,17 @@ from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import confirm_gone, jobs_of_run, scheduler_of
 from resilience.runs.submissions import read_intents
-from resilience.runs.switches import clear_switch, read_switch, throw_switch
+from resilience.runs.switches import clear_switch, policy_of_run, read_switch, write_switch
 from resilience.switch import LABEL, Scope, Switch
 from resilience.system.files import explain_os_error
 
 
 @dataclass(frozen=True, slots=True)
-class Thrown:
-    """A switch that now lies there.
+class SetSwitch:
+    """A switch that was set.
 
     Attributes:
-        warning: why the run may not obey it, or empty.
+        warning: why the run may reject it, or empty.
         is_empty: whether the disk was too full for who, why and scope.
     """
 
@@ -32,8 +32,10 @@ class Thrown:
     is_empty: bool = False
 
 
-def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = "") -> Thrown:
-    """Write a switch in one's own name, and read it back as the run will.
+def set_switch(
+    project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = ""
+) -> SetSwitch:
+    """Write a switch in the user's own name, and read it back as the run will.
 
     Raise UsageError if the label cannot name a checkpoint, StateDirectoryError if the switch cannot be written.
     """
@@ -43,11 +45,11 @@ def throw(project: Project, directory: RunDirectory, kind: str, *, why: str, sco
             hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
         )
     switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
-    path = throw_switch(directory, switch)
-    queue_cache.forget(project.world, project.scheduler_name())
-    seen = read_switch(directory, kind, project.switch_policy(directory))
-    warning = "" if seen is None or seen.honoured else f"the run will not obey it: {seen.refusal}"
-    return Thrown(path, warning, _is_empty(path))
+    path = write_switch(directory, switch)
+    queue_cache.invalidate(project.world, project.scheduler_name())
+    seen = read_switch(directory, kind, policy_of_run(directory))
+    warning = "" if seen is None or seen.honoured else f"the run will not accept it: {seen.refusal}"
+    return SetSwitch(path, warning, _is_empty(path))
 
 
 def _is_empty(path: Path) -> bool:
@@ -125,7 +127,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise
     finally:
-        queue_cache.forget(project.world, scheduler.name)
+        queue_cache.invalidate(project.world, scheduler.name)
     try:
         after = alive()
     except SchedulerUnavailable as error:

@@ -298,7 +298,7 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
             rollback(directory, snapshot, known)
         raise
     finally:
-        queue_cache.forget(project.world, scheduler.name)
+        queue_cache.invalidate(project.world, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
 
 

@@ -47,7 +47,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     world = World(environ=environ)
     world = World(environ=environ | {"XDG_CACHE_HOME": str(tmp_path / ".cache")}, host=world.host)
     job = Job(id=JobId(7), raw_id=7, name="gpt", state=JobState.RUNNING, comment="resil:gpt:aa", reason="None")
-    queue_cache.remember(world, "slurm", (job,))
+    queue_cache.save(world, "slurm", (job,))
     return environ
 
 

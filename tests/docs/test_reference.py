@@ -224,7 +224,7 @@ def test_what_commands_printed_is_what_they_print(where: Page) -> None:
 def test_output_of_an_earlier_release_would_be_noticed() -> None:
     block = """\
 $ resil kill gpt
-kill switch thrown: /runs/gpt/switches/kill
+kill switch set: /runs/gpt/switches/kill
   the running attempt saves and stops at its next look; queued jobs end in seconds as they start
 $ resil submit --dry-run
 #!/bin/bash

@@ -101,7 +101,7 @@ def test_what_a_dead_node_took_is_said(tmp_path: Path) -> None:
     assert look(project).lost == (
         "job 7_1 was lost with its node n3",
         "job 8 was lost with its node",
-        "attempt 2 (job 7_2 on n2) never said how it ended",
+        "attempt 2 (job 7_2 on n2) wrote no end",
     )
 
 

@@ -61,22 +61,24 @@ def states(fake: FakeScheduler) -> list[str]:
 
 def test_a_kill_switch_says_who_when_why_and_how_far(project: Project) -> None:
     directory = project.directory("gpt")
-    thrown = steer.throw(project, directory, "kill", why='loss is "NaN"\nsince noon', scope=Scope.ALL)
-    assert thrown.path == directory.path / "switches" / "kill" and thrown.warning == ""
-    assert tomllib.loads(thrown.path.read_text()) == {
+    switch = steer.set_switch(project, directory, "kill", why='loss is "NaN"\nsince noon', scope=Scope.ALL)
+    assert switch.path == directory.path / "switches" / "kill" and switch.warning == ""
+    assert tomllib.loads(switch.path.read_text()) == {
         "who": ME, "when": iso_time(NOW), "why": 'loss is "NaN"\nsince noon', "scope": "all"
     }  # fmt: skip
 
 
 def test_a_save_switch_carries_its_label(project: Project) -> None:
-    thrown = steer.throw(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label="before-lr-drop")
-    assert tomllib.loads(thrown.path.read_text())["label"] == "before-lr-drop"
+    switch = steer.set_switch(
+        project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label="before-lr-drop"
+    )
+    assert tomllib.loads(switch.path.read_text())["label"] == "before-lr-drop"
 
 
 @pytest.mark.parametrize("label", ["a/b", "../x", "a b", ".hidden", "a\nb", "x" * 101, "é"])
 def test_a_label_that_the_training_would_pass_over_is_refused(project: Project, label: str) -> None:
     with pytest.raises(UsageError, match="cannot be a checkpoint's label"):
-        steer.throw(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label=label)
+        steer.set_switch(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label=label)
     assert not list((project.directory("gpt").path / "switches").iterdir())
 
 
@@ -90,15 +92,15 @@ def test_a_switch_that_the_run_will_not_obey_is_thrown_with_a_warning(project: P
     for folder in (project.loaded.state_dir, project.loaded.project):
         folder.chmod(0o755)
     with acting_as(NOBODY):
-        thrown = steer.throw(project, directory, "kill", why="", scope=Scope.JOB)
-    assert "the run will not obey it: it belongs to nobody" in thrown.warning
+        switch = steer.set_switch(project, directory, "kill", why="", scope=Scope.JOB)
+    assert "the run will not accept it: it belongs to nobody" in switch.warning
 
 
 @needs_root
 def test_a_switch_of_somebody_who_may_not_write_there_is_an_error(project: Project) -> None:
     open_the_way(project.directory("gpt").path / "x")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
-        steer.throw(project, project.directory("gpt"), "kill", why="", scope=Scope.JOB)
+        steer.set_switch(project, project.directory("gpt"), "kill", why="", scope=Scope.JOB)
 
 
 def test_clear_takes_back_what_people_threw_and_leaves_the_signal_of_a_job_whose_time_is_over(
@@ -186,6 +188,6 @@ def test_a_scheduler_that_falls_silent_after_the_order_leaves_no_doubt_that_it_w
 
 
 def test_a_cancel_makes_the_next_status_ask_anew(project: Project, fake: FakeScheduler) -> None:
-    queue_cache.remember(project.world, "fake", tuple(fake.records))
+    queue_cache.save(project.world, "fake", tuple(fake.records))
     steer.cancel(project, project.directory("gpt"))
     assert not list((project.world.host.home / ".cache" / "resil").iterdir())

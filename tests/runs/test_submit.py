@@ -26,7 +26,7 @@ from resilience.runs.project import Project
 from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
 from resilience.runs.submit_plan import SubmitRequest
-from resilience.runs.switches import throw_switch
+from resilience.runs.switches import write_switch
 from resilience.submission import Submission, make_comment
 from resilience.switch import Switch
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
@@ -377,7 +377,7 @@ def test_a_killed_or_finished_run_is_refused_with_the_way_back(
 def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Project) -> None:
     directory = project.directory("gpt")
     directory.create("")
-    throw_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
+    write_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
     with pytest.raises(UsageError, match=f"set by {ME} 3 days ago \\(loss is NaN\\)"):
         go(project)
     said: list[str] = []
