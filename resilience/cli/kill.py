@@ -10,7 +10,7 @@ from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.cli.output import clean, patience
 from resilience.errors import ResilError
-from resilience.runs.kill_outlook import look, sentences
+from resilience.runs.kill_outlook import read_outlook, sentences
 from resilience.runs.steer import set_switch
 from resilience.switch import Scope
 
@@ -45,7 +45,7 @@ def command(
     name = run or directory.run
     try:
         with patience("the switch is set; asking the scheduler what runs"):
-            outlook = look(project, directory)
+            outlook = read_outlook(project, directory)
     except ResilError as error:  # the switch is set, whatever can be seen
         print(f"  what it does could not be looked up: {clean(error.message)}")
         print(f"  to clear it: resil clear {name}; its owner can end the run at once: resil cancel {name}")

@@ -22,24 +22,24 @@ def newest(jobs: Collection[Job]) -> Job | None:
     return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
 
 
-def refuse_if_alive(run: str, alive: Collection[Job]) -> None:
+def refuse_if_live(run: str, live: Collection[Job]) -> None:
     """Raise RunAlive, naming the jobs and what to do, if there are any."""
-    if not alive:
+    if not live:
         return
-    ids = ", ".join(sorted({str(job.id.whole) for job in alive}))
+    ids = ", ".join(sorted({str(job.id.whole) for job in live}))
     raise RunAlive(
-        f"run {run} is alive already: job {ids}",
-        hint=f"queue behind it: --after auto; beside it, at your own risk: --force; end it: resil cancel {run}",
+        f"run {run} is live already: job {ids}",
+        hint=f"queue behind it: --after auto; beside it, at your own risk: --force; cancel it: resil cancel {run}",
     )
 
 
 class Owners:
-    """Whose a job is, for many runs at once: a queue of 100,000 rows is gone through one time, whatever the runs.
+    """Assigns jobs to runs, for many runs at once: a queue of 100,000 rows is read one time, whatever the runs.
 
-    The run's name in the comment is not enough: two projects, or two people, may call their runs alike, and nobody's
-    `resil cancel` may end the other's. It counts only where the journal knows no intent at all. A job with another
-    token is never ours, even under an id that we remember: after a controller's crash SLURM may give an id away twice.
-    A site may overwrite comments; the id is for that case.
+    The run's name in the comment is not enough: two projects or users may give their runs the same name, and a
+    `resil cancel` must not end the other's. The name counts only where the journal knows no intent at all. A job with
+    another token is never ours, even under a known id: after a controller's crash SLURM may assign an id twice. A site
+    may overwrite comments; the id is for that case.
     """
 
     def __init__(self, journals: Mapping[str, Sequence[Intent]]) -> None:
@@ -71,34 +71,35 @@ def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tup
 def submitters(
     directory: RunDirectory, intents: Sequence[Intent], me: str, is_known: Callable[[str], bool] = is_account
 ) -> tuple[str, ...]:
-    """Who may have jobs of a run: its owner, and everyone who ever submitted it and still has an account. Sorted."""
+    """The users who may have jobs of a run: its owner, and all submitters who still have an account. Sorted."""
     people = {directory.owner(), *(intent.by for intent in intents if intent.by)}
     return tuple(sorted(name for name in people if name == me or is_known(name))) or (me,)
 
 
 def scheduler_of(intents: Sequence[Intent]) -> str:
-    """The scheduler that has the run's jobs: of the newest intent that was not refused. Empty when there is none."""
+    """The scheduler of the newest intent that was not refused; empty when there is none."""
     return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:
-    """The live jobs of a run, whoever submitted them; `me` is the login name of who asks.
+    """The live jobs of a run, of all submitters; `me` is the present user's login name.
 
-    Raise SchedulerUnavailable if the scheduler does not say, or if it shows none and a second look cannot confirm it.
+    Raise SchedulerUnavailable if the scheduler does not answer, or if it shows none and a second query cannot confirm
+    that.
     """
     if not directory.exists():
         return ()  # never submitted from here
     intents = read_intents(directory)
     people = submitters(directory, intents, me)
     jobs = scheduler.jobs(users=None if people == (me,) else people)
-    alive = tuple(job for job in jobs_of_run(jobs, directory.run, intents) if job.state.is_alive)
-    return alive or confirm_gone(scheduler, directory, intents, me)
+    live = tuple(job for job in jobs_of_run(jobs, directory.run, intents) if job.state.is_alive)
+    return live or confirm_gone(scheduler, directory, intents, me)
 
 
 def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[Job, ...]:
-    """Look again at the job submitted last, which the queue did not show; return it if it lives after all.
+    """Query again for the job submitted last, which the queue did not show; return it if it is live after all.
 
-    Raise SchedulerUnavailable if that cannot be found out: an empty answer alone proves nothing.
+    Raise SchedulerUnavailable if that stays unknown: an empty answer alone proves nothing.
     """
     known = [i for i in intents if i.outcome is Outcome.SUBMITTED and i.scheduler == scheduler.name and i.job_id]
     if not known or known[-1].job_id is None:
@@ -114,21 +115,21 @@ def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequenc
     if presence.liveness is Liveness.GONE or job is None:
         return ()
     mark = split_comment(job.comment)
-    # SLURM gives an id away twice after a crash: a job with somebody else's token is not ours.
-    if mark is None:  # the site overwrites comments, or it is a stranger's
+    # SLURM may assign an id twice after a crash: a job with another token is not ours.
+    if mark is None:  # the site overwrites comments, or the job is a stranger's
         return (job,) if job.user in ("", *submitters(directory, intents, me)) else ()
     return (job,) if mark[1] in {intent.token for intent in intents} else ()
 
 
 def resolve_after(project: Project, run: str, after: str) -> JobId:
-    """Given what follows `--after`, return the job to queue behind.
+    """Given the value of `--after`, return the job to queue behind.
 
-    `auto` is the newest live job of the run. Raise SchedulerError if that job is not in the queue any more, and
-    SchedulerUnavailable if the scheduler does not say.
+    `auto` is the newest live job of the run. Raise SchedulerError if that job is no longer in the queue, and
+    SchedulerUnavailable if the scheduler does not answer.
     """
     scheduler = project.scheduler()
     if after != "auto":
-        job_id = JobId.parse(after).whole  # a task that ended says nothing about those behind it
+        job_id = JobId.parse(after).whole  # the end of one task proves nothing about the others
         presence = scheduler.presence(job_id)
         if presence.liveness is Liveness.UNKNOWN:
             raise SchedulerUnavailable(
@@ -140,9 +141,7 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
                 hint="submit without --after, or see: resil status",
             )
         return presence.job.id.whole if presence.job is not None else job_id
-    directory = project.directory(run)
-    alive = live_jobs(scheduler, directory, project.world.host.user)
-    job = newest(alive)
+    job = newest(live_jobs(scheduler, project.directory(run), project.world.host.user))
     if job is None:
         raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
     return job.id.whole

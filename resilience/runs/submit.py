@@ -23,7 +23,7 @@ from resilience.quantities import format_duration
 from resilience.runs import queue_cache
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import live_jobs, refuse_if_alive
+from resilience.runs.run_jobs import live_jobs, refuse_if_live
 from resilience.runs.submissions import (
     Intent,
     Outcome,
@@ -307,7 +307,7 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
     request, directory = prepared.request, prepared.directory
     others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
-    settled = [found for client in clients for found in reconcile_intents(project, directory, client, progress)]
+    found = [job_id for client in clients for job_id in reconcile_intents(project, directory, client, progress)]
     _check_kill_switch(project, request, directory, progress)
     if request.force:
         return
@@ -318,10 +318,10 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
         )
     if request.after is None:
         me = project.world.host.user
-        alive = [job for client in clients for job in live_jobs(client, directory, me)]
-        if settled and not alive:
-            progress("it is over already; queueing anew")
-        refuse_if_alive(request.run, alive)
+        live = [job for client in clients for job in live_jobs(client, directory, me)]
+        if found and not live:
+            progress("that job has ended already; queueing anew")
+        refuse_if_live(request.run, live)
 
 
 def _check_kill_switch(

@@ -30,15 +30,15 @@ _LEAD = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """What the person asked for.
+    """The options of `resil submit`.
 
     Attributes:
         run: the run's name.
-        script: the person's own script, or None to render the run's template.
+        script: the user's own script, or None to render the run's template.
         script_args: arguments of the own script.
-        array: as `--array`; `10` means ten, one after another. Empty: what the settings say.
+        array: as `--array`; `10` means ten, one after another. Empty: as in the settings.
         chain: this many single jobs, each behind the one before; 0 for none.
-        after: the job to queue behind, already made sure of, or None.
+        after: the job to queue behind, already confirmed, or None.
         dependency: as `--dependency`.
         variables: template variables from `--set`.
         extra_args: sbatch arguments passed through.
@@ -65,11 +65,11 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """What would be handed to the scheduler.
+    """The input for the scheduler.
 
     Attributes:
-        options: what goes on the command line of every job, in order.
-        directives: what goes into a rendered script, empty for a person's own script.
+        options: for the command line of every job, in order.
+        directives: for a rendered script; empty for a user's own script.
         jobs: how many submissions: 1, or the length of the chain.
         signal: name of the signal for the batch shell.
         signal_lead_s: how long before the end it is sent.
@@ -85,38 +85,30 @@ class SubmitPlan:
 
 
 def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> SubmitPlan:
-    """Given what was asked and what the settings say, return what to hand to the scheduler.
+    """Given a request and the settings, return the input for the scheduler.
 
-    `logs` is the folder for the output of rendered scripts. Raise UsageError if the request contradicts itself.
+    `logs` is the directory for the output of rendered scripts. Raise UsageError if the request contradicts itself.
     """
-    if request.chain < 0:
-        raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
-    if request.chain and request.array:
-        raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
-    if request.script is None and request.script_args:
-        raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
-    _refuse_line_ends(request)
-    _refuse_own_options(request.extra_args)
+    _refuse_contradictions(request)
     array = "" if request.chain else request.array or settings.submit.array
     if request.script is not None and not request.array:
-        array = ""  # an own script brings its own directives; only what was asked for on the command line is added
-    options: dict[str, str | None] = {}
-    if array:
-        options["array"] = str(serial_array(array))
-    dependency = _dependency(request)
-    if dependency:
-        options["dependency"] = dependency
-    for name in ("exclude", "time", "begin"):
-        if getattr(request, name):
-            options[name] = getattr(request, name)
+        array = ""  # an own script has its own directives; only options of the command line are added
     if request.time:
         parse_slurm_time_s(request.time)
+    options: dict[str, str | None] = {
+        "array": str(serial_array(array)) if array else "",
+        "dependency": _dependency(request),
+        "exclude": request.exclude,
+        "time": request.time,
+        "begin": request.begin,
+    }
+    options = {name: value for name, value in options.items() if value}
     if request.hold:
         options["hold"] = None
     sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
-    for name, table, example in (("array", "submit", 'array = "10"'), ("signal", "submit", 'signal = "USR1"')):
+    for name, example in (("array", 'array = "10"'), ("signal", 'signal = "USR1"')):
         if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
-            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [{table}]")
+            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [submit]")
     signal, lead_s = split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
     if request.signal:
         options["signal"] = request.signal
@@ -157,16 +149,32 @@ OWN_OPTIONS = {
     "parsable": "--parsable",
     "test-only": "--test-only",
 }
-"""What resil says to sbatch itself, and the option of resil to say instead."""
+"""Options that resil passes to sbatch itself, and the option of resil to use instead."""
 _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 
 
+def _refuse_contradictions(request: SubmitRequest) -> None:
+    if request.chain < 0:
+        raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
+    if request.chain and request.array:
+        raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
+    if request.script is None and request.script_args:
+        raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
+    # A line end in an option is a slip or an attack: in a script it would begin another line.
+    options = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
+    for text in (*options, *request.extra_args):
+        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
+    _refuse_own_options(request.extra_args)
+
+
 def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
-    """After `--` an option would win over resil's own without a word: `%1` lost, the job's token lost."""
-    stray = ("--",) if "--" in extra_args else _stray_words(extra_args)
-    if stray:
+    """After `--` an option would silently win over resil's own: `%1` lost, the job's token lost."""
+    problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
+    stray = next((word for word in extra_args if word == "--" or f"{word!r} is not an option" in problems), None)
+    if stray is not None:
         raise UsageError(
-            f"{stray[0]!r} after -- is no flag of sbatch: it would be taken for another script",
+            f"{stray!r} after -- is no flag of sbatch: it would be taken for another script",
             hint="arguments of your own script go after a second --: resil submit my.sbatch -- -- --lr 0.1",
         )
     for word in extra_args:
@@ -177,20 +185,6 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
             own = OWN_OPTIONS[meant]
             hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
             raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
-
-
-def _stray_words(extra_args: tuple[str, ...]) -> tuple[str, ...]:
-    """The words that are neither flags nor values of flags."""
-    problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
-    return tuple(word for word in extra_args if f"{word!r} is not an option" in problems)
-
-
-def _refuse_line_ends(request: SubmitRequest) -> None:
-    """A line end in an option is a slip or an attack: in a script it would begin another line."""
-    asked = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
-    for text in (*asked, *request.extra_args):
-        if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
 
 
 def _dependency(request: SubmitRequest) -> str:
@@ -270,9 +264,9 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
 
 
 def guard_variables(loaded: Loaded) -> dict[str, str]:
-    """What the guard in the job has to be told: whatever [guard] says, and whose switches it obeys. Pure.
+    """The environment of the guard in a job: the settings of [guard], and the owner policy of switches. Pure.
 
-    What is not set is not exported: a newer guard may have better defaults.
+    Defaults are not exported: a newer guard may have better ones.
     """
     variables = {f"{layout.GUARD_PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
     guard = loaded.settings.guard
@@ -291,15 +285,15 @@ def _as_variable(value: object) -> str:
 
 
 def owner_policy(settings: RunSettings) -> str:
-    """Whose switches the jobs of a submit obey, by the settings alone. Pure."""
+    """The owner policy of switches for the jobs of a submit, by the settings alone. Pure."""
     return settings.switch_owners or ("group" if settings.group else "owner")
 
 
 def read_own_script(path: Path) -> str:
-    """A person's own script. Raise UsageError for what sbatch would refuse, saying what to do."""
+    """A user's own script. Raise UsageError, with a hint, if sbatch would refuse it."""
     try:
         if path.is_dir():
-            raise UsageError(f"{path} is a folder, not a script", hint="give the path of a batch script")
+            raise UsageError(f"{path} is a directory, not a script", hint="give the path of a batch script")
         found = read_regular(path.resolve(), limit_bytes=SCRIPT_LIMIT_BYTES + 1)
     except StateDirectoryError as error:
         raise UsageError(error.message, hint="give the path of a batch script that you may read") from error
@@ -308,18 +302,17 @@ def read_own_script(path: Path) -> str:
     if found is None:
         raise UsageError(f"there is no script {path}", hint="give a path, or leave it out to render the template")
     raw = found[0]
-    if len(raw) > SCRIPT_LIMIT_BYTES:
-        raise UsageError(f"{path} is larger than 4 MiB; sbatch refuses it", hint="is it the batch script?")
-    if b"\0" in raw:
-        raise UsageError(f"{path} holds NUL characters; sbatch refuses it", hint="is it the batch script?")
-    if not raw.strip():
-        raise UsageError(f"{path} is empty", hint="a batch script starts with #!/bin/bash")
-    if not raw.startswith(b"#!"):
-        raise UsageError(f"{path} does not start with #!", hint="make its first line #!/bin/bash")
-    if b"\r\n" in raw:
-        raise UsageError(
-            f"{path} has DOS line ends (CRLF); sbatch refuses them", hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
-        )
+    no_crlf = f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+    a_script, first_line = "is it the batch script?", "make its first line #!/bin/bash"
+    for is_wrong, problem, hint in (
+        (len(raw) > SCRIPT_LIMIT_BYTES, "is larger than 4 MiB; sbatch refuses it", a_script),
+        (b"\0" in raw, "holds NUL characters; sbatch refuses it", a_script),
+        (not raw.strip(), "is empty", "a batch script starts with #!/bin/bash"),
+        (not raw.startswith(b"#!"), "does not start with #!", first_line),
+        (b"\r\n" in raw, "has DOS line ends (CRLF); sbatch refuses them", no_crlf),
+    ):
+        if is_wrong:
+            raise UsageError(f"{path} {problem}", hint=hint)
     return raw.decode("utf-8", "replace")
 
 
@@ -330,7 +323,7 @@ SMALL_ARRAY = 1000
 def lint_facts(
     project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory, script: str
 ) -> LintFacts:
-    """Look at what the lint needs to know. What cannot be found out is left unknown, and not complained about."""
+    """Gather the facts for the lint. An unknown fact stays unknown and causes no finding."""
     is_local = project.scheduler_name() == "local"
     mount = mount_of(directory.path, current_mounts())
     recorded = directory.settings().get("run")
@@ -339,7 +332,7 @@ def lint_facts(
         run=request.run,
         run_dir_owner=owner,
         state_dir=str(project.loaded.state_dir),
-        # Said once, at the first submit of a run: who submits again has decided.
+        # Reported once, at the first submit of a run: a second submit is a decision.
         state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
@@ -382,20 +375,15 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 
 
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
-    """Folders for output files that are not there: SLURM fails such a job without a word."""
+    """Missing directories for output files: SLURM fails such a job without a message."""
     base = project.world.cwd if request.script is not None else project.loaded.project
     options = {**dict(parse_directives(script).options), **plan.options}
-    if request.script is None:
-        # The run's own folder for logs is made with the run.
-        own = str(project.directory(request.run).path)
-        options = {
-            name: value for name, value in options.items() if not (value or "").startswith(own.replace("%", "%%"))
-        }
+    # The directory for logs of a rendered script is created with the run.
+    own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None
     missing = []
-    for name in ("output", "error"):
-        value = options.get(name)
-        if value:
-            folder = (base / value).parent  # `~` stays: SLURM makes a folder's name of it too
-            if "%" not in str(folder) and not folder.is_dir():
-                missing.append(str(folder))
+    for value in (options.get("output"), options.get("error")):
+        if value and not (own is not None and value.startswith(own)):
+            parent = (base / value).parent  # `~` stays: SLURM makes a directory of that name too
+            if "%" not in str(parent) and not parent.is_dir():
+                missing.append(str(parent))
     return tuple(dict.fromkeys(missing))

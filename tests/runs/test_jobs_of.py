@@ -6,7 +6,7 @@ import pytest
 
 from resilience.errors import RunAlive
 from resilience.job import JobId
-from resilience.runs.run_jobs import jobs_of_run, newest, refuse_if_alive
+from resilience.runs.run_jobs import jobs_of_run, newest, refuse_if_live
 from resilience.runs.submissions import Intent, Outcome
 from resilience.submission import make_comment
 from tests.fakes import a_job
@@ -52,7 +52,7 @@ def test_the_newest_job_is_the_one_submitted_last_whatever_its_number() -> None:
 
 
 def test_a_living_run_is_refused_with_three_ways_out() -> None:
-    refuse_if_alive("gpt", [])
-    with pytest.raises(RunAlive, match=r"run gpt is alive already: job 7$") as caught:
-        refuse_if_alive("gpt", [a_job(7, task=1), a_job(7, task=2)])
+    refuse_if_live("gpt", [])
+    with pytest.raises(RunAlive, match=r"run gpt is live already: job 7$") as caught:
+        refuse_if_live("gpt", [a_job(7, task=1), a_job(7, task=2)])
     assert all(word in caught.value.hint for word in ("--after auto", "--force", "resil cancel gpt"))

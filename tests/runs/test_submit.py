@@ -214,7 +214,7 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
     assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 1
 
     said: list[str] = []
-    with pytest.raises(RunAlive, match="alive already: job 101"):
+    with pytest.raises(RunAlive, match="live already: job 101"):
         go(project, said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
     assert said == ["a submit whose end was not journalled did queue job 101"]

@@ -61,7 +61,7 @@ def test_the_advice_for_dos_line_ends_can_be_pasted_whatever_the_name(tmp_path: 
 def test_a_script_that_is_not_there_or_no_file_is_refused_and_nothing_hangs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no script"):
         read_own_script(tmp_path / "none.sh")
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="is a directory"):
         read_own_script(tmp_path)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="not a regular file"):
