@@ -209,7 +209,7 @@ def test_errors_go_to_standard_error_and_json_stays_clean(shell: Shell) -> None:
     bad = shell.resil("submit", "--array", "2", "--json")
 
     assert json.loads(good.stdout)["run"] == "gpt"
-    assert bad.stdout == "" and "alive already" in bad.stderr
+    assert bad.stdout == "" and "live already" in bad.stderr
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(shell: Shell) -> None:

@@ -85,8 +85,8 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
      ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
       "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
     ("a colleague", {"headline": "queued", "owner": "ada"}, Scope.JOB,
-     ["nothing of it runs now", "to continue the run: resil clear gpt; its owner ada can end it at once, without a save: resil "
-      "cancel gpt"]),
+     ["nothing of it runs now",
+      "to continue the run: resil clear gpt; its owner ada can end it at once, without a save: resil cancel gpt"]),
 ]  # fmt: skip
 
 
