@@ -8,7 +8,7 @@ import typer
 
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.runs import queue_cache
-from resilience.runs.steer import clear
+from resilience.runs.switches import clear
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -11,7 +11,7 @@ from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.cli.output import clean, patience
 from resilience.errors import ResilError
 from resilience.runs.kill_outlook import read_outlook, sentences
-from resilience.runs.steer import set_switch
+from resilience.runs.switches import set_switch
 from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

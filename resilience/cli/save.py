@@ -8,7 +8,7 @@ import typer
 
 from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
-from resilience.runs.steer import set_switch
+from resilience.runs.switches import set_switch
 from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -16,7 +16,7 @@ from resilience.cron.late import late_notice
 from resilience.errors import UsageError
 from resilience.runs import run_jobs, submit
 from resilience.runs.project import Project
-from resilience.runs.steer import own_script
+from resilience.runs.submissions import own_script
 from resilience.runs.submit_plan import SubmitRequest
 
 EPILOG = """Examples:

@@ -23,8 +23,7 @@ from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_events
 from resilience.runs.status import RunStatus, run_statuses
-from resilience.runs.steer import own_script
-from resilience.runs.submissions import read_intents
+from resilience.runs.submissions import own_script, read_intents
 from resilience.switch import Scope
 from resilience.system.files import open_without_waiting, read_regular
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resilience.errors import RunAlive, SchedulerError, SchedulerUnavailable
+from resilience.errors import NoSuchJob, RunAlive, SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId, Liveness
+from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, read_intents, submitted_ids
 from resilience.submission import split_comment
@@ -145,3 +147,62 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
     if job is None:
         raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
     return job.id.whole
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The result of a cancel.
+
+    Attributes:
+        ids: the jobs and arrays that were told to end.
+        still_ending: those that a query afterwards still showed with processes: they have KillWait to end.
+    """
+
+    ids: tuple[JobId, ...]
+    still_ending: tuple[JobId, ...]
+
+
+def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = False) -> Cancelled:
+    """Cancel the jobs of a run, and query afterwards whether they are ending.
+
+    Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
+    whether they were told to end before), SchedulerError if a job is not ours to end.
+    """
+    intents, me = read_intents(directory), project.world.host.user
+    scheduler = project.scheduler(scheduler_of(intents))
+
+    def live() -> tuple[Job, ...]:
+        jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, intents)
+        return tuple(job for job in jobs if job.state.is_alive and (job.state.is_waiting or not pending_only))
+
+    before = live() or (() if pending_only else confirm_gone(scheduler, directory, intents, me))
+    if not before:
+        raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
+    requested = tuple(sorted({job.id.whole for job in before}))
+    names = ", ".join(map(str, requested))
+    try:
+        scheduler.cancel(requested, pending_only=pending_only)
+    except SchedulerUnavailable:
+        raise
+    except SchedulerError as error:
+        others = sorted({job.user for job in before} - {"", me})
+        if others:
+            whose = f"some of it belongs to {', '.join(others)}, and only they can end that"
+            error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
+        raise
+    finally:
+        queue_cache.invalidate(project.world, scheduler.name)
+    try:
+        after = live()
+    except SchedulerUnavailable as error:
+        raise SchedulerUnavailable(
+            f"job {names} was cancelled; its end could not be confirmed: {error.message}",
+            hint=f"check again: resil status {directory.run} --fresh",
+        ) from error
+    if any(job.state.is_waiting for job in after):
+        left = ", ".join(str(job.id) for job in after if job.state.is_waiting)
+        raise SchedulerError(
+            f"job {left} is still in the queue",
+            hint=f"see whose it is and why: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
+        )
+    return Cancelled(requested, tuple(sorted({job.id.whole for job in after})))

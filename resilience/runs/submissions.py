@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from resilience import layout
 from resilience.errors import UsageError
@@ -113,6 +114,16 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
     """The jobs of these intents, oldest first."""
     return tuple(intent.job_id for intent in intents if intent.job_id is not None)
+
+
+def own_script(directory: RunDirectory) -> str:
+    """The user's own script with which the run was last queued; empty for a rendered template.
+
+    Only a rendered script reads the switches by itself.
+    """
+    scripts = directory.path / layout.SCRIPTS
+    intents = read_intents(directory)
+    return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
 
 
 def _with_result(intent: Intent, event: str, job_id: object) -> Intent:

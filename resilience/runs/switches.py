@@ -10,15 +10,21 @@ from __future__ import annotations
 import grp
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilience import layout
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.quantities import quote_toml
+from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory, user_name
-from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 from resilience.system.clock import iso_time
 from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
+
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
 
 
 def policy_of(directory: RunDirectory, requested: str = "") -> OwnerPolicy:
@@ -45,6 +51,47 @@ def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
         if requested in set(OwnerPolicy):
             return OwnerPolicy(requested)
     return policy_of(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class SetSwitch:
+    """A switch that was set.
+
+    Attributes:
+        warning: why the run may reject it, or empty.
+        is_empty: whether the disk was too full for who, why and scope.
+    """
+
+    path: Path
+    warning: str
+    is_empty: bool = False
+
+
+def set_switch(
+    project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = ""
+) -> SetSwitch:
+    """Write a switch in the user's own name, and read it back as the run will.
+
+    Raise UsageError if the label cannot name a checkpoint, StateDirectoryError if the switch cannot be written.
+    """
+    if label and LABEL.fullmatch(label) is None:
+        raise UsageError(
+            f"{label!r} cannot be a checkpoint's label",
+            hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
+        )
+    switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
+    path = write_switch(directory, switch)
+    queue_cache.invalidate(project.world, project.scheduler_name())
+    seen = read_switch(directory, kind, policy_of_run(directory))
+    warning = "" if seen is None or seen.honoured else f"the run will not accept it: {seen.refusal}"
+    return SetSwitch(path, warning, _is_empty(path))
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.lstat().st_size == 0
+    except OSError:
+        return False
 
 
 def write_switch(directory: RunDirectory, switch: Switch) -> Path:
@@ -121,9 +168,20 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     )
 
 
-def clear_switch(directory: RunDirectory, kind: str) -> bool:
-    """Remove a switch; return whether there was one. Raise StateDirectoryError if it cannot be removed."""
-    path = directory.path / layout.SWITCHES / kind
+def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
+    """Remove the switches of users, and with `finished` the mark of a finished run; return the names removed.
+
+    `stop.<jobid>` stays: the batch shell wrote it, and the time of that job is still nearly over. Raise
+    StateDirectoryError if one cannot be removed.
+    """
+    switches = directory.path / layout.SWITCHES
+    paths = [switches / layout.KILL_SWITCH, switches / layout.SAVE_SWITCH]
+    if finished:
+        paths.append(directory.path / layout.FINISHED)
+    return tuple(path.name for path in paths if _remove(path))
+
+
+def _remove(path: Path) -> bool:
     try:
         path.unlink()
     except FileNotFoundError:
