@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from resilience.errors import UsageError
 from resilience.job import Fault, Job, JobState
 from resilience.runs.context import Context
+from resilience.runs.run_files import SIGN_OF_LIFE_S
 from resilience.schedulers import Scheduler
 from resilience.watch.checks._job.confirm import Certainty, Confirmer, Missing
 from resilience.watch.checks._job.describe import many
@@ -25,8 +26,6 @@ NO_RUN = "runs"
 """The subject when there is no run at all."""
 LAST_S = 15.0
 """What is left of the deadline when second sources are asked no more: one query may be under way then."""
-SIGN_OF_LIFE_S = 30.0
-"""A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
 
 Before = Mapping[str, Timed[JobReading]]
 

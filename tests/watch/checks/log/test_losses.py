@@ -471,13 +471,13 @@ def test_a_healthy_attempt_costs_no_look_at_those_before(
     dog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    tail = rundirs._tail
+    read_tail = rundirs.read_tail
 
-    def counted(path: str) -> bytes:
+    def counted(path: str, limit: int) -> tuple[bytes, bool]:
         read.append(Path(path).name)
-        return tail(path)
+        return read_tail(path, limit)
 
-    monkeypatch.setattr(rundirs, "_tail", counted)
+    monkeypatch.setattr(rundirs, "read_tail", counted)
     for attempt in range(1, 10):
         run.attempt(attempt, 100 + attempt)
         write(run, 100 + attempt, start(10 * attempt, attempt=attempt) + save(10 * attempt + 5, attempt=attempt))
