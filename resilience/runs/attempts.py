@@ -11,14 +11,14 @@ from resilience.switch import describe_age, printable
 
 
 class AttemptEnd(StrEnum):
-    """Why an attempt is over, as its own batch shell saw it."""
+    """Why an attempt ended, according to its own batch shell."""
 
     FINISHED = "finished"
     """The training ended with exit code 0 and wrote `finished`."""
     EXITED = "exited"
-    """The training ended by itself; the exit code says how."""
+    """The training ended by itself; see the exit code."""
     STOPPED = "stopped"
-    """It was asked to stop (time nearly over, or a kill switch) and did, with 75."""
+    """The training was requested to stop (time nearly over, or a kill switch) and did, with 75."""
     SUPERSEDED = "superseded"
     """A newer attempt had begun; this one was ended without saving."""
     TERMINATED = "terminated"
@@ -43,7 +43,7 @@ class Attempt:
         end_time: None while it runs, or when the end was never written.
         end: None while it runs or is not known to be over.
         exit_code: the launch's true exit code; None while unknown.
-        why: what the batch shell and the guards say about the end, or empty.
+        why: the reason of the end, by the batch shell and the guards, or empty.
     """
 
     number: int
@@ -61,16 +61,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class LastSave:
-    """What the guard of rank 0 has written of its saves.
+    """The saves that the guard of rank 0 journalled.
 
     Attributes:
         step: of the newest save that is durable; None while none is known.
-        time: when it was, in seconds since the epoch, as all times here; 0 when that is not known.
+        time: of that save, in seconds since the epoch, as all times here; 0 when unknown.
         pending_step: of a save that began after it and is not durable yet; None when there is none.
         pending_since: when that began.
         in_flight: whether the training goes on meanwhile.
         failed_step: of a save that failed after it; None when there is none.
-        why: what made that one fail.
+        why: the error of that save.
         attempt, failed_attempt, pending_attempt: whose saves these were, 0 for none.
         failed_time: when that one failed.
         is_whole: whether all journals were read; if not, an older save may be durable although `step` is None.
