@@ -13,6 +13,7 @@ import pytest
 
 from resilience.guard import TrainingGuard
 from resilience.guard.mirror.journal import as_line
+from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
 from resilience.watch.checks._log.words import LogReading
@@ -471,7 +472,6 @@ def test_a_healthy_attempt_costs_no_look_at_those_before(
     dog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    read_tail = rundirs.read_tail
 
     def counted(path: str, limit: int) -> tuple[bytes, bool]:
         read.append(Path(path).name)
