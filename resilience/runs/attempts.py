@@ -153,7 +153,7 @@ class Stage(StrEnum):
     NOTICED = "noticed"
     """The kill switch was seen; the training may stop at a step."""
     TAKEN = "taken"
-    """The guard has told the training to stop; it may save and end."""
+    """The guard has requested the training to stop, which may save and end."""
     STACKS = "stacks"
     """The bound is over; all ranks are asked for their stacks."""
     TERM = "term"
@@ -182,7 +182,7 @@ class KillStage:
 def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage | None:
     """Given the batch shell's journal, return the stage of an attempt; None when nothing is under way.
 
-    The last event counts: `kill_cleared` and `attempt_end` are the end of it. What is no such event is passed over.
+    The last event counts: `kill_cleared` and `attempt_end` end the stage. Other events are skipped.
     """
     found: KillStage | None = None
     for event in events:

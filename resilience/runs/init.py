@@ -141,7 +141,7 @@ _SBATCH_EXAMPLE = """\
 time = "20:00:00\""""
 
 _TEMPLATE = """\
-# Settings of resil. What is commented out shows the default, or an example.
+# Settings of resil. A line commented out shows the default, or an example.
 # Every setting: resil config show; check this file: resil config check
 
 [run]
@@ -161,7 +161,7 @@ template = "python"
 [submit]
 # As `resil submit --array`: 10 means ten jobs, one after another.
 array = {array}
-# This long before the time limit, the batch shell tells the run to save and stop.
+# This long before the time limit, the batch shell requests the run to save and stop.
 signal_lead_s = {lead}
 
 [guard]
@@ -171,11 +171,11 @@ signal_lead_s = {lead}
 # signals = ["USR1", "TERM"]
 
 [watch]
-# What `resil watch --all` looks at. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
+# The checks of `resil watch --all`. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
 # checks = ["fs", "inodes", "job", "log"]
 
 [alert]
-# Who is told when a watchdog finds something; see also: resil alert test
+# Where to send a notification when a watchdog finds a problem; see also: resil alert test
 # channels = ["email"]
 # escalation = ["1h: list"]
 # quiet_hours = "22:00-07:00"
@@ -187,14 +187,14 @@ signal_lead_s = {lead}
 # password_file = "~/.config/resil/smtp-password"
 
 [cron]
-# Who runs what lies in cron/, once `resil cron install` was typed: the first of these that works here, unless one is
+# The driver that runs the jobs in cron/ after `resil cron install`: the first of these that works here, unless one is
 # named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
 # backend = "auto"
 # Options of sbatch for the scheduler's own job (backend slurm), and for cron/slurm/*. One CPU each, and no GPU.
 # sbatch = {{ partition = "cpu", account = "project-123" }}
 # Batch shells of trainings start the scheduler again when it is dead.
 # revive = true
-# A dead man's switch elsewhere, which tells you when nothing here can any more.
+# A dead man's switch elsewhere, which notifies you when nothing here can any more.
 # ping_url_file = "~/.config/resil/ping-url"
 # digest_at = "08:00"
 

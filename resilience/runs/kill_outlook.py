@@ -30,7 +30,7 @@ from resilience.system.files import open_without_waiting, read_regular
 DEFAULT_BOUND_S = 300.0
 """How long a training has to come to a step when nothing was learned (slurm_templates/_attempt.bash)."""
 NOTICE_S = 5.0
-"""The batch shell and the guard look so often, unless set otherwise."""
+"""Interval at which the batch shell and the guard read the switches, unless set otherwise."""
 _START = re.compile(rb'^\{"event":"start",.*"attempt":(\d+)[,}]', re.MULTILINE)
 _OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
 _JOURNAL_BYTES = 16 * 2**20

@@ -189,7 +189,7 @@ def _steps(paths: Iterable[Path], pattern: re.Pattern[bytes], which: int) -> Ite
 def newest_log(directory: RunDirectory) -> Path | None:
     """The log of the last attempt, else the one written to last, or None.
 
-    A job that found the run finished or killed writes a log as well, which would hide the log that people want.
+    A job that found the run finished or killed writes a log as well, which would hide the log of the training.
     """
     logs = own = logs_by_age(directory)
     with suppress(StateDirectoryError):

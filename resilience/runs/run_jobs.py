@@ -154,7 +154,7 @@ class Cancelled:
     """The result of a cancel.
 
     Attributes:
-        ids: the jobs and arrays that were told to end.
+        ids: the jobs and arrays that were cancelled.
         still_ending: those that a query afterwards still showed with processes: they have KillWait to end.
     """
 
@@ -166,7 +166,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
     """Cancel the jobs of a run, and query afterwards whether they are ending.
 
     Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
-    whether they were told to end before), SchedulerError if a job is not ours to end.
+    whether they were cancelled before), SchedulerError if a job is not ours to end.
     """
     intents, me = read_intents(directory), project.world.host.user
     scheduler = project.scheduler(scheduler_of(intents))

@@ -1,4 +1,4 @@
-"""`resil status`: every run in one row per job or array, what happens next, and what was lost."""
+"""`resil status`: every run in one row per job or array, the next job, and lost work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
 CANNOT_OPEN_OUTPUT = 53
-"""What SLURM tells (0:53) of a job that ended before it began, mostly for its --output."""
+"""SLURM's signal (0:53) of a job that failed before it began, mostly for its --output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ ATTEMPTS_AT_ONCE = 3
 """Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
 
 LOST_SLACK_S = 5.0
-"""An attempt younger than this, by a clock of another machine, may have begun after the queue was looked at."""
+"""An attempt younger than this, by a clock of another machine, may have begun after the queue was queried."""
 
 
 @dataclass(frozen=True, slots=True)

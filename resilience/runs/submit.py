@@ -1,4 +1,4 @@
-"""`resil submit`: queue a run, exactly once, and only if that is wanted."""
+"""`resil submit`: queue a run, exactly once, and only if the run is not live, finished or killed."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Snapshot:
 def take_snapshot(directory: RunDirectory) -> Snapshot:
     """Record the state of a run directory. Raise StateDirectoryError if it cannot be read."""
     if not directory.exists():
-        folders = (directory.path, *directory.path.parents)
-        return Snapshot(None, tuple(folder for folder in folders if not os.path.lexists(folder)))
+        paths = (directory.path, *directory.path.parents)
+        return Snapshot(None, tuple(path for path in paths if not os.path.lexists(path)))
     found = read_regular(directory.path / layout.RUN_FILE, limit_bytes=2**20)
     return Snapshot(found[0] if found is not None else b"", ())
 
@@ -95,15 +95,15 @@ def rollback(directory: RunDirectory, snapshot: Snapshot, tokens: Collection[str
             for name in layout.FOLDERS:
                 with suppress(OSError):
                     (directory.path / name).rmdir()
-        for folder in snapshot.missing[1:]:
-            folder.rmdir()
+        for parent in snapshot.missing[1:]:
+            parent.rmdir()
 
 
 IN_FLIGHT_S = 120.0
 """An open intent younger than this may belong to another `resil submit` that is still running."""
 
-SECOND_LOOK_S = 3.0
-"""A controller that has just come back takes up an old request a moment after it answers a new question."""
+SECOND_QUERY_S = 3.0
+"""A restarted controller processes an old request a moment after it answers a new query."""
 
 
 def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Collection[str], now: float) -> None:
@@ -140,7 +140,7 @@ def reconcile_intents(
         age_s = now - intent.time
         in_flight = intent.outcome is Outcome.OPEN
         if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
-            project.world.clock.sleep(SECOND_LOOK_S)
+            project.world.clock.sleep(SECOND_QUERY_S)
             found = scheduler.find(intent.token, user=by)
         if found:
             job_id = found[0].id.whole
@@ -158,7 +158,7 @@ def reconcile_intents(
                 hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",
             )
         else:
-            record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue, by two looks")
+            record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue by two queries")
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ FLAGS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What the directives of a script say.
+    """The directives of a script.
 
     Attributes:
         options: long names to values, in their order; None for a flag. A later one of the same name wins, as with

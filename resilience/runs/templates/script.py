@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # Jinja2 costs 40 ms at start; it is imported when something 
 TEMPLATES = "slurm_templates"
 SUFFIX = ".sbatch.j2"
 DOCUMENTATION = "# resil:"
-"""Lines that begin so are a template's documentation. They are shown to people and left out of the script."""
+"""Prefix of the lines of a template's documentation, which are shown to users and left out of the script."""
 BASE = "base"
-"""What the others extend; not offered as a template of its own."""
+"""The base of the others; not offered as a template of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TemplateInfo:
     Attributes:
         name: the file's name without `.sbatch.j2`.
         path: where it lies.
-        origin: label of the folder it was found in: `project`, `user`, `shipped`.
+        origin: label of the directory that holds it: `project`, `user`, `shipped`.
         summary: first line of its documentation, or empty.
         documentation: all lines of it.
         shadowed: whether another of the same name wins.
@@ -58,12 +58,12 @@ class TemplateInfo:
 
 @dataclass(frozen=True)
 class TemplateLibrary:
-    """Templates from several folders; those of an earlier folder win.
+    """Templates from several directories; those of an earlier one win.
 
     Attributes:
         folders: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are empty.
-        cache: where compiled templates are kept, which is three quarters of rendering; None for nowhere. What lies
-            there is run as code: nobody else may write in it.
+        cache: where compiled templates are saved, which is three quarters of rendering; None for nowhere. They are run
+            as code: no other user may write there.
     """
 
     folders: Sequence[tuple[str, Path]]
@@ -107,21 +107,21 @@ class TemplateLibrary:
         return read_template(self.find(name))
 
     def locate(self, file_name: str) -> Path | None:
-        """Where a file that a template extends or includes lies; `shipped/python.sbatch.j2` names the folder as well.
+        """The file that a template extends or includes; `shipped/python.sbatch.j2` names the directory as well.
 
-        Return None if there is none. Only files that lie in the folders themselves are found.
+        Return None if there is none. Only files directly in the directories are found.
         """
-        wanted, _, bare = file_name.rpartition("/")
+        requested, _, bare = file_name.rpartition("/")
         if not bare or bare in (".", ".."):
             return None
         for origin, folder in self.folders:
-            if wanted in ("", origin) and (folder / bare).is_file():
+            if requested in ("", origin) and (folder / bare).is_file():
                 return folder / bare
         return None
 
 
 def template_library(project: Project) -> TemplateLibrary:
-    """The templates in sight: the project's own win over the person's, and those over the shipped ones."""
+    """The templates of a project: its own win over the user's, and those over the shipped ones."""
     shipped = shipped_folder(TEMPLATES)
     folders = [
         ("project", project.loaded.project / TEMPLATES),
@@ -166,7 +166,7 @@ class ScriptSpec:
     Attributes:
         run: the run's name.
         run_dir: absolute path of the run directory, on a file system that all nodes share.
-        command: the training, a bash command line as the person wrote it; each launcher runs it by `bash -c`.
+        command: the training, a bash command line as the user wrote it; each launcher runs it by `bash -c`.
         directives: sbatch's long options without dashes to their values, None for a flag. job-name, output,
             open-mode and signal are added where they are missing.
         setup: bash lines before the launch: modules, virtual environment. They run as they are written.
@@ -180,8 +180,8 @@ class ScriptSpec:
         group: Unix group that may steer the run; empty keeps the files private.
         user: who renders it; for templates that want to say so.
         finish_on_success: whether exit code 0 of the training finishes the run.
-        cron: folder of the scheduler of cron that the batch shell starts again when it is dead; empty: none.
-        cron_look_s: how often it looks whether it is.
+        cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
+        cron_look_s: interval at which the batch shell checks that scheduler.
         array: whether the script is queued as an array; decides the default name of the output file.
         launcher: variables of the template: `gpus_per_node`, `image`. The template may ignore them.
         variables: the same from `--set`; they win, and one that the template does not know is refused.
