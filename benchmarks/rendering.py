@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.measure import Options, Program, Report, Row, Spread, interleave, interpreter_environment, timed
-from resilience.runs.templates.library import BASE, SUFFIX, TemplateLibrary
-from resilience.runs.templates.script import ScriptSpec, render
+from resilience.runs.templates.script import BASE, SUFFIX, ScriptSpec, TemplateLibrary, render
 from resilience.system.shipped import shipped_folder
 
 TEMPLATES = ("python", "torchrun")

@@ -24,7 +24,7 @@ from benchmarks.measure import (
 )
 from resilience import layout
 from resilience.job import Job, JobId, JobState
-from resilience.runs import queue_memory
+from resilience.runs import queue_cache
 from resilience.runs.init import compose_settings
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
@@ -176,7 +176,7 @@ def _remember(world: World, run_directory: Path) -> None:
         tasks="3-10%1",
         task_count=8,
     )
-    queue_memory.remember(world, "slurm", (running, waiting))
+    queue_cache.save(world, "slurm", (running, waiting))
 
 
 def _check_status(resil: list[str], env: dict[str, str], world: World, run_directory: Path) -> None:

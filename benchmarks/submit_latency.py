@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.measure import BenchmarkError, Options, Report, Row, Sample, interleave, timed
 from benchmarks.start_up import installed_command
 from resilience.runs import submit
-from resilience.runs.living_jobs import resolve_after
 from resilience.runs.project import Project
+from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
 from resilience.system.world import World
@@ -87,7 +87,7 @@ def _program(argv: list[str], folder: Path, env: Mapping[str, str]) -> Sample:
 
 
 def _submit(project: Project, request: SubmitRequest) -> None:
-    result = submit.perform(project, request, submit.prepare(project, request))
+    result = submit.perform(project, submit.prepare(project, request))
     if len(result.ids) != 1 or result.recovered:
         raise BenchmarkError(f"not an ordinary submit: {result}")
 

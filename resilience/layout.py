@@ -27,6 +27,9 @@ STOP_PREFIX = "stop."
 STACKS_PREFIX = "stacks."
 """`switches/stacks.<jobid>`: the batch shell wants to know where all ranks hang."""
 
+GUARD_PREFIX = "RESIL_GUARD__"
+"""The batch script exports each setting of [guard] as `RESIL_GUARD__KEY`."""
+
 FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from resilience.cli.options import ConfigOption, RunArgument, SchedulerOption, open_project
-from resilience.runs.steer import cancel
+from resilience.runs.run_jobs import cancel
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from resilience.cli.options import ConfigOption, RunArgument, open_project
-from resilience.runs import queue_memory
-from resilience.runs.steer import clear
+from resilience.runs import queue_cache
+from resilience.runs.switches import clear
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -23,7 +23,7 @@ def command(
     project = open_project(config)
     directory = project.existing(run)
     removed = clear(directory, finished=finished)
-    queue_memory.forget(project.world, project.scheduler_name())
-    print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch thrown")
+    queue_cache.invalidate(project.world, project.scheduler_name())
+    print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
         print(f"  it is still marked as finished; to train on: resil clear {run or directory.run} --finished")

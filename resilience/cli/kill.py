@@ -10,8 +10,8 @@ from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
 from resilience.cli.output import clean, patience
 from resilience.errors import ResilError
-from resilience.runs.kill_outlook import look, sentences
-from resilience.runs.steer import throw
+from resilience.runs.kill_outlook import read_outlook, sentences
+from resilience.runs.switches import set_switch
 from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -30,25 +30,25 @@ def command(
 ) -> None:
     """Stop a run after a save, by its kill switch. It stays stopped until `resil clear`.
 
-    A file is thrown that the run sees; it works for colleagues who may write in the run's directory. A training that
-    hangs is ended by its batch shell after a while; this command says when.
+    Creates a file that the run reads; colleagues who may write in the run's directory can do so too. The batch shell
+    ends a training that hangs after a while; this command says when.
     """
     project = open_project(config)
     directory = project.existing(run)
-    thrown = throw(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
-    print(f"kill switch thrown: {thrown.path}", flush=True)
-    if thrown.warning:
-        print(f"  warning: {thrown.warning}")
-    if thrown.is_empty:
+    switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
+    print(f"kill switch set: {switch.path}", flush=True)
+    if switch.warning:
+        print(f"  warning: {switch.warning}")
+    if switch.is_empty:
         print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
         scope = Scope.JOB
     name = run or directory.run
     try:
-        with patience("the switch is thrown; asking the scheduler what runs"):
-            outlook = look(project, directory)
-    except ResilError as error:  # it lies there, whatever can be seen
+        with patience("the switch is set; asking the scheduler what runs"):
+            outlook = read_outlook(project, directory)
+    except ResilError as error:  # the switch is set, whatever can be seen
         print(f"  what it does could not be looked up: {clean(error.message)}")
-        print(f"  to take it back: resil clear {name}; its owner can end the run at once: resil cancel {name}")
+        print(f"  to clear it: resil clear {name}; its owner can end the run at once: resil cancel {name}")
         return
     for sentence in sentences(outlook, name, scope, project.world.clock.now()):
         print(f"  {clean(sentence)}")

@@ -23,7 +23,7 @@ def complete_runs(incomplete: str) -> list[str]:
 def complete_templates(incomplete: str) -> list[str]:
     """Names of templates for tab completion."""
     try:
-        from resilience.runs.submit_script import template_library
+        from resilience.runs.templates.script import template_library
 
         return [info.name for info in template_library(open_project()).list() if info.name.startswith(incomplete)]
     except Exception:

@@ -8,7 +8,7 @@ import typer
 
 from resilience import layout
 from resilience.cli.options import ConfigOption, RunArgument, open_project
-from resilience.runs.steer import throw
+from resilience.runs.switches import set_switch
 from resilience.switch import Scope
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -24,8 +24,8 @@ def command(
     """Make a run save now and go on, by its save switch."""
     project = open_project(config)
     directory = project.existing(run)
-    thrown = throw(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
-    print(f"save switch thrown: {thrown.path}")
-    if thrown.warning:
-        print(f"  warning: {thrown.warning}")
+    switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
+    print(f"save switch set: {switch.path}")
+    if switch.warning:
+        print(f"  warning: {switch.warning}")
     print("  a training that looks at its switches saves, goes on, and removes it")

@@ -11,11 +11,8 @@ from resilience.cron.late import late_notice
 from resilience.errors import EX_TEMPFAIL
 from resilience.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
-from resilience.runs.attempt import Attempt, AttemptEnd
-from resilience.runs.fold_jobs import JobRow
-from resilience.runs.kill_stage import describe
-from resilience.runs.last_save import describe_save
-from resilience.runs.status import RunStatus, run_statuses
+from resilience.runs.attempts import Attempt, AttemptEnd, describe, describe_save
+from resilience.runs.status import JobRow, RunStatus, run_statuses
 from resilience.switch import describe_age
 
 if TYPE_CHECKING:

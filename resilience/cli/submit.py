@@ -14,9 +14,9 @@ from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, co
 from resilience.cli.output import clean, patience, print_json
 from resilience.cron.late import late_notice
 from resilience.errors import UsageError
-from resilience.runs import living_jobs, submit
+from resilience.runs import run_jobs, submit
 from resilience.runs.project import Project
-from resilience.runs.steer import own_script
+from resilience.runs.submissions import own_script
 from resilience.runs.submit_plan import SubmitRequest
 
 EPILOG = """Examples:
@@ -133,7 +133,7 @@ def command(
     if after:
         from dataclasses import replace
 
-        request = replace(request, after=living_jobs.resolve_after(project, name, after))
+        request = replace(request, after=run_jobs.resolve_after(project, name, after))
     prepared = submit.prepare(project, request)
     for finding in prepared.findings:
         _say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
@@ -143,10 +143,10 @@ def command(
         _show_plan(project, prepared, as_json=as_json)
         return
     if test_only:
-        print(submit.test_only(project, prepared, request))
+        print(submit.test_only(project, prepared))
         return
     with patience("the scheduler is slow to answer; nothing is queued twice, so let it try"):
-        result = submit.perform(project, request, prepared, progress=_say)
+        result = submit.perform(project, prepared, progress=_say)
     if parsable:
         print("\n".join(map(str, result.ids)))
     elif as_json:

@@ -8,7 +8,7 @@ import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, complete_templates, open_project
 from resilience.cli.output import print_json, table
-from resilience.runs.submit_script import template_library
+from resilience.runs.templates.script import template_library
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

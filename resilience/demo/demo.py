@@ -21,7 +21,7 @@ from resilience.demo.story import DemoAttempt, tell_attempts, turned_away_jobs
 from resilience.errors import ResilError, UsageError
 from resilience.job import Job, JobId, JobUpdate
 from resilience.quantities import quote_toml
-from resilience.runs import steer, submit
+from resilience.runs import submit, switches
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submit_plan import SubmitRequest
@@ -192,7 +192,7 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
     reference = _uninterrupted(stage)
     say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt")
     request = SubmitRequest(run=RUN, time=stage.pace.time_limit)
-    result = submit.perform(stage.project, request, submit.prepare(stage.project, request))
+    result = submit.perform(stage.project, submit.prepare(stage.project, request))
     stage.array = result.ids[0]
     say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
     for sentence in _events(stage, show, began + stage.pace.deadline_s):
@@ -269,13 +269,13 @@ def _interfere(stage: _Stage) -> Iterator[str]:
     elif deed is Deed.ANNOUNCE_LEAK:
         yield f"attempt {attempt.number} will leak memory; its guard is told that little is left"
     elif deed is Deed.KILL:
-        steer.throw(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
+        switches.set_switch(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
         yield f'resil kill --why "{WHY}"'
     elif deed is Deed.CLEAR:
-        steer.clear(stage.directory)
+        switches.clear(stage.directory)
         yield "resil clear: the run may go on"
     else:
-        steer.throw(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
+        switches.set_switch(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
         yield f"resil save --label {LABEL}"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from resilience import layout
-from resilience.runs.attempt import Attempt, AttemptEnd
-from resilience.runs.attempts import read_attempts
+from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.system.files import read_lines, read_regular
 
 _CAUSES = {

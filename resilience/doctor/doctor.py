@@ -14,8 +14,8 @@ from resilience.doctor.cluster import Diagnosis, diagnose_cluster
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
-from resilience.runs.submit_script import template_library
-from resilience.runs.switches import read_switch
+from resilience.runs.switches import policy_of_run, read_switch
+from resilience.runs.templates.script import template_library
 from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -146,7 +146,7 @@ def _templates(project: Project) -> Iterator[Diagnosis]:
 def _runs(project: Project) -> Iterator[Diagnosis]:
     for directory in project.runs():
         try:
-            policy = project.switch_policy(directory)
+            policy = policy_of_run(directory)
             for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH):
                 switch = read_switch(directory, kind, policy)
                 if switch is None:

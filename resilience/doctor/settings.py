@@ -6,7 +6,7 @@ from resilience.alerts.routes import channels, routes_of
 from resilience.errors import SettingsError, UsageError
 from resilience.runs.project import Project, schedulers
 from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
-from resilience.runs.submit_script import template_library
+from resilience.runs.templates.script import template_library
 from resilience.submission import MAX_LEAD_S, check_run_name
 from resilience.switch import OwnerPolicy
 from resilience.watch.watchdogs import load_watchdog, scene_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from resilience.errors import GuardError, QuantityError
+from resilience.layout import GUARD_PREFIX
 from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
 
-PREFIX = "RESIL_GUARD__"
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
@@ -171,8 +171,8 @@ def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings
     kinds = {field.name: type(field.default) for field in fields(GuardSettings)}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if variable.startswith(PREFIX):
-            name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(GUARD_PREFIX):
+            name = variable.removeprefix(GUARD_PREFIX).lower()
             _check_name(name, kinds, variable)
             if text.strip() or kinds[name] is tuple:
                 values[name] = _read(name, text, kinds[name], variable)

@@ -1,149 +1,230 @@
-"""Reads the attempts of a run, as its batch shells wrote them. Format: docs/reference/run-directory.md."""
+"""Attempts of a run, their saves, and how far an end by force has come: values and sentences. Pure."""
 
 from __future__ import annotations
 
-import math
-import os
-import re
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from resilience import layout
-from resilience.errors import StateDirectoryError
-from resilience.runs.attempt import Attempt, AttemptEnd
-from resilience.runs.last_save import LastSave, last_save
-from resilience.runs.run_directory import RunDirectory
-from resilience.switch import printable
-from resilience.system.files import explain_os_error, open_without_waiting, parse_lines, read_regular
-
-_NUMBER = re.compile(r"[0-9]{4,18}")
-TAIL_BYTES = 65536
-"""So much of a journal is read: some three hundred events. A batch shell writes four in most attempts."""
-FAR_BYTES = 1048576
-"""So much of a journal is read where the tail shows no durable save."""
-ATTEMPTS_WITHOUT_SAVE = 20
-"""In so many attempts the newest save is looked for."""
+from resilience.switch import describe_age, printable
 
 
-def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
-    """The attempts of a run, oldest first; with `newest` only that many of the last. A damaged file is passed over.
+class AttemptEnd(StrEnum):
+    """Why an attempt ended, according to its own batch shell."""
 
-    Raise StateDirectoryError when one cannot be looked at now and perhaps can later: its attempt must not vanish.
+    FINISHED = "finished"
+    """The training ended with exit code 0 and wrote `finished`."""
+    EXITED = "exited"
+    """The training ended by itself; see the exit code."""
+    STOPPED = "stopped"
+    """The training was requested to stop (time nearly over, or a kill switch) and did, with 75."""
+    SUPERSEDED = "superseded"
+    """A newer attempt had begun; this one was ended without saving."""
+    TERMINATED = "terminated"
+    """SIGTERM came (time limit, cancel, requeue, preemption), or the batch shell sent it (a kill switch, `stop_after`),
+    and the training ended after it."""
+    LOST = "lost"
+    """No end was ever written: SIGKILL, a dead node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt, read from `attempts/` of the run directory.
+
+    Attributes:
+        number: the fencing token, from 1.
+        job_id: SLURM_JOB_ID of the job (the raw id).
+        label: the id as people write it, `12_3`.
+        restart: SLURM_RESTART_COUNT, 0 at first.
+        host: node of the batch shell.
+        pid: of the batch shell.
+        start_time: seconds since the epoch.
+        end_time: None while it runs, or when the end was never written.
+        end: None while it runs or is not known to be over.
+        exit_code: the launch's true exit code; None while unknown.
+        why: the reason of the end, by the batch shell and the guards, or empty.
     """
-    folder = directory.path / layout.ATTEMPTS
-    try:
-        names = sorted((name for name in os.listdir(folder) if _NUMBER.fullmatch(name)), key=int)  # noqa: PTH208
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise explain_os_error(error, "read", folder) from error
-    wanted = names if newest is None else names[-newest:]
-    attempts = (_read_attempt(folder, int(name), name) for name in wanted)
-    return tuple(attempt for attempt in attempts if attempt is not None)
+
+    number: int
+    job_id: int
+    label: str
+    restart: int
+    host: str
+    pid: int
+    start_time: float
+    end_time: float | None = None
+    end: AttemptEnd | None = None
+    exit_code: int | None = None
+    why: str = ""
 
 
-def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
-    """When the batch shell of an attempt last showed that it lives, in seconds since the epoch by the file server's
-    clock; None when it shows nothing."""
-    path = directory.path / layout.ATTEMPTS / layout.attempt_beat_file(attempt.number)
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The saves that the guard of rank 0 journalled.
 
-
-def last_events(
-    directory: RunDirectory, job_id: int | str, whose: str = "batch", words: Sequence[bytes] = (b"",)
-) -> tuple[dict[str, Any], ...]:
-    """The last events in the journal of a job's batch shell, or of the rank `whose`, in lines that hold one of the
-    `words`; none when it cannot be read."""
-    return _tail(directory, job_id, whose, words, TAIL_BYTES)[0]
-
-
-def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSave | None:
-    """What the guards of the newest attempts tell about saves, back to the newest one that is durable.
-
-    `job_ids` are of the attempts, oldest first; those of a job that was requeued have one journal.
+    Attributes:
+        step: of the newest save that is durable; None while none is known.
+        time: of that save, in seconds since the epoch, as all times here; 0 when unknown.
+        pending_step: of a save that began after it and is not durable yet; None when there is none.
+        pending_since: when that began.
+        in_flight: whether the training goes on meanwhile.
+        failed_step: of a save that failed after it; None when there is none.
+        why: the error of that save.
+        attempt, failed_attempt, pending_attempt: whose saves these were, 0 for none.
+        failed_time: when that one failed.
+        is_whole: whether all journals were read; if not, an older save may be durable although `step` is None.
     """
-    events: list[dict[str, Any]] = []
-    is_whole = len(job_ids) <= ATTEMPTS_WITHOUT_SAVE
-    for job_id in dict.fromkeys(reversed(job_ids[-ATTEMPTS_WITHOUT_SAVE:])):
-        for limit in (TAIL_BYTES, FAR_BYTES):
-            older, reaches_back = _tail(directory, job_id, "0", (b'"save', b'"start"'), limit)
-            save = last_save([*older, *events])
-            if save is not None and save.step is not None:
-                return save
-            if reaches_back:
-                break
-        events[:0] = older
-        is_whole = is_whole and reaches_back
-    save = last_save(events)
-    return None if save is None else replace(save, is_whole=is_whole)
+
+    step: int | None = None
+    time: float = 0.0
+    pending_step: int | None = None
+    pending_since: float = 0.0
+    in_flight: bool = False
+    failed_step: int | None = None
+    why: str = ""
+    attempt: int = 0
+    failed_attempt: int = 0
+    failed_time: float = 0.0
+    is_whole: bool = True
+    pending_attempt: int = 0
 
 
-def _tail(
-    directory: RunDirectory, job_id: int | str, whose: str, words: Sequence[bytes], limit: int
-) -> tuple[tuple[dict[str, Any], ...], bool]:
-    """Events as `last_events` has them, and whether nothing of the journal was left unread."""
-    path = directory.path / layout.JOURNAL / f"{job_id}.{whose}.jsonl"
-    try:
-        with open(path, "rb", opener=open_without_waiting) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - limit))
-            raw = file.read(limit)
-    except OSError as error:
-        return (), isinstance(error, FileNotFoundError)  # a training without a guard has none
-    lines = raw.splitlines() if any(word in raw for word in words) else []
-    return tuple(parse_lines(line for line in lines if any(word in line for word in words))), size <= limit
+_NO_PENDING = {"pending_step": None, "pending_since": 0.0, "pending_attempt": 0, "in_flight": False}
+_NO_FAILURE = {"failed_step": None, "failed_time": 0.0, "failed_attempt": 0, "why": ""}
 
 
-def _read_attempt(folder: Path, number: int, name: str) -> Attempt | None:
-    start = _table(folder / name)
-    if start is None:
-        return None
-    end = _table(folder / layout.attempt_end_file(number)) or {}
-    word = str(end.get("end", ""))
-    return Attempt(
-        number=number,
-        job_id=_integer(start.get("job_id")),
-        label=str(start.get("label", "")),
-        restart=_integer(start.get("restart")),
-        host=str(start.get("host", "")),
-        pid=_integer(start.get("pid")),
-        start_time=_seconds(start.get("start")) or 0.0,
-        end_time=_seconds(end.get("time")),
-        end=AttemptEnd(word) if word in set(AttemptEnd) else None,
-        exit_code=_integer(end["exit_code"]) if "exit_code" in end else None,
-        why=printable(str(end.get("why", ""))),
-    )
+def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
+    """Given rank 0's journal in order, of one attempt or of several, return the state of its saves; None when it has
+    none."""
+    known: dict[str, Any] = {}
+    for event in events:
+        name, number = event.get("event"), _whole(event.get("step"))
+        time, attempt = _seconds(event.get("time")) or 0.0, _whole(event.get("attempt")) or 0
+        if name == "start":  # another attempt: a pending save of the one before never becomes durable
+            known |= _NO_PENDING
+        elif number is None:
+            continue
+        elif name == "save_begin":
+            known |= _NO_PENDING | {"pending_step": number, "pending_since": time, "pending_attempt": attempt}
+        elif name == "save_staged" and number == known.get("pending_step"):
+            known["in_flight"] = True
+        elif name in ("save", "save_failed"):
+            if number == known.get("pending_step"):
+                known |= _NO_PENDING
+            if name == "save":
+                known |= _NO_FAILURE | {"step": number, "time": time, "attempt": attempt}
+            else:
+                why = printable(str(event.get("error", "")))
+                known |= {"failed_step": number, "failed_time": time, "failed_attempt": attempt, "why": why}
+    save = LastSave(**known)
+    return None if save == LastSave() else save
 
 
-def _table(path: Path) -> dict[str, Any] | None:
-    import tomllib  # 4 ms that nobody pays who has no attempts yet
+def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
+    """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`.
 
-    try:
-        found = read_regular(path)
-        return None if found is None else tomllib.loads(found[0].decode("utf-8", "replace"))
-    except StateDirectoryError as error:
-        if error.transient:
-            raise
-        return None
-    except (ValueError, RecursionError):  # ValueError: broken TOML, or a number of a thousand digits
-        return None
+    `is_running`: whether the attempt of the pending save runs.
+    """
+    nothing = "nothing yet" if save.is_whole else "no durable one in the newest journals"
+    parts = [f"step {save.step}{when(save.time, now)}" if save.step is not None else nothing]
+    if save.failed_step is not None:
+        parts.append(f"that of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
+    if save.pending_step is not None and is_running:
+        how = "is in flight" if save.in_flight else "has begun"
+        parts.append(f"that of step {save.pending_step} {how}{when(save.pending_since, now)}")
+    elif save.pending_step is not None:
+        parts.append(f"that of step {save.pending_step} was cut off")
+    return "; ".join(parts)
 
 
-def _integer(value: object) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        return 0
+def when(time: float, now: float) -> str:
+    """For instance, `, 12 min ago`; empty for a time that is not known."""
+    return f",{describe_age(now - time) or ' just now'}" if time else ""
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
+
+
+class Stage(StrEnum):
+    """The stages, in their order (slurm_templates/_attempt.bash, "ending what does not stop")."""
+
+    NOTICED = "noticed"
+    """The kill switch was seen; the training may stop at a step."""
+    TAKEN = "taken"
+    """The guard has requested the training to stop, which may save and end."""
+    STACKS = "stacks"
+    """The bound is over; all ranks are asked for their stacks."""
+    TERM = "term"
+    """SIGTERM was sent."""
+    KILL = "kill"
+    """SIGKILL was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillStage:
+    """The stage that an attempt is in.
+
+    Attributes:
+        stage: which one.
+        since: when it was reached, in seconds since the epoch; None when that is not known.
+        until: when the next one is due; None when that is not known, or there is none.
+        why: the batch shell's sentence: who threw the switch and why, or that stop_after is over.
+    """
+
+    stage: Stage
+    since: float | None
+    until: float | None
+    why: str
+
+
+def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage | None:
+    """Given the batch shell's journal, return the stage of an attempt; None when nothing is under way.
+
+    The last event counts: `kill_cleared` and `attempt_end` end the stage. Other events are skipped.
+    """
+    found: KillStage | None = None
+    for event in events:
+        name = event.get("event")
+        if event.get("attempt") != attempt or not isinstance(name, str):
+            continue
+        if name in ("kill_cleared", "attempt_end", "attempt_start"):
+            found = None
+        elif name.startswith("kill_") and name.removeprefix("kill_") in set(Stage):
+            since = _seconds(event.get("time"))
+            wait_s = _seconds(event.get("kill_wait_s" if name == "kill_term" else "bound_s"))
+            until = None if since is None or wait_s is None else since + wait_s
+            found = KillStage(Stage(name.removeprefix("kill_")), since, until, printable(str(event.get("why", ""))))
+    return found
+
+
+def describe(stage: KillStage, now: float) -> str:
+    """Say what was done and what comes, and when. For instance, `SIGTERM sent 8 s ago, SIGKILL at 10:43:00`."""
+    ago = "" if stage.since is None else describe_age(now - stage.since) or " just now"
+    at = "" if stage.until is None else f" at {clock_time(stage.until, now)}"
+    match stage.stage:
+        case Stage.NOTICED:
+            return f"noticed{ago}, SIGTERM{at} unless it stops at a step"
+        case Stage.TAKEN:
+            return f"the training was told to stop{ago}, SIGTERM{at} unless it saves and ends"
+        case Stage.STACKS:
+            return f"no end in time: asked all ranks for their stacks{ago}, then SIGTERM"
+        case Stage.TERM:
+            return f"SIGTERM sent{ago}, SIGKILL{at}"
+        case Stage.KILL:
+            return f"SIGKILL sent{ago}"
+
+
+def clock_time(moment: float, now: float) -> str:
+    """Given two moments in seconds since the epoch, return the first as people here write it: the date if it is not
+    today's."""
+    from datetime import UTC, datetime  # 5 ms that only those pay who kill
+
+    local, today = (datetime.fromtimestamp(seconds, tz=UTC).astimezone() for seconds in (moment, now))
+    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 
 def _seconds(value: object) -> float | None:
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) else None
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+    return float(value) if is_time else None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`resil init`: a commented resil.toml and the cron folder, without asking anything."""
+"""`resil init`: a commented resil.toml and the cron directory, without any question."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from resilience.errors import UsageError
 from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.runs.project import run_name_from
-from resilience.runs.submit_plan import split_signal
-from resilience.runs.submit_script import read_own_script
+from resilience.runs.submit_plan import read_own_script, split_signal
 from resilience.runs.templates.directives import parse_directives
 from resilience.settings.load import FILE_NAME
 from resilience.submission import ArrayExpression, serial_array
@@ -19,20 +18,20 @@ from resilience.system.files import make_folder, write_atomic
 from resilience.system.shipped import shipped_folder
 
 _TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
-"""Of those below, what becomes `name`, `array` and `signal_lead_s`."""
+"""Of the directives below, those that become `name`, `array` and `signal_lead_s`."""
 
 _NOT_SETTINGS = frozenset(
     {"array", "dependency", "comment", "signal", "job-name", "output", "error", "open-mode"}
     | {"parsable", "test-only", "wait", "wrap", "begin", "hold"}
 )
-"""Directives that resil writes itself, or that belong to one submit."""
+"""Directives that resil writes itself, or that belong to a single submit."""
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """What was written, and what of the script could not be taken over."""
+    """The files written and kept, and notes about directives that were left out."""
 
     written: tuple[Path, ...]
     kept: tuple[Path, ...]
@@ -40,13 +39,13 @@ class Initialized:
 
 
 def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
-    """Write resil.toml and cron/ into a folder. What is there already is kept, unless forced.
+    """Write resil.toml and cron/ into a directory. Existing files are kept, unless forced.
 
     Raise UsageError if there is a resil.toml and `force` is not given, or the source is no batch script.
     """
     target = folder / FILE_NAME
     if os.path.lexists(target) and not force:
-        raise UsageError(f"{target} exists already", hint="look at it: resil config show; write a new one: --force")
+        raise UsageError(f"{target} exists already", hint="show it: resil config show; write a new one: --force")
     text, notes = compose_settings(folder.name, read_own_script(source) if source is not None else "")
     make_folder(folder, mode=0o755)
     write_atomic(target, text, mode=0o644)
@@ -67,21 +66,20 @@ def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
 
 
 def is_program(name: str, content: bytes) -> bool:
-    """Whether a shipped file is one that is run: it says by what, and run-parts(8) would take its name. Pure.
+    """Whether a shipped file is an executable: with a `#!` line, and a name that run-parts(8) accepts. Pure.
 
-    Not by its mode: what unpacks a wheel need not keep that. A batch script, which sbatch reads, is none.
+    Not by its mode: an installer of wheels need not keep modes. A batch script, which sbatch reads, is no executable.
     """
     return content.startswith(b"#!") and _PROGRAM.fullmatch(name) is not None
 
 
 def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
     """The text of a commented resil.toml, and notes about directives that were left out. Pure."""
-    options: dict[str, str | None] = {}
+    options = dict(parse_directives(script).options)
     notes: list[str] = []
     if script:
-        options = dict(parse_directives(script).options)
         left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
-        notes = [f"--{key} was left out: resil or each submit says it" for key in left]
+        notes = [f"--{key} was left out: resil or each submit sets it" for key in left]
         notes.append("command is still the example: put there what the script runs, and its modules into setup")
     run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
@@ -102,7 +100,7 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _array(directive: str) -> str:
-    """A script's array as [submit] writes it: there, a bare number is how many jobs."""
+    """A script's array in the form of [submit], where a bare number is the number of jobs."""
     try:
         expression = ArrayExpression.parse(directive)
         text = "1" if expression.count == 1 else directive.strip()
@@ -143,7 +141,7 @@ _SBATCH_EXAMPLE = """\
 time = "20:00:00\""""
 
 _TEMPLATE = """\
-# Settings of resil. What is commented out shows the default, or an example.
+# Settings of resil. A line commented out shows the default, or an example.
 # Every setting: resil config show; check this file: resil config check
 
 [run]
@@ -163,7 +161,7 @@ template = "python"
 [submit]
 # As `resil submit --array`: 10 means ten jobs, one after another.
 array = {array}
-# This long before the time limit, the batch shell tells the run to save and stop.
+# This long before the time limit, the batch shell requests the run to save and stop.
 signal_lead_s = {lead}
 
 [guard]
@@ -173,11 +171,11 @@ signal_lead_s = {lead}
 # signals = ["USR1", "TERM"]
 
 [watch]
-# What `resil watch --all` looks at. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
+# The checks of `resil watch --all`. Each has a table of its own: [watch.fs], [watch.inodes], [watch.job], [watch.log].
 # checks = ["fs", "inodes", "job", "log"]
 
 [alert]
-# Who is told when a watchdog finds something; see also: resil alert test
+# Where to send a notification when a watchdog finds a problem; see also: resil alert test
 # channels = ["email"]
 # escalation = ["1h: list"]
 # quiet_hours = "22:00-07:00"
@@ -189,14 +187,14 @@ signal_lead_s = {lead}
 # password_file = "~/.config/resil/smtp-password"
 
 [cron]
-# Who runs what lies in cron/, once `resil cron install` was typed: the first of these that works here, unless one is
+# The driver that runs the jobs in cron/ after `resil cron install`: the first of these that works here, unless one is
 # named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
 # backend = "auto"
 # Options of sbatch for the scheduler's own job (backend slurm), and for cron/slurm/*. One CPU each, and no GPU.
 # sbatch = {{ partition = "cpu", account = "project-123" }}
 # Batch shells of trainings start the scheduler again when it is dead.
 # revive = true
-# A dead man's switch elsewhere, which tells you when nothing here can any more.
+# A dead man's switch elsewhere, which notifies you when nothing here can any more.
 # ping_url_file = "~/.config/resil/ping-url"
 # digest_at = "08:00"
 

@@ -1,6 +1,6 @@
-"""What a kill switch that was just thrown will do, and when: looked up once, said in sentences.
+"""The effect of a kill switch that was just set, and its time: looked up once, as sentences.
 
-The switch lies there before anybody looks, so whatever cannot be found out is said as unknown and stops nobody.
+The switch is set before the look-up, so an unknown fact is reported as unknown and stops nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,19 @@ from resilience import layout
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import JobState
 from resilience.quantities import format_duration
-from resilience.runs.attempt import Attempt
-from resilience.runs.attempts import last_events
-from resilience.runs.kill_stage import KillStage, clock_time, describe
+from resilience.runs.attempts import Attempt, KillStage, clock_time, describe
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_events
 from resilience.runs.status import RunStatus, run_statuses
-from resilience.runs.steer import own_script
-from resilience.runs.submissions import read_intents
+from resilience.runs.submissions import own_script, read_intents
 from resilience.switch import Scope
 from resilience.system.files import open_without_waiting, read_regular
 
 DEFAULT_BOUND_S = 300.0
 """How long a training has to come to a step when nothing was learned (slurm_templates/_attempt.bash)."""
 NOTICE_S = 5.0
-"""The batch shell and the guard look so often, unless set otherwise."""
-LEARNED = "learned/0.json"
-"""What rank 0's guard has measured, for the batch shell: docs/reference/run-directory.md."""
+"""Interval at which the batch shell and the guard read the switches, unless set otherwise."""
 _START = re.compile(rb'^\{"event":"start",.*"attempt":(\d+)[,}]', re.MULTILINE)
 _OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
 _JOURNAL_BYTES = 16 * 2**20
@@ -45,7 +42,7 @@ _LAUNCH = b"resil_journal launch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOutlook:
-    """What is known of a run whose kill switch was just thrown.
+    """The state of a run whose kill switch was just set.
 
     Attributes:
         headline: as of `resil status`: running, queued, not queued, finished, unknown.
@@ -55,11 +52,11 @@ class KillOutlook:
         ever_guarded: whether one was ever seen in this run; None when that could not be looked up.
         within_s: how long a step and a save take at most, as far as they were measured; None when they were not.
         bound_s: how long the training has to come to a step.
-        stage: what the batch shell has done already, because the switch was thrown before.
+        stage: of the batch shell, if the switch was set before.
         queued: how many jobs wait.
-        script: the person's own script that the run was queued with, or empty.
+        script: the user's own script that the run was queued with, or empty.
         is_old: whether the batch script was written by a resil that ended nothing by force.
-        owner: who can cancel the jobs; empty when that is who asks.
+        owner: the user who can cancel the jobs; empty for the present user.
     """
 
     headline: str
@@ -76,8 +73,8 @@ class KillOutlook:
     owner: str = ""
 
 
-def look(project: Project, directory: RunDirectory) -> KillOutlook:
-    """Look at the run, and once at the queue. Raise StateDirectoryError if the run's own files cannot be read."""
+def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
+    """Read the run, and query the queue once. Raise StateDirectoryError if the run's own files cannot be read."""
     (status,) = run_statuses(project, (directory,))
     attempt = _training(directory, status)
     learned = _learned(directory)
@@ -103,7 +100,7 @@ def look(project: Project, directory: RunDirectory) -> KillOutlook:
 
 
 def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[str]:
-    """Say what happens now, and what a person can still do. Pure."""
+    """Describe the effect, and the options that remain. Pure."""
     is_finished = outlook.headline == "finished"
     said = ["the run is finished"] if is_finished else []
     if outlook.script:
@@ -122,9 +119,9 @@ def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[
             end = "are cancelled as the first of them starts" if outlook.attempt is None else "are cancelled then"
         said.append(f"queued jobs ({outlook.queued}) {end}")
     if is_finished and outlook.attempt is None and not outlook.script:
-        return [*said, f"to take the switch back: resil clear {run}"]
+        return [*said, f"to clear the switch: resil clear {run}"]
     at_once = f"its owner {outlook.owner} can end it at once" if outlook.owner else "to end it at once"
-    said.append(f"to let it go on: resil clear {run}; {at_once}, without a save: resil cancel {run}")
+    said.append(f"to continue the run: resil clear {run}; {at_once}, without a save: resil cancel {run}")
     return said
 
 
@@ -175,22 +172,20 @@ def _journalled(directory: RunDirectory, attempt: Attempt, name: str) -> bool:
 
 
 def _learned(directory: RunDirectory) -> Mapping[str, Any]:
-    try:
-        found = read_regular(directory.path / LEARNED)
+    with suppress(ResilError, ValueError, RecursionError):
+        found = read_regular(directory.path / layout.LEARNED / "0.json")
         record = json.loads(found[0]) if found is not None else {}
-    except (ResilError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return record if isinstance(record, dict) else {}
+    return {}
 
 
 def _bound_s(directory: RunDirectory, learned: Mapping[str, Any]) -> float:
-    """As the batch shell counts: the setting of the last submit, what was learned, or five minutes."""
-    try:
+    """As the batch shell counts: the setting of the last submit, the measured time, or five minutes."""
+    guard: object = None
+    with suppress(StateDirectoryError):
         guard = directory.settings().get("guard")
-    except StateDirectoryError:
-        guard = None
-    wanted = _number(guard.get("kill_timeout_s")) if isinstance(guard, dict) else None
-    return wanted or _number(learned.get("kill_after_s")) or DEFAULT_BOUND_S
+    requested = _number(guard.get("kill_timeout_s")) if isinstance(guard, dict) else None
+    return requested or _number(learned.get("kill_after_s")) or DEFAULT_BOUND_S
 
 
 def _saw_guard(directory: RunDirectory, attempt: Attempt) -> bool | None:
@@ -215,10 +210,9 @@ def _ever_saw_guard(directory: RunDirectory) -> bool | None:
 
 def _content(script: str) -> bytes:
     """Of a rendered script; empty when it cannot be read."""
-    try:
+    with suppress(OSError):
         return Path(script).read_bytes()
-    except OSError:
-        return b""
+    return b""
 
 
 def _number(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""What every story needs: the world, the settings, the run directories, and the scheduler."""
+"""A project as one command sees it: machine, settings, run directories and scheduler."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
     from resilience.settings.load import Loaded
-    from resilience.switch import OwnerPolicy
     from resilience.system.world import World
 
 
 def run_name_from(text: str) -> str:
-    """Given any text, a folder's name for instance, return a run's name made of it. Pure."""
+    """Given any text, a directory's name for instance, return a run's name made of it. Pure."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text).lstrip("._-")[:100] or "run"
 
 
 @cache
 def schedulers() -> Family:
-    """The schedulers there are. Looked for only when one is needed: a remembered answer needs none."""
+    """The installed schedulers. Listed only when one is needed: a cached answer needs none."""
     from resilience.plugins import Family
 
     return Family("schedulers", "SCHEDULER")
@@ -34,10 +33,10 @@ def schedulers() -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One project folder with its settings, as one command sees it.
+    """One project directory with its settings, as one command sees it.
 
     Attributes:
-        unread: why the user's own settings were done without; None when they were read, or there are none.
+        unread: why the user's own settings were ignored; None when they were read, or there are none.
     """
 
     world: World
@@ -47,9 +46,9 @@ class Project:
 
     def scheduler_name(self) -> str:
         """The scheduler that new jobs go to: the one set, or SLURM where sbatch is installed, else the embedded one."""
-        wanted = self.loaded.settings.scheduler.name
-        if wanted != "auto":
-            return wanted
+        requested = self.loaded.settings.scheduler.name
+        if requested != "auto":
+            return requested
         import shutil
 
         found = shutil.which("sbatch", path=self.world.environ.get("PATH"))
@@ -58,13 +57,13 @@ class Project:
     def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
         """The client of a scheduler, made once. Raise UsageError if there is no such scheduler.
 
-        `cluster` is one of SLURM's where there are several; empty is the one that the person's own commands ask.
+        `cluster` is one of SLURM's where there are several; empty is the one that the user's own commands query.
         """
-        wanted = name or self.scheduler_name()
-        key = f"{wanted}@{cluster}" if cluster else wanted
+        name = name or self.scheduler_name()
+        key = f"{name}@{cluster}" if cluster else name
         if key not in self._clients:
             environ = self.world.environ
-            self._clients[key] = schedulers().load(wanted)(
+            self._clients[key] = schedulers().load(name)(
                 clock=self.world.clock,
                 runner=self.world.runner,
                 environ={**environ, "SLURM_CLUSTERS": cluster} if cluster else environ,
@@ -73,7 +72,7 @@ class Project:
         return self._clients[key]
 
     def default_run(self, script: Path | None = None) -> str:
-        """The run's name when none is given: the settings', the script's, or the project folder's.
+        """The run's name when none is given: the settings', the script's, or the project directory's.
 
         Raise UsageError if the settings give one that cannot be a run's name.
         """
@@ -117,16 +116,6 @@ class Project:
                 hint="start one: resil submit",
             )
         raise UsageError("there are several runs; which one?", hint=f"name one of: {', '.join(d.run for d in runs)}")
-
-    def switch_policy(self, directory: RunDirectory) -> OwnerPolicy:
-        """Whose switches a run obeys: as it was submitted, which may be a colleague's doing and not these settings'.
-
-        Where that cannot be read, what the folder's permissions allow. Raise StateDirectoryError if even those cannot
-        be looked at.
-        """
-        from resilience.runs.switches import policy_of_run
-
-        return policy_of_run(directory)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Every run of the state directory."""

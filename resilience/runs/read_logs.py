@@ -1,4 +1,4 @@
-"""`resil logs`: the newest output of a run, and what is added to it."""
+"""`resil logs`: the newest output of a run, and new output as it appears."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.runs.jobs_of import newest
-from resilience.runs.last_step import logs_by_age, newest_log
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import jobs_of_run, scheduler_of
+from resilience.runs.run_files import logs_by_age, newest_log
+from resilience.runs.run_jobs import jobs_of_run, newest, scheduler_of
 from resilience.runs.submissions import read_intents
 from resilience.system.files import explain_os_error, open_without_waiting
 
 POLL_S = 0.5
-LOOK_S = 30.0
-"""How often the scheduler is asked whether another job writes now, where only it knows the log."""
+QUERY_S = 30.0
+"""How often the scheduler is queried for a newer job, where only the scheduler knows the log."""
 TAIL_LIMIT_BYTES = 2**20
-"""Not more than this is shown of the end: a progress bar may write one line of gigabytes."""
+"""Longest part of the end to show: a progress bar may write one line of gigabytes."""
 _BLOCK_BYTES = 65536
 
 
 def find_log(project: Project, directory: RunDirectory) -> Path:
-    """The log written to last: of the rendered scripts, else of what the scheduler says the newest job writes.
+    """The log written to last: of the rendered scripts, else the output of the newest job according to the scheduler.
 
-    Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler could tell, and does not.
+    Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler knows, and does not answer.
     """
     own = newest_log(directory)
     if own is not None:
@@ -42,7 +41,7 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
             return path
     except SchedulerUnavailable as error:
         raise SchedulerUnavailable(
-            f"run {directory.run} has no log in {directory.path}, and who else knows it did not say: {error.message}",
+            f"run {directory.run} has no log in {directory.path}, and the scheduler did not answer: {error.message}",
             hint=error.hint,
         ) from error
     except ResilError as error:
@@ -52,12 +51,12 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
     except OSError as error:
         raise explain_os_error(error, "look at", Path(str(error.filename))) from error
     raise ResilError(
-        f"run {directory.run} has written no log yet", hint=f"see what it waits for: resil status {directory.run}"
+        f"run {directory.run} has written no log yet", hint=f"see why it waits: resil status {directory.run}"
     )
 
 
 def last_lines(path: Path, count: int) -> tuple[bytes, int]:
-    """The last lines of a file, as they are, and the position where they end; the rest is not read.
+    """The last lines of a file, unchanged, and the position of their end; the rest is not read.
 
     Of very long lines only the end is shown. Raise StateDirectoryError if it cannot be read.
     """
@@ -81,7 +80,7 @@ def last_lines(path: Path, count: int) -> tuple[bytes, int]:
 
 
 def _after_break(text: bytes, nth: int) -> int:
-    """Where the text behind the nth line break from the end begins; 0 if it has fewer."""
+    """The position behind the nth line break from the end; 0 if there are fewer."""
     position = len(text)
     for _ in range(nth):
         position = text.rfind(b"\n", 0, position)
@@ -91,23 +90,23 @@ def _after_break(text: bytes, nth: int) -> int:
 
 
 def follow(project: Project, directory: RunDirectory, path: Path, position: int) -> Iterator[tuple[Path, bytes]]:
-    """Yield (file, new bytes) for ever, from a position on; what a newer attempt writes is taken up as it appears.
+    """Yield (file, new bytes) for ever, from a position on; switch to the log of a newer attempt as it appears.
 
-    Two attempts may write for a while; each log goes on where it was left. A log that was truncated or replaced begins
-    again. Raise StateDirectoryError if it cannot be read.
+    Two attempts may write for a while; each log continues at its last position. A truncated or replaced log starts
+    again. Raise StateDirectoryError if a log cannot be read.
     """
     clock = project.world.clock
     positions = {log: _size(log) for log in logs_by_age(directory)} | {path: position}
-    looked = clock.monotonic()
+    queried_at = clock.monotonic()
     while True:
         chunk, positions[path] = _read_on(path, positions[path])
         if chunk:
             yield path, chunk
             continue
         newer = newest_log(directory)
-        if newer is None and clock.monotonic() - looked >= LOOK_S:
-            looked = clock.monotonic()
-            with suppress(ResilError):  # not answered now: the log that is known is followed on
+        if newer is None and clock.monotonic() - queried_at >= QUERY_S:
+            queried_at = clock.monotonic()
+            with suppress(ResilError):  # without an answer, follow the known log on
                 newer = find_log(project, directory)
         if newer is not None and newer != path:
             path = newer
@@ -117,7 +116,7 @@ def follow(project: Project, directory: RunDirectory, path: Path, position: int)
 
 
 def _read_on(path: Path, position: int) -> tuple[bytes, int]:
-    """The next bytes and where they end. A log that is not there just now has none; it may be being replaced."""
+    """The next bytes and their end. A missing log has none; a writer may be replacing the file."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if os.fstat(file.fileno()).st_size < position:

@@ -1,4 +1,4 @@
-"""The run directory: one folder per run on the shared file system, text that `cat` can read.
+"""The run directory: one per run on the shared file system, text that `cat` can read.
 
 Several login nodes and jobs may touch it at once over NFS, Lustre or GPFS; correctness never rests on a lock.
 """
@@ -20,7 +20,7 @@ from resilience.system.files import explain_os_error, make_folder, read_regular,
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Where one run lives.
+    """The directory of one run.
 
     Attributes:
         path: `<state_dir>/<run>`.
@@ -37,7 +37,7 @@ class RunDirectory:
 
     @property
     def folder_mode(self) -> int:
-        """Mode of its folders; the set-group-id bit keeps the group on what is created below."""
+        """Mode of its directories; the set-group-id bit passes the group on to new files."""
         return 0o2770 if self.group else 0o700
 
     @property
@@ -50,9 +50,9 @@ class RunDirectory:
         return self._has(layout.RUN_FILE) or self._has(layout.SUBMISSIONS)
 
     def create(self, run_file: str) -> None:
-        """Make the folders where they are missing and write `run.toml`.
+        """Create missing directories and write `run.toml`.
 
-        Raise StateDirectoryError if the folder cannot be written, or if the group is not one of this machine's.
+        Raise StateDirectoryError if the directory cannot be written, or if the group is unknown on this machine.
         """
         from resilience.submission import check_run_name  # half a millisecond for each word that it knows
 
@@ -60,9 +60,9 @@ class RunDirectory:
         gid = self._gid()
         created = make_folder(self.path, mode=self.folder_mode)
         if gid is not None:
-            # The folders above that were missing as well, or the group could not come as far as the run.
-            for folder in created:
-                self._give_to_group(folder, gid)
+            # The new parents as well, or the group could not reach the run.
+            for directory in created:
+                self._give_to_group(directory, gid)
             if self._stands_unfinished(gid):
                 self._give_to_group(self.path, gid)
         for name in layout.FOLDERS:
@@ -78,32 +78,28 @@ class RunDirectory:
             ) from None
 
     def _stands_unfinished(self, gid: int) -> bool:
-        """Whether the run's folder is ours and was never given to the group: a crash came in between."""
+        """Whether the directory is ours and was never given to the group: a crash came in between."""
         info = self.path.stat()
         return info.st_uid == os.geteuid() and info.st_gid != gid and not (self.path / layout.RUN_FILE).exists()
 
-    def _give_to_group(self, folder: Path, gid: int) -> None:
+    def _give_to_group(self, directory: Path, gid: int) -> None:
         try:
-            mode = stat.S_IMODE(folder.stat().st_mode)
-            os.chown(folder, -1, gid)
-            folder.chmod(mode)  # chown clears the set-group-id bit
+            mode = stat.S_IMODE(directory.stat().st_mode)
+            os.chown(directory, -1, gid)
+            directory.chmod(mode)  # chown clears the set-group-id bit
         except OSError as error:
-            raise explain_os_error(error, f"give group {self.group} to", folder) from error
+            raise explain_os_error(error, f"give group {self.group} to", directory) from error
 
-    def owner_uid(self) -> int:
-        """Who owns the run. Raise StateDirectoryError if the folder cannot be looked at."""
+    def stat(self, name: str = "") -> os.stat_result:
+        """Owner and permissions of the directory, or of a file in it. Raise StateDirectoryError without an answer."""
         try:
-            return self.path.stat().st_uid
+            return (self.path / name).stat()
         except OSError as error:
-            raise explain_os_error(error, "look at", self.path) from error
+            raise explain_os_error(error, "look at", self.path / name) from error
 
     def owner(self) -> str:
-        """The login name of who owns the run; the number of an account without a name."""
-        uid = self.owner_uid()
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:
-            return str(uid)
+        """Login name of the run's owner. Raise StateDirectoryError if the directory cannot be read."""
+        return user_name(self.stat().st_uid)
 
     def is_finished(self) -> bool:
         """Whether the training says it is done."""
@@ -116,7 +112,7 @@ class RunDirectory:
             raise explain_os_error(error, "look at", self.path) from error
 
     def settings(self) -> dict[str, object]:
-        """What `run.toml` says; empty when there is none or it is damaged."""
+        """The content of `run.toml`; empty when there is none or it is damaged."""
         found = read_regular(self.path / layout.RUN_FILE, limit_bytes=2**20)
         if found is None:
             return {}
@@ -128,10 +124,18 @@ class RunDirectory:
             return {}
 
 
-def find_runs(state_dir: Path, group: str = "") -> Iterator[RunDirectory]:
-    """Yield the runs kept in a state directory, by name. A missing directory has none.
+def user_name(uid: int) -> str:
+    """The login name of an account; its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
-    Somebody else's private run is passed over.
+
+def find_runs(state_dir: Path, group: str = "") -> Iterator[RunDirectory]:
+    """Yield the runs of a state directory, by name. A missing directory has none.
+
+    Private runs of other users are skipped.
     """
     try:
         entries = sorted(entry.name for entry in os.scandir(state_dir) if entry.is_dir(follow_symlinks=False))

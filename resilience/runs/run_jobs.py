@@ -1,23 +1,47 @@
-"""Which jobs of a queue belong to which run, who may have submitted them, and which scheduler has them."""
+"""Which jobs belong to a run, and which of them are live: one empty answer of the queue never reads as dead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from resilience.job import Job
+from resilience.errors import NoSuchJob, RunAlive, SchedulerError, SchedulerUnavailable
+from resilience.job import Job, JobId, Liveness
+from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.submissions import Intent, Outcome, submitted_ids
+from resilience.runs.submissions import Intent, Outcome, read_intents, submitted_ids
 from resilience.submission import split_comment
 from resilience.system.world import is_account
 
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.schedulers import Scheduler
+
+
+def newest(jobs: Collection[Job]) -> Job | None:
+    """The job submitted last, among those given."""
+    return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
+
+
+def refuse_if_live(run: str, live: Collection[Job]) -> None:
+    """Raise RunAlive, naming the jobs and what to do, if there are any."""
+    if not live:
+        return
+    ids = ", ".join(sorted({str(job.id.whole) for job in live}))
+    raise RunAlive(
+        f"run {run} is live already: job {ids}",
+        hint=f"queue behind it: --after auto; beside it, at your own risk: --force; cancel it: resil cancel {run}",
+    )
+
 
 class Owners:
-    """Whose a job is, for many runs at once: a queue of 100,000 rows is gone through one time, whatever the runs.
+    """Assigns jobs to runs, for many runs at once: a queue of 100,000 rows is read one time, whatever the runs.
 
-    The run's name in the comment is not enough: two projects, or two people, may call their runs alike, and nobody's
-    `resil cancel` may end the other's. It counts only where the journal knows no intent at all. A job with another
-    token is never ours, even under an id that we remember: after a controller's crash SLURM may give an id away twice.
-    A site may overwrite comments; the id is for that case.
+    The run's name in the comment is not enough: two projects or users may give their runs the same name, and a
+    `resil cancel` must not end the other's. The name counts only where the journal knows no intent at all. A job with
+    another token is never ours, even under a known id: after a controller's crash SLURM may assign an id twice. A site
+    may overwrite comments; the id is for that case.
     """
 
     def __init__(self, journals: Mapping[str, Sequence[Intent]]) -> None:
@@ -49,11 +73,136 @@ def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tup
 def submitters(
     directory: RunDirectory, intents: Sequence[Intent], me: str, is_known: Callable[[str], bool] = is_account
 ) -> tuple[str, ...]:
-    """Who may have jobs of a run: its owner, and everyone who ever submitted it and still has an account. Sorted."""
+    """The users who may have jobs of a run: its owner, and all submitters who still have an account. Sorted."""
     people = {directory.owner(), *(intent.by for intent in intents if intent.by)}
     return tuple(sorted(name for name in people if name == me or is_known(name))) or (me,)
 
 
 def scheduler_of(intents: Sequence[Intent]) -> str:
-    """The scheduler that has the run's jobs: of the newest intent that was not refused. Empty when there is none."""
+    """The scheduler of the newest intent that was not refused; empty when there is none."""
     return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
+
+
+def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:
+    """The live jobs of a run, of all submitters; `me` is the present user's login name.
+
+    Raise SchedulerUnavailable if the scheduler does not answer, or if it shows none and a second query cannot confirm
+    that.
+    """
+    if not directory.exists():
+        return ()  # never submitted from here
+    intents = read_intents(directory)
+    people = submitters(directory, intents, me)
+    jobs = scheduler.jobs(users=None if people == (me,) else people)
+    live = tuple(job for job in jobs_of_run(jobs, directory.run, intents) if job.state.is_alive)
+    return live or confirm_gone(scheduler, directory, intents, me)
+
+
+def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[Job, ...]:
+    """Query again for the job submitted last, which the queue did not show; return it if it is live after all.
+
+    Raise SchedulerUnavailable if that stays unknown: an empty answer alone proves nothing.
+    """
+    known = [i for i in intents if i.outcome is Outcome.SUBMITTED and i.scheduler == scheduler.name and i.job_id]
+    if not known or known[-1].job_id is None:
+        return ()
+    presence = scheduler.presence(known[-1].job_id, mine=known[-1].by in ("", me))
+    if presence.liveness is Liveness.UNKNOWN:
+        raise SchedulerUnavailable(
+            f"the queue shows no job of run {directory.run}, and whether job {known[-1].job_id} lives cannot be "
+            f"confirmed: {presence.reason}",
+            hint="try again in a minute; if you know that it is over: --force",
+        )
+    job = presence.job
+    if presence.liveness is Liveness.GONE or job is None:
+        return ()
+    mark = split_comment(job.comment)
+    # SLURM may assign an id twice after a crash: a job with another token is not ours.
+    if mark is None:  # the site overwrites comments, or the job is a stranger's
+        return (job,) if job.user in ("", *submitters(directory, intents, me)) else ()
+    return (job,) if mark[1] in {intent.token for intent in intents} else ()
+
+
+def resolve_after(project: Project, run: str, after: str) -> JobId:
+    """Given the value of `--after`, return the job to queue behind.
+
+    `auto` is the newest live job of the run. Raise SchedulerError if that job is no longer in the queue, and
+    SchedulerUnavailable if the scheduler does not answer.
+    """
+    scheduler = project.scheduler()
+    if after != "auto":
+        job_id = JobId.parse(after).whole  # the end of one task proves nothing about the others
+        presence = scheduler.presence(job_id)
+        if presence.liveness is Liveness.UNKNOWN:
+            raise SchedulerUnavailable(
+                f"cannot tell whether job {job_id} is alive: {presence.reason}", hint="nothing was queued; try again"
+            )
+        if presence.liveness is Liveness.GONE:
+            raise SchedulerError(
+                f"job {job_id} is not in the queue: {presence.reason}",
+                hint="submit without --after, or see: resil status",
+            )
+        return presence.job.id.whole if presence.job is not None else job_id
+    job = newest(live_jobs(scheduler, project.directory(run), project.world.host.user))
+    if job is None:
+        raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
+    return job.id.whole
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The result of a cancel.
+
+    Attributes:
+        ids: the jobs and arrays that were cancelled.
+        still_ending: those that a query afterwards still showed with processes: they have KillWait to end.
+    """
+
+    ids: tuple[JobId, ...]
+    still_ending: tuple[JobId, ...]
+
+
+def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = False) -> Cancelled:
+    """Cancel the jobs of a run, and query afterwards whether they are ending.
+
+    Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
+    whether they were cancelled before), SchedulerError if a job is not ours to end.
+    """
+    intents, me = read_intents(directory), project.world.host.user
+    scheduler = project.scheduler(scheduler_of(intents))
+
+    def live() -> tuple[Job, ...]:
+        jobs = jobs_of_run(scheduler.jobs(users=()), directory.run, intents)
+        return tuple(job for job in jobs if job.state.is_alive and (job.state.is_waiting or not pending_only))
+
+    before = live() or (() if pending_only else confirm_gone(scheduler, directory, intents, me))
+    if not before:
+        raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
+    requested = tuple(sorted({job.id.whole for job in before}))
+    names = ", ".join(map(str, requested))
+    try:
+        scheduler.cancel(requested, pending_only=pending_only)
+    except SchedulerUnavailable:
+        raise
+    except SchedulerError as error:
+        others = sorted({job.user for job in before} - {"", me})
+        if others:
+            whose = f"some of it belongs to {', '.join(others)}, and only they can end that"
+            error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
+        raise
+    finally:
+        queue_cache.invalidate(project.world, scheduler.name)
+    try:
+        after = live()
+    except SchedulerUnavailable as error:
+        raise SchedulerUnavailable(
+            f"job {names} was cancelled; its end could not be confirmed: {error.message}",
+            hint=f"check again: resil status {directory.run} --fresh",
+        ) from error
+    if any(job.state.is_waiting for job in after):
+        left = ", ".join(str(job.id) for job in after if job.state.is_waiting)
+        raise SchedulerError(
+            f"job {left} is still in the queue",
+            hint=f"see whose it is and why: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
+        )
+    return Cancelled(requested, tuple(sorted({job.id.whole for job in after})))

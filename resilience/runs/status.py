@@ -1,43 +1,120 @@
-"""`resil status`: every run in one row per job or array, what happens next, and what was lost."""
+"""`resil status`: every run in one row per job or array, the next job, and lost work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resilience import layout
-from resilience.errors import StateDirectoryError, UsageError
+from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
 from resilience.job import Job, JobState
-from resilience.runs.attempt import Attempt, AttemptEnd
-from resilience.runs.attempts import last_beat, last_events, newest_save, read_attempts
-from resilience.runs.fold_jobs import JobRow, fold
-from resilience.runs.kill_stage import KillStage, kill_stage
-from resilience.runs.last_save import LastSave
-from resilience.runs.last_step import last_step
+from resilience.pending_reason import explain_reason
+from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage
 from resilience.runs.project import Project
-from resilience.runs.queue_memory import QueueAnswer, ask_queue
+from resilience.runs.queue_cache import QueueAnswer, query_queue
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, last_step, newest_save, read_attempts
 from resilience.runs.run_jobs import jobs_of_run, scheduler_of, submitters
 from resilience.runs.submissions import read_intents
-from resilience.runs.switches import read_switch
+from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
-LOST_ATTEMPTS_TOLD = 2
-"""Of the newest attempts: what was lost long ago is no news."""
+CANNOT_OPEN_OUTPUT = 53
+"""SLURM's signal (0:53) of a job that failed before it began, mostly for its --output."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job, or one array folded.
+
+    Attributes:
+        job: the id as people write it; the array's for a folded array.
+        state: the state of what runs, else of what waits, else of what ended last.
+        counts: how many tasks are in each state; a plain job counts 1.
+        words: why it waits or how it ended, in words.
+        advice: what to do about it, or empty.
+        time_left_s: of what runs, None when unlimited or not known.
+        nodes: hostlist.
+        is_alive: whether anything of it may run now or later.
+    """
+
+    job: str
+    state: JobState
+    counts: Mapping[str, int]
+    words: str
+    advice: str
+    time_left_s: float | None
+    nodes: str
+    is_alive: bool
+
+
+def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
+    """Given the jobs of a run, return one row per job or array: what runs first, then what waits, then what ended."""
+    arrays: dict[int, list[Job]] = {}
+    for job in jobs:
+        arrays.setdefault(job.id.array, []).append(job)
+    rows = [_row(array, records, now) for array, records in arrays.items()]
+    return tuple(sorted(rows, key=lambda row: (_rank(row.state), int(row.job.split("_")[0]))))
+
+
+def _row(array: int, records: list[Job], now: float) -> JobRow:
+    counts: Counter[str] = Counter()
+    for job in records:
+        counts[job.state.value] += job.task_count
+    leading = min(records, key=lambda job: (_rank(job.state), -(job.start_time or 0.0)))
+    words, advice = _explain(leading)
+    left = leading.end_time - now if leading.state.may_have_processes and leading.end_time is not None else None
+    return JobRow(
+        job=str(leading.id if len(records) == 1 and not leading.is_array_record else array),
+        state=leading.state,
+        counts=dict(counts),
+        words=words,
+        advice=advice,
+        time_left_s=None if left is None else max(0.0, left),
+        nodes=leading.nodes,
+        is_alive=any(job.state.is_alive for job in records),
+    )
+
+
+def _rank(state: JobState) -> int:
+    if state is JobState.RUNNING:
+        return 0
+    if state.may_have_processes:
+        return 1
+    return 2 if state.is_waiting else 3
+
+
+def _explain(job: Job) -> tuple[str, str]:
+    if job.state.is_waiting:
+        reason = explain_reason(job.reason, str(job.id))
+        return reason.words, reason.advice
+    if job.state is JobState.COMPLETING:
+        return "its processes are ending", ""
+    if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
+        if job.exit_code.signal == CANNOT_OPEN_OUTPUT:
+            return "SLURM could not open its output file, or not start it", "look at --output, and at sinfo -R"
+        if job.exit_code.signal:
+            return f"ended by signal {job.exit_code.signal}", ""
+        if job.exit_code.status == EX_TEMPFAIL:
+            return f"stopped on purpose, to go on in the next job (exit code {EX_TEMPFAIL})", ""
+        return f"exit code {job.exit_code.status}", ""
+    return "", ""
+
+
+LOST_ATTEMPTS_SHOWN = 2
+"""Of the newest attempts: older losses are no longer of interest."""
 
 ATTEMPTS_AT_ONCE = 3
 """Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
 
-SIGN_OF_LIFE_S = 30.0
-"""A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
-
 LOST_SLACK_S = 5.0
-"""An attempt younger than this, by a clock of another machine, may have begun after the queue was looked at."""
+"""An attempt younger than this, by a clock of another machine, may have begun after the queue was queried."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What is known about one run.
+    """The state of one run.
 
     Attributes:
         rows: its jobs, what runs first.
@@ -45,26 +122,26 @@ class RunStatus:
         step: the last step seen, or None.
         attempts: every attempt so far, oldest first.
         finished: whether the training said that it is done.
-        switches: the switches that lie there, honoured or not.
-        save: what the guard has told of its saves, or None.
+        switches: the switches that are set, honoured or not.
+        save: the saves that the guard journalled, or None.
         kill: the stage of a running attempt that is being ended by its kill switch or by stop_after, or None.
         lost: sentences about work that a dead node or a reboot took.
         headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
-        trouble: why the scheduler could not be asked; the rows are then what it said `age_s` seconds ago.
+        trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
     """
 
     run: str
     path: str
-    scheduler: str
-    rows: tuple[JobRow, ...]
-    next_in_line: str
-    step: int | None
-    attempts: tuple[Attempt, ...]
-    finished: bool
-    switches: tuple[Switch, ...]
-    lost: tuple[str, ...]
-    headline: str
+    scheduler: str = ""
+    rows: tuple[JobRow, ...] = ()
+    next_in_line: str = ""
+    step: int | None = None
+    attempts: tuple[Attempt, ...] = ()
+    finished: bool = False
+    switches: tuple[Switch, ...] = ()
+    lost: tuple[str, ...] = ()
+    headline: str = ""
     save: LastSave | None = None
     kill: KillStage | None = None
     trouble: str = ""
@@ -75,10 +152,10 @@ class RunStatus:
 def run_statuses(
     project: Project, directories: Sequence[RunDirectory], *, fresh: bool = False
 ) -> tuple[RunStatus, ...]:
-    """Look at the runs; each scheduler is asked once for all of them, and not at all while its answer is young.
+    """The states of runs. Each scheduler is queried once for all of them, and not at all while its answer is young.
 
-    A run whose files cannot be read is told as `unreadable` beside the others. Raise StateDirectoryError if it is the
-    only one asked for.
+    A run whose files cannot be read is shown as `unreadable` beside the others. Raise StateDirectoryError if it is the
+    only one requested.
     """
     answers: dict[tuple[str, tuple[str, ...]], QueueAnswer] = {}
     statuses = []
@@ -86,56 +163,39 @@ def run_statuses(
         try:
             intents = read_intents(directory)
             name = scheduler_of(intents) or project.scheduler_name()
-            asked = name, submitters(directory, intents, project.world.host.user)
-            if asked not in answers:
-                answers[asked] = _ask(project, *asked, fresh)
-            jobs = jobs_of_run(answers[asked].jobs, directory.run, intents)
-            statuses.append(_status(project, directory, name, jobs, answers[asked]))
+            query = name, submitters(directory, intents, project.world.host.user)
+            if query not in answers:
+                answers[query] = _query(project, *query, fresh)
+            jobs = jobs_of_run(answers[query].jobs, directory.run, intents)
+            statuses.append(_status(project, directory, name, jobs, answers[query]))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
-            statuses.append(_unreadable(directory, error))
+            row = RunStatus(directory.run, str(directory.path), headline="unreadable", unreadable=error.message)
+            statuses.append(row)
     return tuple(statuses)
 
 
-def _ask(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
-    """The queue of those who submitted a run; they may be colleagues."""
+def _query(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
+    """The queue of the users who submitted a run; they may be colleagues."""
     is_own = people == (project.world.host.user,)
 
     def fetch() -> tuple[Job, ...]:
         return project.scheduler(scheduler).jobs(users=None if is_own else people, finished=True)
 
     try:
-        return ask_queue(project.world, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
+        return query_queue(project.world, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
     except UsageError as error:
         if scheduler == project.scheduler_name():
             raise
         return QueueAnswer((), trouble=error.message, is_known=False)  # one run's journal must not hide the others
 
 
-def _unreadable(directory: RunDirectory, error: StateDirectoryError) -> RunStatus:
-    return RunStatus(
-        run=directory.run,
-        path=str(directory.path),
-        scheduler="",
-        rows=(),
-        next_in_line="",
-        step=None,
-        attempts=(),
-        finished=False,
-        switches=(),
-        lost=(),
-        headline="unreadable",
-        unreadable=error.message,
-    )
-
-
 def _status(
     project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
 ) -> RunStatus:
-    rows = fold(jobs, project.world.clock.now())
-    finished = directory.is_finished()
     now = project.world.clock.now()
+    rows, finished = fold(jobs, now), directory.is_finished()
     attempts = read_attempts(directory)
     if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
         trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
@@ -151,7 +211,7 @@ def _status(
         step=_newest_step(last_step(directory), save, attempts),
         attempts=attempts,
         finished=finished,
-        switches=_switches(project, directory),
+        switches=_switches(directory),
         lost=_lost(jobs, attempts),
         headline=_headline(rows, finished, answer),
         save=save,
@@ -162,7 +222,7 @@ def _status(
 
 
 def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
-    """Whether the newest attempt, which never said that it ended, beat a moment ago, and no row says it is over."""
+    """Whether the newest attempt wrote no end, beat a moment ago, and no row shows its end."""
     if not attempts or attempts[-1].end is not None or any(job.raw_id == attempts[-1].job_id for job in jobs):
         return False
     beat = last_beat(directory, attempts[-1])
@@ -190,7 +250,7 @@ def _headline(rows: Sequence[JobRow], finished: bool, answer: QueueAnswer) -> st
     if finished:
         return "finished"
     if answer.trouble or not answer.is_known:
-        return "unknown"  # what was seen earlier is shown, and proves nothing about now
+        return "unknown"  # the earlier answer is shown, and proves nothing about now
     if any(row.state.may_have_processes for row in rows):
         return "running"
     if any(row.is_alive for row in rows):
@@ -213,33 +273,30 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     for job in jobs:
         if job.state is JobState.NODE_FAIL or (job.state.is_waiting and job.reason == "NodeDown"):
             sentences.append(f"job {job.id} was lost with its node{f' {job.nodes}' if job.nodes else ''}")
-    for attempt in attempts[-LOST_ATTEMPTS_TOLD:]:
+    for attempt in attempts[-LOST_ATTEMPTS_SHOWN:]:
         if attempt.end is AttemptEnd.LOST:
             host = f" on {attempt.host}" if attempt.host else ""
-            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) never said how it ended")
+            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) wrote no end")
     return tuple(sentences)
 
 
 def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
-    """The last step, `seen` in a heartbeat of some seconds ago, or in a log: a save of this attempt may be newer."""
-    if save is None or not attempts or save.attempt != attempts[-1].number:
-        return seen
-    return max((step for step in (seen, save.step) if step is not None), default=None)
+    """The last step, `seen` in a heartbeat of some seconds ago or in a log: a save of this attempt may be newer."""
+    is_of_this = save is not None and attempts and save.attempt == attempts[-1].number
+    steps = (seen, save.step if save is not None and is_of_this else None)
+    return max((step for step in steps if step is not None), default=None)
 
 
 def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:
     """The stage of the newest attempt that is being ended; one that only waits for it may be newer."""
-    for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]):
-        if attempt.end is None:
-            stage = kill_stage(last_events(directory, attempt.job_id), attempt.number)
-            if stage is not None:
-                return stage
-    return None
+    running = (attempt for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]) if attempt.end is None)
+    stages = (kill_stage(last_events(directory, attempt.job_id), attempt.number) for attempt in running)
+    return next((stage for stage in stages if stage is not None), None)
 
 
-def _switches(project: Project, directory: RunDirectory) -> tuple[Switch, ...]:
+def _switches(directory: RunDirectory) -> tuple[Switch, ...]:
     try:
-        policy = project.switch_policy(directory)
+        policy = policy_of_run(directory)
         found = (read_switch(directory, kind, policy) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH))
         return tuple(switch for switch in found if switch is not None)
     except StateDirectoryError:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from resilience import layout
 from resilience.errors import UsageError
@@ -18,19 +19,19 @@ TOKEN_BYTES = 8
 
 
 class Outcome(StrEnum):
-    """What became of an intent."""
+    """The outcome of an intent."""
 
     OPEN = "open"
-    """Journalled and perhaps sent. It must be looked up by its token before anything is submitted."""
+    """Journalled and perhaps sent. The next submit looks the job up by its token first."""
     UNCERTAIN = "uncertain"
-    """As OPEN, but whoever sent it has given up waiting: no submit is at it any more."""
+    """As OPEN, but its submit has given up waiting and ended."""
     SUBMITTED = "submitted"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One line of thought of `resil submit`, folded from its lines in the journal.
+    """One submission by `resil submit`, folded from its lines in the journal.
 
     Attributes:
         token: what the job carries in its comment.
@@ -38,9 +39,9 @@ class Intent:
         script: path of the script that was handed over.
         argv: the exact command, for people.
         time: seconds since the epoch.
-        outcome: what became of it.
+        outcome: as far as it is journalled.
         job_id: the one job, when there is one.
-        by: login name of who submitted it; empty when not known.
+        by: login name of the submitter; empty when unknown.
     """
 
     token: str
@@ -59,37 +60,35 @@ def new_token() -> str:
 
 
 def record_intent(directory: RunDirectory, intent: Intent) -> None:
-    """Journal that a submission is about to be sent. Raise StateDirectoryError if it cannot be: then do not send."""
-    _append(
-        directory,
-        {
-            "event": "intent",
-            "token": intent.token,
-            "at": iso_time(intent.time),
-            "time": intent.time,
-            "by": intent.by,
-            "scheduler": intent.scheduler,
-            "script": intent.script,
-            "argv": list(intent.argv),
-        },
-    )
+    """Journal that a submission is about to be sent. Raise StateDirectoryError on failure: then do not send."""
+    record = {
+        "event": "intent",
+        "token": intent.token,
+        "at": iso_time(intent.time),
+        "time": intent.time,
+        "by": intent.by,
+        "scheduler": intent.scheduler,
+        "script": intent.script,
+        "argv": list(intent.argv),
+    }
+    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
 
 def record_result(
     directory: RunDirectory, token: str, outcome: Outcome, now: float, *, job_id: JobId | None = None, why: str = ""
 ) -> None:
-    """Journal what became of an intent."""
+    """Journal the outcome of an intent."""
     record: dict[str, object] = {"event": outcome.value, "token": token, "at": iso_time(now), "time": now}
     if job_id is not None:
         record["job_id"] = str(job_id)
     if why:
         record["why"] = why
-    # Should a power cut take this line, the intent is open, and is looked up.
+    # If a power cut takes this line, the intent is open, and the next submit looks it up.
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode, sync=False)
 
 
 def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
-    """The intents of a run, oldest first, each with what became of it."""
+    """The intents of a run, oldest first, each with its outcome."""
     intents: dict[str, Intent] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
@@ -108,17 +107,27 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 by=str(record.get("by", "")),
             )
         elif token in intents:
-            intents[token] = _settle(intents[token], str(record.get("event", "")), record.get("job_id"))
+            intents[token] = _with_result(intents[token], str(record.get("event", "")), record.get("job_id"))
     return tuple(intents.values())
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
-    """The jobs that came of these intents, oldest first."""
+    """The jobs of these intents, oldest first."""
     return tuple(intent.job_id for intent in intents if intent.job_id is not None)
 
 
-def _settle(intent: Intent, event: str, job_id: object) -> Intent:
-    """Add a result. A job that once came of an intent is never forgotten; one without a readable id stays OPEN."""
+def own_script(directory: RunDirectory) -> str:
+    """The user's own script with which the run was last queued; empty for a rendered template.
+
+    Only a rendered script reads the switches by itself.
+    """
+    scripts = directory.path / layout.SCRIPTS
+    intents = read_intents(directory)
+    return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
+
+
+def _with_result(intent: Intent, event: str, job_id: object) -> Intent:
+    """Add a result. The job of an intent is never forgotten; a result without a readable id leaves the intent OPEN."""
     if event not in (Outcome.UNCERTAIN, Outcome.SUBMITTED, Outcome.REFUSED) or intent.outcome is Outcome.SUBMITTED:
         return intent
     try:
@@ -132,7 +141,3 @@ def _settle(intent: Intent, event: str, job_id: object) -> Intent:
 
 def _seconds(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _append(directory: RunDirectory, record: dict[str, object]) -> None:
-    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)

@@ -1,8 +1,11 @@
-"""`resil submit`: queue a run, exactly once, and only if that is what is wanted."""
+"""`resil submit`: queue a run, exactly once, and only if the run is not live, finished or killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,17 +13,17 @@ from pathlib import Path
 from resilience import layout
 from resilience.errors import (
     ResilError,
+    SchedulerUnavailable,
     StateDirectoryError,
     SubmissionUncertain,
     UsageError,
 )
 from resilience.job import JobId
-from resilience.runs import queue_memory
-from resilience.runs.jobs_of import refuse_if_alive
-from resilience.runs.living_jobs import live_jobs
-from resilience.runs.open_intents import refuse_if_another_was_first, settle_open_intents
+from resilience.quantities import format_duration
+from resilience.runs import queue_cache
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import live_jobs, refuse_if_live
 from resilience.runs.submissions import (
     Intent,
     Outcome,
@@ -29,22 +32,138 @@ from resilience.runs.submissions import (
     record_intent,
     record_result,
 )
-from resilience.runs.submit_facts import lint_facts, passed_options
-from resilience.runs.submit_footing import look_at_footing, undo
-from resilience.runs.submit_plan import SubmitPlan, SubmitRequest, describe_command, plan_submit
-from resilience.runs.submit_script import guard_variables, owner_policy, read_own_script, render_script
+from resilience.runs.submit_plan import (
+    SubmitPlan,
+    SubmitRequest,
+    guard_variables,
+    lint_facts,
+    owner_policy,
+    passed_options,
+    plan_submit,
+    read_own_script,
+    render_script,
+)
 from resilience.runs.switches import policy_of, read_switch
 from resilience.runs.templates.lint import LintFinding, Severity, lint
 from resilience.schedulers import Scheduler
 from resilience.settings.show import to_toml
-from resilience.submission import Submission, check_run_name
+from resilience.submission import Submission, Submitted, check_run_name
 from resilience.switch import describe_age
-from resilience.system.files import write_atomic
+from resilience.system.files import read_regular, write_atomic
+from resilience.system.world import is_account
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a run directory before a submit, so that a submit that queued nothing can restore it.
+
+    Attributes:
+        run_file: content of its run.toml, None when it was never submitted from here.
+        missing: the run directory and its parents that did not exist, the deepest first.
+    """
+
+    run_file: bytes | None
+    missing: tuple[Path, ...]
+
+
+def take_snapshot(directory: RunDirectory) -> Snapshot:
+    """Record the state of a run directory. Raise StateDirectoryError if it cannot be read."""
+    if not directory.exists():
+        paths = (directory.path, *directory.path.parents)
+        return Snapshot(None, tuple(path for path in paths if not os.path.lexists(path)))
+    found = read_regular(directory.path / layout.RUN_FILE, limit_bytes=2**20)
+    return Snapshot(found[0] if found is not None else b"", ())
+
+
+def rollback(directory: RunDirectory, snapshot: Snapshot, tokens: Collection[str]) -> None:
+    """Restore a run directory to its state before a submit that queued nothing.
+
+    Only files of this submit are removed: the directory may hold a user's own files, and another submit may have
+    begun to use it meanwhile.
+    """
+    with suppress(ResilError, OSError):
+        if any(intent.token not in tokens for intent in read_intents(directory)):
+            return  # the directory now belongs to another submit
+        if snapshot.run_file is not None:
+            write_atomic(directory.path / layout.RUN_FILE, snapshot.run_file, mode=directory.file_mode)
+            return
+        if directory.path in snapshot.missing:
+            shutil.rmtree(directory.path, ignore_errors=True)
+        else:
+            for name in (layout.SUBMISSIONS, layout.RUN_FILE):
+                (directory.path / name).unlink(missing_ok=True)
+            for name in layout.FOLDERS:
+                with suppress(OSError):
+                    (directory.path / name).rmdir()
+        for parent in snapshot.missing[1:]:
+            parent.rmdir()
+
+
+IN_FLIGHT_S = 120.0
+"""An open intent younger than this may belong to another `resil submit` that is still running."""
+
+SECOND_QUERY_S = 3.0
+"""A restarted controller processes an old request a moment after it answers a new query."""
+
+
+def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Collection[str], now: float) -> None:
+    """Yield to another submit of the run that journalled its intent before ours and that we did not know of.
+
+    Two users submit at once: each queries, sees no job, and journals. Lines of a journal have an order, so exactly one
+    of them was first. Raise SchedulerUnavailable after journalling that ours was not sent.
+    """
+    for intent in read_intents(directory):
+        if intent.token == token:
+            return
+        is_in_flight = intent.outcome is Outcome.OPEN and now - intent.time < IN_FLIGHT_S
+        if intent.token not in known and (is_in_flight or intent.outcome is Outcome.SUBMITTED):
+            record_result(directory, token, Outcome.REFUSED, now, why=f"gave way to {intent.token}")
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run}{f' by {intent.by}' if intent.by else ''} was first",
+                hint=f"see what it queued: resil status {directory.run} --fresh; queue behind it: --after auto",
+            )
+
+
+def reconcile_intents(
+    project: Project, directory: RunDirectory, scheduler: Scheduler, progress: Callable[[str], None]
+) -> Iterator[JobId]:
+    """Look up every submission without a known outcome, journal its outcome, and yield the jobs found.
+
+    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may still be sending it.
+    """
+    now = project.world.clock.now()
+    for intent in read_intents(directory):
+        if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
+            continue
+        by = intent.by if is_account(intent.by) else ""
+        found = scheduler.find(intent.token, user=by)
+        age_s = now - intent.time
+        in_flight = intent.outcome is Outcome.OPEN
+        if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
+            project.world.clock.sleep(SECOND_QUERY_S)
+            found = scheduler.find(intent.token, user=by)
+        if found:
+            job_id = found[0].id.whole
+            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
+            progress(f"a submit whose end was not journalled did queue job {job_id}")
+            yield job_id
+        elif in_flight and age_s < -IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} is dated {format_duration(-age_s)} in the future",
+                hint="compare `date` on your login nodes; it may still be running",
+            )
+        elif in_flight and age_s < IN_FLIGHT_S:
+            raise SchedulerUnavailable(
+                f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
+                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",
+            )
+        else:
+            record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue by two queries")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A submit that could be carried out as it stands.
+    """A submit that is ready to be performed.
 
     Attributes:
         script: the text that would run.
@@ -52,6 +171,7 @@ class Prepared:
         findings: what the lint has to say; none of them refuses.
     """
 
+    request: SubmitRequest
     directory: RunDirectory
     plan: SubmitPlan
     script: str
@@ -61,11 +181,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """What was queued.
+    """The jobs that were queued.
 
     Attributes:
         ids: the jobs, in their order.
-        notes: what the scheduler said besides.
+        notes: further messages of the scheduler.
         recovered: whether a job was found by its token after the call had failed.
     """
 
@@ -77,15 +197,16 @@ class SubmitResult:
 
 
 def prepare(project: Project, request: SubmitRequest) -> Prepared:
-    """Work out everything and write nothing.
+    """Plan, render and lint a submit; write nothing.
 
-    Raise UsageError, SettingsError or TemplateError if it cannot be meant; the message names the reason of the lint.
+    Raise UsageError, SettingsError or TemplateError if the request is invalid; the message gives the lint's reason.
     """
     check_run_name(request.run)
     directory = project.directory(request.run)
     settings = project.loaded.settings
     plan = plan_submit(request, settings, str(directory.path / layout.LOGS))
     tokens = [new_token() for _ in range(plan.jobs)]
+    environment = {"RESIL_RUN": request.run, "RESIL_RUN_DIR": str(directory.path)}
     if request.script is None:
         script = render_script(project, request, plan, directory)
         paths = [str(directory.path / layout.SCRIPTS / f"{token}.sbatch") for token in tokens]
@@ -93,9 +214,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
         own = (project.world.cwd / request.script).resolve()
         script = read_own_script(own)
         paths = [str(own)] * plan.jobs
-    environment = {"RESIL_RUN": request.run, "RESIL_RUN_DIR": str(directory.path)}
-    if request.script is not None:  # a rendered script says these itself
-        environment |= guard_variables(project.loaded)
+        environment |= guard_variables(project.loaded)  # a rendered script exports these itself
     submissions = tuple(
         Submission(
             token=token,
@@ -116,51 +235,47 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
     if refused:
         others = "".join(f"\n       also: {finding.message}" for finding in refused[1:])
         raise UsageError(refused[0].message + others, hint=refused[0].hint)
-    return Prepared(directory, plan, script, submissions, tuple(findings))
+    return Prepared(request, directory, plan, script, submissions, tuple(findings))
 
 
 def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
     """The exact commands that `perform` would run, for people."""
     scheduler = project.scheduler()
-    previous: JobId | None = None
-    lines = []
-    for number, submission in enumerate(prepared.submissions):
-        chained = _behind(submission, previous) if number else submission
-        text = describe_command(scheduler.command_line(chained))
-        lines.append(text if not number else text.replace("afterany:1 ", "afterany:<job before> "))
-        previous = JobId(1)
-    return tuple(lines)
+    first, *others = prepared.submissions
+    behind = (shlex.join(scheduler.command_line(_behind(submission, JobId(1)))) for submission in others)
+    return (
+        shlex.join(scheduler.command_line(first)),
+        *(text.replace("afterany:1 ", "afterany:<job before> ") for text in behind),
+    )
 
 
-def test_only(project: Project, prepared: Prepared, request: SubmitRequest) -> str:
+def test_only(project: Project, prepared: Prepared) -> str:
     """Ask the scheduler whether and when it would start; nothing is queued and nothing is left behind."""
     scheduler = project.scheduler()
     submission = prepared.submissions[0]
-    if request.script is not None:
+    if prepared.request.script is not None:
         return scheduler.test(submission)
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="resil-test-") as folder:
-        path = Path(folder) / "script.sbatch"
+    with tempfile.TemporaryDirectory(prefix="resil-test-") as directory:
+        path = Path(directory) / "script.sbatch"
         write_atomic(path, prepared.script)
         return scheduler.test(replace(submission, script=str(path)))
 
 
-def perform(
-    project: Project, request: SubmitRequest, prepared: Prepared, progress: Callable[[str], None] = lambda _: None
-) -> SubmitResult:
-    """Queue it: one job per intent, whatever happens to the controller meanwhile.
+def perform(project: Project, prepared: Prepared, progress: Callable[[str], None] = lambda _: None) -> SubmitResult:
+    """Queue a prepared submit: one job per intent, whatever happens to the controller meanwhile.
 
-    Raise RunAlive if the run lives and neither `--after` nor `--force` was given, SchedulerUnavailable if that could
-    not be found out, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if
-    it could not be found out whether the job was queued: the next submit looks first.
+    Raise RunAlive if the run is live and neither `--after` nor `--force` was given, SchedulerUnavailable if that is
+    unknown, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if it is unknown
+    whether the job was queued: the next submit looks the job up first.
     """
-    directory, scheduler = prepared.directory, project.scheduler()
-    # In this order: a submit that comes between the two lines is not known, and is given way to.
+    request, directory, scheduler = prepared.request, prepared.directory, project.scheduler()
+    # In this order: this submit yields to one that comes between the two lines, because its token is not known.
     known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
-    footing = look_at_footing(directory)
-    if footing.run_file is not None:
-        _check_run(project, request, directory, scheduler, progress)
+    snapshot = take_snapshot(directory)
+    if snapshot.run_file is not None:
+        _check_run(project, prepared, scheduler, progress)
     ids: list[JobId] = []
     notes: list[str] = []
     recovered = False
@@ -169,36 +284,31 @@ def perform(
         for number, submission in enumerate(prepared.submissions):
             current = _behind(submission, ids[-1]) if number else submission
             first = None if number or request.force else known
-            submitted = _submit_one(project, directory, scheduler, current, prepared.script, request, first)
-            ids.append(submitted[0])
-            notes += [note for note in submitted[1] if note not in notes]
-            recovered = recovered or submitted[2]
+            submitted = _submit_one(project, prepared, scheduler, current, first)
+            ids.append(submitted.id)
+            notes += [note for note in submitted.notes if note not in notes]
+            recovered = recovered or submitted.recovered
             if len(prepared.submissions) > 1:
-                progress(f"queued {number + 1} of {len(prepared.submissions)}: job {submitted[0]}")
+                progress(f"queued {number + 1} of {len(prepared.submissions)}: job {submitted.id}")
     except ResilError as error:
         if ids:
             queued = ", ".join(map(str, ids))
             error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
         elif not isinstance(error, SubmissionUncertain):
-            undo(directory, footing, known)
+            rollback(directory, snapshot, known)
         raise
     finally:
-        queue_memory.forget(project.world, scheduler.name)
+        queue_cache.invalidate(project.world, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
 
 
-def _check_run(
-    project: Project,
-    request: SubmitRequest,
-    directory: RunDirectory,
-    scheduler: Scheduler,
-    progress: Callable[[str], None],
-) -> None:
-    """Find out whether queueing this run now makes sense. Raise if it does not."""
+def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progress: Callable[[str], None]) -> None:
+    """Raise if queueing this run now makes no sense."""
+    request, directory = prepared.request, prepared.directory
     others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
-    settled = [found for client in clients for found in settle_open_intents(project, directory, client, progress)]
-    _look_at_kill_switch(project, request, directory, progress)
+    found = [job_id for client in clients for job_id in reconcile_intents(project, directory, client, progress)]
+    _check_kill_switch(project, request, directory, progress)
     if request.force:
         return
     if directory.is_finished():
@@ -208,16 +318,16 @@ def _check_run(
         )
     if request.after is None:
         me = project.world.host.user
-        alive = [job for client in clients for job in live_jobs(client, directory, me)]
-        if settled and not alive:
-            progress("it is over already; queueing anew")
-        refuse_if_alive(request.run, alive)
+        live = [job for client in clients for job in live_jobs(client, directory, me)]
+        if found and not live:
+            progress("that job has ended already; queueing anew")
+        refuse_if_live(request.run, live)
 
 
-def _look_at_kill_switch(
+def _check_kill_switch(
     project: Project, request: SubmitRequest, directory: RunDirectory, progress: Callable[[str], None]
 ) -> None:
-    """Name a kill switch that lies there, with its age: it may be forgotten. Raise UsageError unless forced."""
+    """Report a kill switch with its age: it may be forgotten. Raise UsageError unless forced."""
     try:
         policy = policy_of(directory, owner_policy(project.loaded.settings.run))
         kill = read_switch(directory, layout.KILL_SWITCH, policy)
@@ -228,47 +338,38 @@ def _look_at_kill_switch(
     if kill is None:
         return
     if not kill.honoured:
-        progress(f"run {request.run} has a kill switch that is not obeyed: {kill.refusal}")
+        progress(f"run {request.run} has a kill switch that is not accepted: {kill.refusal}")
         return
     ago = describe_age(project.world.clock.now() - kill.when)
     why = f" ({kill.why})" if kill.why else ""
-    thrown = f"run {request.run} has a kill switch, thrown by {kill.who}{ago}{why}"
+    switch = f"run {request.run} has a kill switch, set by {kill.who}{ago}{why}"
     if not request.force:
         raise UsageError(
-            f"{thrown}: its jobs would end at once",
-            hint=f"take it back: resil clear {request.run}; or queue all the same: --force",
+            f"{switch}: its jobs would end at once",
+            hint=f"clear it: resil clear {request.run}; or queue anyway: --force",
         )
-    progress(f"{thrown}: its jobs end at once until it is taken back: resil clear {request.run}")
+    progress(f"{switch}: its jobs end at once until it is cleared: resil clear {request.run}")
 
 
-def _behind(submission: Submission, previous: JobId | None) -> Submission:
-    """The submission, queued behind another job as well."""
-    if previous is None:
-        return submission
-    options = dict(submission.options)
-    before = f"afterany:{previous.whole}"
-    options["dependency"] = before  # the first link carried the person's own dependency; the others follow it
-    return replace(submission, options=options)
+def _behind(submission: Submission, previous: JobId) -> Submission:
+    """A link of a chain, queued behind the one before. Only the first carries the user's own dependency."""
+    return replace(submission, options={**submission.options, "dependency": f"afterany:{previous.whole}"})
 
 
 def _submit_one(
-    project: Project,
-    directory: RunDirectory,
-    scheduler: Scheduler,
-    submission: Submission,
-    script: str,
-    request: SubmitRequest,
-    known: Collection[str] | None,
-) -> tuple[JobId, tuple[str, ...], bool]:
-    """Journal the intent, submit, journal the result. `known` are the tokens that were looked at, or are our own:
-    another submit that is not among them was first. None: no matter who was first.
+    project: Project, prepared: Prepared, scheduler: Scheduler, submission: Submission, known: Collection[str] | None
+) -> Submitted:
+    """Journal the intent, submit, journal the result.
+
+    `known` are the tokens that were checked, or are our own: a submit that is not among them was first. None: ignore
+    which one was first.
     """
-    clock = project.world.clock
-    written = Path(submission.script) if request.script is None else None
+    clock, directory = project.world.clock, prepared.directory
+    written = Path(submission.script) if prepared.request.script is None else None
     try:
         if written is not None:
             # SLURM keeps a copy of its own: only the intent must outlast a power cut.
-            write_atomic(written, script, mode=directory.folder_mode & 0o777, durable=False)
+            write_atomic(written, prepared.script, mode=directory.folder_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
         by = project.world.host.user
         record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
@@ -288,12 +389,12 @@ def _submit_one(
             record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
         _drop(written)
         raise
-    notes = submitted.notes
     try:
         record_result(directory, submission.token, Outcome.SUBMITTED, clock.now(), job_id=submitted.id)
     except StateDirectoryError as error:
-        notes += (f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token",)
-    return submitted.id, notes, submitted.recovered
+        note = f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token"
+        return submitted._replace(notes=(*submitted.notes, note))
+    return submitted
 
 
 def _drop(script: Path | None) -> None:

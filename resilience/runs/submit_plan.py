@@ -1,19 +1,28 @@
-"""What a submit would do, worked out before anything is done. Pure."""
+"""The plan of a submit: the request, the options for sbatch, the script, and the facts for the lint. Writes nothing."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from resilience.errors import UsageError
+from resilience import layout
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
 from resilience.runs.templates.directives import parse_directives
-from resilience.settings.sections import Settings
-from resilience.submission import MAX_LEAD_S, serial_array, write_dependency
+from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
+from resilience.runs.templates.script import ScriptSpec, render, template_library
+from resilience.settings.load import Loaded
+from resilience.settings.sections import RunSettings, Settings
+from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
+from resilience.system.files import read_lines, read_regular
+from resilience.system.mounts import current_mounts, mount_of
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
 _LEAD = re.compile(r"[0-9]{1,18}")
@@ -21,15 +30,15 @@ _LEAD = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """What the person asked for.
+    """The options of `resil submit`.
 
     Attributes:
         run: the run's name.
-        script: the person's own script, or None to render the run's template.
+        script: the user's own script, or None to render the run's template.
         script_args: arguments of the own script.
-        array: as `--array`; `10` means ten, one after another. Empty: what the settings say.
+        array: as `--array`; `10` means ten, one after another. Empty: as in the settings.
         chain: this many single jobs, each behind the one before; 0 for none.
-        after: the job to queue behind, already made sure of, or None.
+        after: the job to queue behind, already confirmed, or None.
         dependency: as `--dependency`.
         variables: template variables from `--set`.
         extra_args: sbatch arguments passed through.
@@ -56,11 +65,11 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """What would be handed to the scheduler.
+    """The input for the scheduler.
 
     Attributes:
-        options: what goes on the command line of every job, in order.
-        directives: what goes into a rendered script, empty for a person's own script.
+        options: for the command line of every job, in order.
+        directives: for a rendered script; empty for a user's own script.
         jobs: how many submissions: 1, or the length of the chain.
         signal: name of the signal for the batch shell.
         signal_lead_s: how long before the end it is sent.
@@ -76,38 +85,30 @@ class SubmitPlan:
 
 
 def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> SubmitPlan:
-    """Given what was asked and what the settings say, return what to hand to the scheduler.
+    """Given a request and the settings, return the input for the scheduler.
 
-    `logs` is the folder for the output of rendered scripts. Raise UsageError if the request contradicts itself.
+    `logs` is the directory for the output of rendered scripts. Raise UsageError if the request contradicts itself.
     """
-    if request.chain < 0:
-        raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
-    if request.chain and request.array:
-        raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
-    if request.script is None and request.script_args:
-        raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
-    _refuse_line_ends(request)
-    _refuse_own_options(request.extra_args)
+    _refuse_contradictions(request)
     array = "" if request.chain else request.array or settings.submit.array
     if request.script is not None and not request.array:
-        array = ""  # an own script brings its own directives; only what was asked for on the command line is added
-    options: dict[str, str | None] = {}
-    if array:
-        options["array"] = str(serial_array(array))
-    dependency = _dependency(request)
-    if dependency:
-        options["dependency"] = dependency
-    for name in ("exclude", "time", "begin"):
-        if getattr(request, name):
-            options[name] = getattr(request, name)
+        array = ""  # an own script has its own directives; only options of the command line are added
     if request.time:
         parse_slurm_time_s(request.time)
+    options: dict[str, str | None] = {
+        "array": str(serial_array(array)) if array else "",
+        "dependency": _dependency(request),
+        "exclude": request.exclude,
+        "time": request.time,
+        "begin": request.begin,
+    }
+    options = {name: value for name, value in options.items() if value}
     if request.hold:
         options["hold"] = None
     sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
-    for name, table, example in (("array", "submit", 'array = "10"'), ("signal", "submit", 'signal = "USR1"')):
+    for name, example in (("array", 'array = "10"'), ("signal", 'signal = "USR1"')):
         if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
-            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [{table}]")
+            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [submit]")
     signal, lead_s = split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
     if request.signal:
         options["signal"] = request.signal
@@ -141,11 +142,6 @@ def split_signal(text: str) -> tuple[str, int]:
     return name, int(lead) if at else 60
 
 
-def describe_command(words: tuple[str, ...]) -> str:
-    """An argv as a person could paste it."""
-    return shlex.join(words)
-
-
 OWN_OPTIONS = {
     "array": "--array",
     "dependency": "--dependency or --after",
@@ -153,16 +149,32 @@ OWN_OPTIONS = {
     "parsable": "--parsable",
     "test-only": "--test-only",
 }
-"""What resil says to sbatch itself, and the option of resil to say instead."""
+"""Options that resil passes to sbatch itself, and the option of resil to use instead."""
 _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 
 
+def _refuse_contradictions(request: SubmitRequest) -> None:
+    if request.chain < 0:
+        raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
+    if request.chain and request.array:
+        raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
+    if request.script is None and request.script_args:
+        raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
+    # A line end in an option is a slip or an attack: in a script it would begin another line.
+    options = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
+    for text in (*options, *request.extra_args):
+        if any(ord(character) < 32 or ord(character) == 127 for character in text):
+            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
+    _refuse_own_options(request.extra_args)
+
+
 def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
-    """After `--` an option would win over resil's own without a word: `%1` lost, the job's token lost."""
-    stray = ("--",) if "--" in extra_args else _stray_words(extra_args)
-    if stray:
+    """After `--` an option would silently win over resil's own: `%1` lost, the job's token lost."""
+    problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
+    stray = next((word for word in extra_args if word == "--" or f"{word!r} is not an option" in problems), None)
+    if stray is not None:
         raise UsageError(
-            f"{stray[0]!r} after -- is no flag of sbatch: it would be taken for another script",
+            f"{stray!r} after -- is no flag of sbatch: it would be taken for another script",
             hint="arguments of your own script go after a second --: resil submit my.sbatch -- -- --lr 0.1",
         )
     for word in extra_args:
@@ -173,20 +185,6 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
             own = OWN_OPTIONS[meant]
             hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
             raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
-
-
-def _stray_words(extra_args: tuple[str, ...]) -> tuple[str, ...]:
-    """The words that are neither flags nor values of flags."""
-    problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
-    return tuple(word for word in extra_args if f"{word!r} is not an option" in problems)
-
-
-def _refuse_line_ends(request: SubmitRequest) -> None:
-    """A line end in an option is a slip or an attack: in a script it would begin another line."""
-    asked = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
-    for text in (*asked, *request.extra_args):
-        if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
 
 
 def _dependency(request: SubmitRequest) -> str:
@@ -228,3 +226,164 @@ def _directives(
         else:
             lines[name] = str(value)
     return tuple(lines.items())
+
+
+SCRIPT_LIMIT_BYTES = 4 * 2**20
+"""SLURM's default max_script_size (slurm.conf(5), SchedulerParameters)."""
+
+
+def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:
+    """The run's template as a batch script. Raise UsageError without a command, TemplateError if it cannot be made."""
+    settings = project.loaded.settings
+    if not settings.run.command.strip():
+        raise UsageError(
+            "there is no command to run",
+            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+        )
+    spec = ScriptSpec(
+        run=request.run,
+        run_dir=str(directory.path),
+        command=settings.run.command,
+        directives=plan.directives,
+        setup=settings.run.setup,
+        environment={key: str(value) for key, value in settings.environment.items()},
+        signal=plan.signal,
+        signal_lead_s=plan.signal_lead_s,
+        beat_s=settings.attempt.beat_s,
+        previous_wait_s=settings.attempt.previous_wait_s,
+        owner_policy=owner_policy(settings.run),
+        guard=guard_variables(project.loaded),
+        group=settings.run.group,
+        user=project.world.host.user,
+        finish_on_success=settings.run.finish_on_success,
+        cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
+        launcher=dict(settings.launcher),
+        variables=dict(request.variables),
+    )
+    return render(template_library(project), request.template or settings.run.template, spec)
+
+
+def guard_variables(loaded: Loaded) -> dict[str, str]:
+    """The environment of the guard in a job: the settings of [guard], and the owner policy of switches. Pure.
+
+    Defaults are not exported: a newer guard may have better ones.
+    """
+    variables = {f"{layout.GUARD_PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
+    guard = loaded.settings.guard
+    for setting in fields(guard) if guard is not None else ():
+        if f"guard.{setting.name}" in loaded.origins:
+            name = layout.GUARD_PREFIX + setting.name.upper()
+            variables.setdefault(name, _as_variable(getattr(guard, setting.name)))
+    return variables
+
+
+def _as_variable(value: object) -> str:
+    """A setting as `read_settings` of the guard reads it back, to the last digit."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def owner_policy(settings: RunSettings) -> str:
+    """The owner policy of switches for the jobs of a submit, by the settings alone. Pure."""
+    return settings.switch_owners or ("group" if settings.group else "owner")
+
+
+def read_own_script(path: Path) -> str:
+    """A user's own script. Raise UsageError, with a hint, if sbatch would refuse it."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory, not a script", hint="give the path of a batch script")
+        found = read_regular(path.resolve(), limit_bytes=SCRIPT_LIMIT_BYTES + 1)
+    except StateDirectoryError as error:
+        raise UsageError(error.message, hint="give the path of a batch script that you may read") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if found is None:
+        raise UsageError(f"there is no script {path}", hint="give a path, or leave it out to render the template")
+    raw = found[0]
+    no_crlf = f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+    a_script, first_line = "is it the batch script?", "make its first line #!/bin/bash"
+    for is_wrong, problem, hint in (
+        (len(raw) > SCRIPT_LIMIT_BYTES, "is larger than 4 MiB; sbatch refuses it", a_script),
+        (b"\0" in raw, "holds NUL characters; sbatch refuses it", a_script),
+        (not raw.strip(), "is empty", "a batch script starts with #!/bin/bash"),
+        (not raw.startswith(b"#!"), "does not start with #!", first_line),
+        (b"\r\n" in raw, "has DOS line ends (CRLF); sbatch refuses them", no_crlf),
+    ):
+        if is_wrong:
+            raise UsageError(f"{path} {problem}", hint=hint)
+    return raw.decode("utf-8", "replace")
+
+
+SMALL_ARRAY = 1000
+"""Up to this index every cluster agrees (MaxArraySize is 1001 by default): no need to ask."""
+
+
+def lint_facts(
+    project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory, script: str
+) -> LintFacts:
+    """Gather the facts for the lint. An unknown fact stays unknown and causes no finding."""
+    is_local = project.scheduler_name() == "local"
+    mount = mount_of(directory.path, current_mounts())
+    recorded = directory.settings().get("run")
+    owner = str(recorded.get("name", "")) if isinstance(recorded, dict) else ""
+    return LintFacts(
+        run=request.run,
+        run_dir_owner=owner,
+        state_dir=str(project.loaded.state_dir),
+        # Reported once, at the first submit of a run: a second submit is a decision.
+        state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
+        max_array_size=_max_array_size(project, plan),
+        measured_save_s=slowest_save_s(directory),
+        stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
+        signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
+        missing_directories=_missing_directories(project, request, plan, script),
+        sbatch_environment=tuple(
+            sorted(name for name in project.world.environ if name.startswith("SBATCH_") and not is_local)
+        ),
+    )
+
+
+def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
+    """Given sbatch arguments that are passed through, return them by their long names, as a directive would be read."""
+    return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
+
+
+def slowest_save_s(directory: RunDirectory) -> float | None:
+    """The slowest save that the run's journal knows (`{"event": "save", "seconds": 41.5}`), or None."""
+    slowest: float | None = None
+    for path in sorted((directory.path / layout.JOURNAL).glob("*.jsonl")):
+        with suppress(ResilError):  # one file that cannot be read hides no other
+            for record in read_lines(path):
+                seconds = record.get("seconds")
+                if record.get("event") == "save" and isinstance(seconds, int | float):
+                    slowest = max(slowest or 0.0, float(seconds))
+    return slowest
+
+
+def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
+    array = plan.options.get("array")
+    if not array:
+        return None
+    try:
+        if ArrayExpression.parse(array).largest <= SMALL_ARRAY:
+            return None
+        return project.scheduler().config().max_array_size
+    except (UsageError, ResilError):
+        return None
+
+
+def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
+    """Missing directories for output files: SLURM fails such a job without a message."""
+    base = project.world.cwd if request.script is not None else project.loaded.project
+    options = {**dict(parse_directives(script).options), **plan.options}
+    # The directory for logs of a rendered script is created with the run.
+    own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None
+    missing = []
+    for value in (options.get("output"), options.get("error")):
+        if value and not (own is not None and value.startswith(own)):
+            parent = (base / value).parent  # `~` stays: SLURM makes a directory of that name too
+            if "%" not in str(parent) and not parent.is_dir():
+                missing.append(str(parent))
+    return tuple(dict.fromkeys(missing))

@@ -1,58 +1,104 @@
-"""The switch files: how people steer a run that is not theirs to signal.
+"""The switch files: how users steer a run whose jobs they may not signal.
 
 SLURM lets only the owner of a job signal or cancel it; file permissions let colleagues stop it. A switch is a
-regular file, opened O_NOFOLLOW and O_NONBLOCK, whose owner passes the policy; anything else is named, never obeyed,
-and never blocks.
+regular file, opened O_NOFOLLOW and O_NONBLOCK, whose owner passes the policy; anything else is reported, never
+accepted, and never blocks.
 """
 
 from __future__ import annotations
 
 import grp
 import os
-import pwd
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilience import layout
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.quantities import quote_toml
-from resilience.runs.run_directory import RunDirectory
-from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.runs import queue_cache
+from resilience.runs.run_directory import RunDirectory, user_name
+from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
 from resilience.system.clock import iso_time
 from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
 
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
 
-def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
-    """Whose switches a run obeys: what the settings say, else what the folder's own permissions allow."""
-    if wanted:
+
+def policy_of(directory: RunDirectory, requested: str = "") -> OwnerPolicy:
+    """The owner policy of a run's switches: the requested one, else what the directory's permissions allow."""
+    if requested:
         try:
-            return OwnerPolicy(wanted)
+            return OwnerPolicy(requested)
         except ValueError:
-            raise UsageError(f"{wanted!r} is no owner policy", hint="there are: owner, group, any") from None
-    return policy_of_mode(_stat(directory.path / layout.SWITCHES).st_mode)
+            raise UsageError(f"{requested!r} is no owner policy", hint="there are: owner, group, any") from None
+    return policy_of_mode(directory.stat(layout.SWITCHES).st_mode)
 
 
 def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
-    """Whose switches a run obeys: as it was submitted, else what the folder's permissions allow.
+    """The owner policy with which a run was submitted, perhaps by a colleague; else what the permissions allow.
 
-    Raise StateDirectoryError if even those cannot be looked at.
+    Raise StateDirectoryError if even those cannot be read.
     """
     try:
         recorded = directory.settings().get("run")
     except StateDirectoryError:
         recorded = None
     if isinstance(recorded, dict):
-        wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
-        if wanted in set(OwnerPolicy):
-            return OwnerPolicy(wanted)
+        requested = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
+        if requested in set(OwnerPolicy):
+            return OwnerPolicy(requested)
     return policy_of(directory)
 
 
-def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
+@dataclass(frozen=True, slots=True)
+class SetSwitch:
+    """A switch that was set.
+
+    Attributes:
+        warning: why the run may reject it, or empty.
+        is_empty: whether the disk was too full for who, why and scope.
+    """
+
+    path: Path
+    warning: str
+    is_empty: bool = False
+
+
+def set_switch(
+    project: Project, directory: RunDirectory, kind: str, *, why: str, scope: Scope, label: str = ""
+) -> SetSwitch:
+    """Write a switch in the user's own name, and read it back as the run will.
+
+    Raise UsageError if the label cannot name a checkpoint, StateDirectoryError if the switch cannot be written.
+    """
+    if label and LABEL.fullmatch(label) is None:
+        raise UsageError(
+            f"{label!r} cannot be a checkpoint's label",
+            hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
+        )
+    switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
+    path = write_switch(directory, switch)
+    queue_cache.invalidate(project.world, project.scheduler_name())
+    seen = read_switch(directory, kind, policy_of_run(directory))
+    warning = "" if seen is None or seen.honoured else f"the run will not accept it: {seen.refusal}"
+    return SetSwitch(path, warning, _is_empty(path))
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.lstat().st_size == 0
+    except OSError:
+        return False
+
+
+def write_switch(directory: RunDirectory, switch: Switch) -> Path:
     """Write a switch file with who, when and why, and return its path.
 
-    On a full disk, or a full quota, it is an empty file, which is a switch too: it is obeyed, and says no more than
-    whose it is. Raise StateDirectoryError if not even that fits.
+    On a full disk or quota the file is empty. An empty file is a valid switch: only its owner is known. Raise
+    StateDirectoryError if not even an empty file fits.
     """
     path = directory.path / layout.SWITCHES / switch.kind
     lines = [
@@ -78,7 +124,7 @@ def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
 
 
 def _make_empty(path: Path, mode: int) -> bool:
-    """Make an empty file that needs no room but its name; say whether there is one now, ours or somebody's."""
+    """Create an empty file, which needs no room but its name; return whether one exists now, ours or another user's."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -93,9 +139,9 @@ def _make_empty(path: Path, mode: int) -> bool:
 
 
 def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Switch | None:
-    """Read a switch, or return None when it is not thrown.
+    """Read a switch, or return None when it is not set.
 
-    Something that is no regular file, or whose owner breaks the policy, comes back with `honoured` False and the
+    Anything but a regular file, and a file whose owner breaks the policy, comes back with `honoured` False and the
     reason.
     """
     path = directory.path / layout.SWITCHES / kind
@@ -104,10 +150,10 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     except StateDirectoryError as error:
         if error.transient:
             raise
-        unreadable = _look_at(path) if isinstance(error.__cause__, PermissionError) else None
+        unreadable = _regular_file(path) if isinstance(error.__cause__, PermissionError) else None
         if unreadable is None:
             return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
-        # A colleague's umask closed the file to us. That it lies there is the wish; the text is only a comment.
+        # A colleague's umask denies us the content. The file alone is the request; its text is only a comment.
         found = b"", unreadable
     if found is None:
         return None
@@ -115,16 +161,27 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     return parse_switch(
         kind,
         content,
-        who=_user_name(info.st_uid),
+        who=user_name(info.st_uid),
         written=info.st_mtime,
         run=directory.run,
         refusal=_refusal(info, directory, policy),
     )
 
 
-def clear_switch(directory: RunDirectory, kind: str) -> bool:
-    """Remove a switch; return whether there was one. Raise StateDirectoryError if it cannot be removed."""
-    path = directory.path / layout.SWITCHES / kind
+def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
+    """Remove the switches of users, and with `finished` the mark of a finished run; return the names removed.
+
+    `stop.<jobid>` stays: the batch shell wrote it, and the time of that job is still nearly over. Raise
+    StateDirectoryError if one cannot be removed.
+    """
+    switches = directory.path / layout.SWITCHES
+    paths = [switches / layout.KILL_SWITCH, switches / layout.SAVE_SWITCH]
+    if finished:
+        paths.append(directory.path / layout.FINISHED)
+    return tuple(path.name for path in paths if _remove(path))
+
+
+def _remove(path: Path) -> bool:
     try:
         path.unlink()
     except FileNotFoundError:
@@ -135,32 +192,18 @@ def clear_switch(directory: RunDirectory, kind: str) -> bool:
 
 
 def _refusal(info: os.stat_result, directory: RunDirectory, policy: OwnerPolicy) -> str:
-    run_uid = directory.owner_uid()
-    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run_uid, run_gid=_stat(directory.path).st_gid):
+    run = directory.stat()
+    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
         return ""
-    return refuse_owner(policy, _user_name(info.st_uid), _group_name(info.st_gid))
+    return refuse_owner(policy, user_name(info.st_uid), _group_name(info.st_gid))
 
 
-def _look_at(path: Path) -> os.stat_result | None:
+def _regular_file(path: Path) -> os.stat_result | None:
     try:
         info = path.lstat()
     except OSError:
         return None
     return info if stat.S_ISREG(info.st_mode) else None
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise explain_os_error(error, "look at", path) from error
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _group_name(gid: int) -> str:

@@ -25,7 +25,7 @@ from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.watch.reading import Memory, Timed, remember
 
 if TYPE_CHECKING:
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
 
 Series = Mapping[str, Sequence[Timed[Any]]]
 """The readings of each subject, oldest first; each reading is a record."""
@@ -176,7 +176,7 @@ class ReadingStore(NamedTuple):
         deadline_s: how long the state directory may take.
     """
 
-    scene: Scene
+    scene: Context
     stuck: StuckMemory
     deadline_s: float
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.records import from_record, to_record
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.system.child import Answer
 from resilience.system.stuck import Look, StuckMemory, look_apart
@@ -150,7 +150,7 @@ def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
     return found
 
 
-def _begin(watchdog: Watchdog, scene: Scene) -> _Round:
+def _begin(watchdog: Watchdog, scene: Context) -> _Round:
     one = _Round(watchdog)
     try:
         one.targets = tuple(watchdog.check.targets(watchdog.settings, scene))
@@ -162,14 +162,14 @@ def _begin(watchdog: Watchdog, scene: Scene) -> _Round:
     return one
 
 
-def _place(watchdog: Watchdog, target: Target, scene: Scene) -> str:
+def _place(watchdog: Watchdog, target: Target, scene: Context) -> str:
     """The name of what may hang, the same in every process of this node: a path is shared, other names a project's."""
     whose = "" if target.name.startswith("/") else f" {scene.state_dir}"
     return f"{watchdog.kind} {target.name}{whose}"
 
 
 def _probe_and_judge(
-    watchdog: Watchdog, target: Target, scene: Scene, before: Mapping[str, Timed[Any]], series: Series
+    watchdog: Watchdog, target: Target, scene: Context, before: Mapping[str, Timed[Any]], series: Series
 ) -> dict[str, Any]:
     """The work of a child: {subject: (time, record of the reading, findings)}, all plain."""
     answers = {}

@@ -10,7 +10,7 @@ def test_switches_are_taken_back_and_named(shell: Shell) -> None:
     shell.resil("kill")
     shell.resil("save")
     assert shell.resil("clear").out == "cleared: kill, save\n"
-    assert shell.resil("clear").out == "run gpt has no switch thrown\n"
+    assert shell.resil("clear").out == "run gpt has no switch set\n"
 
 
 def test_a_finished_run_stays_finished_until_that_is_taken_back_too(shell: Shell) -> None:

@@ -18,7 +18,7 @@ def test_the_switch_is_thrown_with_its_reason_and_reach(shell: Shell, scope: str
     shell.resil("submit")
     said = shell.resil("kill", "--why", "loss is NaN", "--scope", scope)
     switch = shell.run_dir / "switches" / "kill"
-    assert said.code == 0 and f"kill switch thrown: {switch}" in said.out
+    assert said.code == 0 and f"kill switch set: {switch}" in said.out
     assert queued in said.out and "resil clear gpt" in said.out
     written = tomllib.loads(switch.read_text())
     assert (written["why"], written["scope"]) == ("loss is NaN", scope)

@@ -10,7 +10,7 @@ from tests.cli.shell import Shell
 def test_a_save_is_asked_for_with_its_label(shell: Shell) -> None:
     shell.resil("submit")
     said = shell.resil("save", "--label", "before-lr-drop", "-m", "new schedule")
-    assert said.code == 0 and "save switch thrown" in said.out
+    assert said.code == 0 and "save switch set" in said.out
     written = tomllib.loads((shell.run_dir / "switches" / "save").read_text())
     assert (written["label"], written["why"]) == ("before-lr-drop", "new schedule")
 

@@ -39,7 +39,7 @@ PLANTED = [
     ("system/clock.py", "import resilience.runs.project", "Rooms"),
     ("settings/load.py", "from resilience.watch.checks import __doc__", "Rooms"),
     ("alerts/policy.py", "import resilience.watch.checks", "Rooms"),
-    ("runs/steer.py", "def later():\n    import resilience.cli", "Rooms"),
+    ("runs/switches.py", "def later():\n    import resilience.cli", "Rooms"),
     ("finding.py", "import subprocess", "The words do no I/O"),
     ("guard/pace.py", "import resilience.system.files", "alone"),
     ("runs/status.py", "import resilience.integrations", "Nobody imports the integrations"),

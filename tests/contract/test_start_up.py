@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.job import Job, JobId, JobState
-from resilience.runs import queue_memory
+from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.system.world import World
@@ -47,7 +47,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     world = World(environ=environ)
     world = World(environ=environ | {"XDG_CACHE_HOME": str(tmp_path / ".cache")}, host=world.host)
     job = Job(id=JobId(7), raw_id=7, name="gpt", state=JobState.RUNNING, comment="resil:gpt:aa", reason="None")
-    queue_memory.remember(world, "slurm", (job,))
+    queue_cache.save(world, "slurm", (job,))
     return environ
 
 

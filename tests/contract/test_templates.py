@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from resilience.runs.templates.directives import parse_directives
-from resilience.runs.templates.library import TemplateLibrary
 from resilience.runs.templates.lint import LintFacts, lint
-from resilience.runs.templates.script import ScriptSpec, render
+from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
 from resilience.system.shipped import shipped_folder
 
 LIBRARY = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))

@@ -23,9 +23,8 @@ from resilience.demo.story import DemoAttempt
 from resilience.doctor.cluster import Diagnosis
 from resilience.layout import FOLDERS
 from resilience.plugins import Family
-from resilience.runs.attempt import Attempt
-from resilience.runs.fold_jobs import JobRow
-from resilience.runs.status import RunStatus
+from resilience.runs.attempts import Attempt
+from resilience.runs.status import JobRow, RunStatus
 from resilience.runs.submit import SubmitResult
 from resilience.schedulers import Scheduler
 from resilience.switch import Switch
@@ -225,7 +224,7 @@ def test_what_commands_printed_is_what_they_print(where: Page) -> None:
 def test_output_of_an_earlier_release_would_be_noticed() -> None:
     block = """\
 $ resil kill gpt
-kill switch thrown: /runs/gpt/switches/kill
+kill switch set: /runs/gpt/switches/kill
   the running attempt saves and stops at its next look; queued jobs end in seconds as they start
 $ resil submit --dry-run
 #!/bin/bash

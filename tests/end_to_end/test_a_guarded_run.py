@@ -81,8 +81,8 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     assert f"step {stopped}: save and stop, because the kill switch" in shell.resil("logs").stdout
 
     refused = shell.resil("submit", "--array", "1")
-    assert refused.returncode == 2 and "has a kill switch, thrown by" in refused.stderr
-    assert "has a kill switch, thrown by" in begin(shell, "--force")  # its jobs end as they start
+    assert refused.returncode == 2 and "has a kill switch, set by" in refused.stderr
+    assert "has a kill switch, set by" in begin(shell, "--force")  # its jobs end as they start
     shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     assert steps(shell)[-1] == stopped
 

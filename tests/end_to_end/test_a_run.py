@@ -266,7 +266,7 @@ def test_what_a_power_cut_took_is_said_and_what_was_queued_goes_on(shell: Shell)
             os.kill(pid, signal.SIGKILL)
     go_on.touch()
 
-    shell.until(lambda: "never said how it ended" in shell.resil("status", "gpt", "--fresh").stdout)
+    shell.until(lambda: "wrote no end" in shell.resil("status", "gpt", "--fresh").stdout)
     shell.until(lambda: is_over(shell))
     (run,) = runs(shell)
     assert run["headline"] == "finished"

@@ -175,7 +175,7 @@ def test_a_second_submit_of_a_living_run_asks_what_is_meant(shell: Shell) -> Non
     again = shell.resil("submit", "--array", "2")
 
     assert again.returncode == 1
-    assert "run gpt is alive already" in again.stderr
+    assert "run gpt is live already" in again.stderr
     assert "--after auto" in again.stderr and "--force" in again.stderr
     assert len(list((shell.state_dir / "gpt" / "scripts").iterdir())) == 1
     assert shell.resil("submit", "--array", "2", "--after", "auto").returncode == 0
@@ -209,7 +209,7 @@ def test_errors_go_to_standard_error_and_json_stays_clean(shell: Shell) -> None:
     bad = shell.resil("submit", "--array", "2", "--json")
 
     assert json.loads(good.stdout)["run"] == "gpt"
-    assert bad.stdout == "" and "alive already" in bad.stderr
+    assert bad.stdout == "" and "live already" in bad.stderr
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(shell: Shell) -> None:

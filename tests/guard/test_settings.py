@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import GuardError
-from resilience.guard.settings import _CHOICES, _RANGES, PREFIX, GuardSettings, read_settings
+from resilience.guard.settings import _CHOICES, _RANGES, GuardSettings, read_settings
+from resilience.layout import GUARD_PREFIX
 
 NAMES = [field.name for field in fields(GuardSettings)]
 NUMBERS = [field.name for field in fields(GuardSettings) if type(field.default) in (int, float)]
@@ -30,7 +31,7 @@ def refusal(environ: dict[str, str] | None = None, **arguments: Any) -> GuardErr
 
 
 def variable(name: str) -> str:
-    return PREFIX + name.upper()
+    return GUARD_PREFIX + name.upper()
 
 
 def test_the_defaults_pass_their_own_checks_and_every_number_has_a_range() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from resilience.job import JobId, JobState
-from resilience.runs.attempt import Attempt
-from resilience.runs.kill_outlook import KillOutlook, look, sentences
-from resilience.runs.kill_stage import KillStage, Stage
+from resilience.runs.attempts import Attempt, KillStage, Stage
+from resilience.runs.kill_outlook import KillOutlook, read_outlook, sentences
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.runs.templates.script import ScriptSpec, render
@@ -23,7 +22,7 @@ from tests.runs.templates.batch import SHIPPED
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 THIRD = Attempt(number=3, job_id=1235, label="1233_2", restart=0, host="n1", pid=1, start_time=NOON - 1000)
-GO_ON = "to let it go on: resil clear gpt; to end it at once, without a save: resil cancel gpt"
+GO_ON = "to continue the run: resil clear gpt; to end it at once, without a save: resil cancel gpt"
 TRAINS: dict[str, Any] = {"headline": "running", "attempt": THIRD, "is_guarded": True, "ever_guarded": True}
 TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
     ("a guard, and what it has learned", {**TRAINS, "within_s": 49.7, "bound_s": 95, "queued": 3}, Scope.JOB,
@@ -70,7 +69,7 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
     ("it is over", {"headline": "not queued"}, Scope.JOB, ["nothing of it runs now", GO_ON]),
     ("it is finished", {"headline": "finished", "queued": 3}, Scope.JOB,
      ["the run is finished", "queued jobs (3) end in seconds as they start",
-      "to take the switch back: resil clear gpt"]),
+      "to clear the switch: resil clear gpt"]),
     ("it is finished, and its last attempt is not over", {**TRAINS, "headline": "finished"}, Scope.JOB,
      ["the run is finished",
       "attempt 3 (job 1233_2) stops at its next step, after a save",
@@ -86,8 +85,8 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
      ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
       "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
     ("a colleague", {"headline": "queued", "owner": "ada"}, Scope.JOB,
-     ["nothing of it runs now", "to let it go on: resil clear gpt; its owner ada can end it at once, without a save: "
-      "resil cancel gpt"]),
+     ["nothing of it runs now",
+      "to continue the run: resil clear gpt; its owner ada can end it at once, without a save: resil cancel gpt"]),
 ]  # fmt: skip
 
 
@@ -135,7 +134,7 @@ def begin(project: Project, number: int = 3, job: int = 8, *, launches: bool = T
 
 
 def seen(project: Project) -> KillOutlook:
-    return look(project, project.directory("gpt"))
+    return read_outlook(project, project.directory("gpt"))
 
 
 def test_the_attempt_that_trains_is_told_from_one_that_waits_for_it(project: Project) -> None:

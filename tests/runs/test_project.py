@@ -10,6 +10,7 @@ import pytest
 from resilience import layout
 from resilience.errors import UsageError
 from resilience.runs.project import Project, run_name_from
+from resilience.runs.switches import policy_of_run
 from resilience.settings.load import load
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
@@ -125,7 +126,7 @@ def test_a_run_obeys_whom_it_was_submitted_to_obey_whatever_my_settings_say(
     directory = project.directory("llama")
     directory.create(run_file)
     (directory.path / layout.SWITCHES).chmod(0o770)
-    assert project.switch_policy(directory) is policy
+    assert policy_of_run(directory) is policy
 
 
 def test_a_project_can_be_asked_from_another_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from resilience.errors import ResilError, SchedulerUnavailable, StateDirectoryError
 from resilience.job import JobState
 from resilience.runs.project import Project
-from resilience.runs.read_logs import LOOK_S, TAIL_LIMIT_BYTES, find_log, follow, last_lines
+from resilience.runs.read_logs import QUERY_S, TAIL_LIMIT_BYTES, find_log, follow, last_lines
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, record_intent
 from resilience.submission import make_comment
@@ -200,7 +200,7 @@ def test_a_huge_new_log_comes_in_pieces(tmp_path: Path) -> None:
 def test_an_own_scripts_next_job_is_found_by_asking_now_and_then(tmp_path: Path) -> None:
     fake = own_job(tmp_path, 7, "slurm-7.out")
     (tmp_path / "slurm-7.out").write_text("seven\n")
-    pauses = int(LOOK_S / 0.5)
+    pauses = int(QUERY_S / 0.5)
 
     def next_job(_: RunDirectory) -> None:
         (tmp_path / "slurm-8.out").write_text("eight\n")

@@ -107,7 +107,7 @@ def test_a_run_that_never_was_has_no_settings_and_is_not_finished(tmp_path: Path
     run = RunDirectory(tmp_path / "llama")
     assert (run.exists(), run.is_finished(), run.settings()) == (False, False, {})
     with pytest.raises(StateDirectoryError, match="llama"):
-        run.owner_uid()
+        run.stat()
 
 
 def test_the_training_says_when_it_is_finished(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from resilience.errors import (
     UsageError,
 )
 from resilience.job import JobId, JobState
-from resilience.runs import queue_memory, steer
+from resilience.runs import queue_cache, run_jobs, switches
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
@@ -61,22 +61,24 @@ def states(fake: FakeScheduler) -> list[str]:
 
 def test_a_kill_switch_says_who_when_why_and_how_far(project: Project) -> None:
     directory = project.directory("gpt")
-    thrown = steer.throw(project, directory, "kill", why='loss is "NaN"\nsince noon', scope=Scope.ALL)
-    assert thrown.path == directory.path / "switches" / "kill" and thrown.warning == ""
-    assert tomllib.loads(thrown.path.read_text()) == {
+    switch = switches.set_switch(project, directory, "kill", why='loss is "NaN"\nsince noon', scope=Scope.ALL)
+    assert switch.path == directory.path / "switches" / "kill" and switch.warning == ""
+    assert tomllib.loads(switch.path.read_text()) == {
         "who": ME, "when": iso_time(NOW), "why": 'loss is "NaN"\nsince noon', "scope": "all"
     }  # fmt: skip
 
 
 def test_a_save_switch_carries_its_label(project: Project) -> None:
-    thrown = steer.throw(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label="before-lr-drop")
-    assert tomllib.loads(thrown.path.read_text())["label"] == "before-lr-drop"
+    switch = switches.set_switch(
+        project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label="before-lr-drop"
+    )
+    assert tomllib.loads(switch.path.read_text())["label"] == "before-lr-drop"
 
 
 @pytest.mark.parametrize("label", ["a/b", "../x", "a b", ".hidden", "a\nb", "x" * 101, "é"])
 def test_a_label_that_the_training_would_pass_over_is_refused(project: Project, label: str) -> None:
     with pytest.raises(UsageError, match="cannot be a checkpoint's label"):
-        steer.throw(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label=label)
+        switches.set_switch(project, project.directory("gpt"), "save", why="", scope=Scope.JOB, label=label)
     assert not list((project.directory("gpt").path / "switches").iterdir())
 
 
@@ -90,15 +92,15 @@ def test_a_switch_that_the_run_will_not_obey_is_thrown_with_a_warning(project: P
     for folder in (project.loaded.state_dir, project.loaded.project):
         folder.chmod(0o755)
     with acting_as(NOBODY):
-        thrown = steer.throw(project, directory, "kill", why="", scope=Scope.JOB)
-    assert "the run will not obey it: it belongs to nobody" in thrown.warning
+        switch = switches.set_switch(project, directory, "kill", why="", scope=Scope.JOB)
+    assert "the run will not accept it: it belongs to nobody" in switch.warning
 
 
 @needs_root
 def test_a_switch_of_somebody_who_may_not_write_there_is_an_error(project: Project) -> None:
     open_the_way(project.directory("gpt").path / "x")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
-        steer.throw(project, project.directory("gpt"), "kill", why="", scope=Scope.JOB)
+        switches.set_switch(project, project.directory("gpt"), "kill", why="", scope=Scope.JOB)
 
 
 def test_clear_takes_back_what_people_threw_and_leaves_the_signal_of_a_job_whose_time_is_over(
@@ -108,32 +110,32 @@ def test_clear_takes_back_what_people_threw_and_leaves_the_signal_of_a_job_whose
     for name in ("kill", "save", "stop.7"):
         (directory.path / "switches" / name).touch()
     (directory.path / layout.FINISHED).touch()
-    assert steer.clear(directory) == ("kill", "save")
+    assert switches.clear(directory) == ("kill", "save")
     assert [path.name for path in (directory.path / "switches").iterdir()] == ["stop.7"]
     assert directory.is_finished()
-    assert steer.clear(directory, finished=True) == ("finished",)
-    assert steer.clear(directory, finished=True) == ()
+    assert switches.clear(directory, finished=True) == ("finished",)
+    assert switches.clear(directory, finished=True) == ()
 
 
 def test_what_cannot_be_cleared_is_an_error(project: Project) -> None:
     directory = project.directory("gpt")
     (directory.path / layout.FINISHED).mkdir()
     with pytest.raises(StateDirectoryError, match="cannot remove"):
-        steer.clear(directory, finished=True)
+        switches.clear(directory, finished=True)
 
 
 # ---- cancel -------------------------------------------------------------------------------------------------------
 
 
 def test_cancel_ends_the_jobs_of_this_run_and_of_no_other_of_that_name(project: Project, fake: FakeScheduler) -> None:
-    done = steer.cancel(project, project.directory("gpt"))
+    done = run_jobs.cancel(project, project.directory("gpt"))
     assert (done.ids, done.still_ending) == ((JobId(7), JobId(8)), (JobId(7),))
     assert states(fake) == ["COMPLETING", "CANCELLED", "CANCELLED", "RUNNING", "RUNNING"]
     assert fake.calls == ["jobs", "cancel", "jobs"], "one question, one order, one look afterwards"
 
 
 def test_only_what_waits_can_be_cancelled(project: Project, fake: FakeScheduler) -> None:
-    done = steer.cancel(project, project.directory("gpt"), pending_only=True)
+    done = run_jobs.cancel(project, project.directory("gpt"), pending_only=True)
     assert (done.ids, done.still_ending) == ((JobId(7), JobId(8)), ())
     assert states(fake)[:3] == ["RUNNING", "CANCELLED", "CANCELLED"]
 
@@ -141,14 +143,14 @@ def test_only_what_waits_can_be_cancelled(project: Project, fake: FakeScheduler)
 def test_a_run_without_jobs_has_nothing_to_cancel(project: Project, fake: FakeScheduler) -> None:
     del fake.records[:3]
     with pytest.raises(NoSuchJob, match="run gpt has no job in the queue"):
-        steer.cancel(project, project.directory("gpt"))
+        run_jobs.cancel(project, project.directory("gpt"))
     assert "cancel" not in fake.calls
 
 
 def test_a_cancel_that_changed_nothing_is_no_success(project: Project, fake: FakeScheduler) -> None:
     fake.ignores_cancel = True
     with pytest.raises(SchedulerError, match="still in the queue") as caught:
-        steer.cancel(project, project.directory("gpt"))
+        run_jobs.cancel(project, project.directory("gpt"))
     assert "resil kill gpt" in caught.value.hint
 
 
@@ -157,7 +159,7 @@ def test_jobs_of_a_colleague_in_a_common_run_are_named_with_what_one_can_do(
 ) -> None:
     fake.records.append(a_job(11, JobState.PENDING, comment=OURS, user="bob"))
     with pytest.raises(SchedulerError, match="denied") as caught:
-        steer.cancel(project, project.directory("gpt"))
+        run_jobs.cancel(project, project.directory("gpt"))
     assert "belongs to bob" in caught.value.hint and "resil kill gpt" in caught.value.hint
     assert states(fake)[-1] == "PENDING"
 
@@ -165,7 +167,7 @@ def test_jobs_of_a_colleague_in_a_common_run_are_named_with_what_one_can_do(
 def test_a_silent_scheduler_cancels_nothing_and_says_so(project: Project, fake: FakeScheduler) -> None:
     fake.trouble = DOWN
     with pytest.raises(SchedulerUnavailable) as caught:
-        steer.cancel(project, project.directory("gpt"))
+        run_jobs.cancel(project, project.directory("gpt"))
     assert caught.value.exit_code == 75 and fake.calls == ["jobs"]
 
 
@@ -179,13 +181,13 @@ def test_a_scheduler_that_falls_silent_after_the_order_leaves_no_doubt_that_it_w
         fake.trouble = DOWN
 
     monkeypatch.setattr(fake, "cancel", cancel_and_die)
-    with pytest.raises(SchedulerUnavailable, match="job 7, 8 was told to end; whether it does") as caught:
-        steer.cancel(project, project.directory("gpt"))
+    with pytest.raises(SchedulerUnavailable, match="job 7, 8 was cancelled; its end could not be confirmed") as caught:
+        run_jobs.cancel(project, project.directory("gpt"))
     assert not isinstance(caught.value, SubmissionUncertain)
     assert "--fresh" in caught.value.hint
 
 
 def test_a_cancel_makes_the_next_status_ask_anew(project: Project, fake: FakeScheduler) -> None:
-    queue_memory.remember(project.world, "fake", tuple(fake.records))
-    steer.cancel(project, project.directory("gpt"))
+    queue_cache.save(project.world, "fake", tuple(fake.records))
+    run_jobs.cancel(project, project.directory("gpt"))
     assert not list((project.world.host.home / ".cache" / "resil").iterdir())

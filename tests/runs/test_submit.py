@@ -22,14 +22,16 @@ from resilience.errors import (
 )
 from resilience.job import Job, JobId, JobState
 from resilience.runs import submit
-from resilience.runs.living_jobs import resolve_after
 from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
+from resilience.runs.submit import IN_FLIGHT_S, reconcile_intents, rollback, take_snapshot
 from resilience.runs.submit_plan import SubmitRequest
-from resilience.runs.switches import throw_switch
+from resilience.runs.switches import write_switch
 from resilience.submission import Submission, make_comment
 from resilience.switch import Switch
-from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
+from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 REFUSED = SchedulerError("Invalid partition name specified", hint="see: sinfo")
@@ -48,7 +50,7 @@ def project(tmp_path: Path, fake: FakeScheduler) -> Project:
 def go(project: Project, said: list[str] | None = None, **asked: Any) -> submit.SubmitResult:
     request = SubmitRequest(run=asked.pop("run", "gpt"), **asked)
     prepared = submit.prepare(project, request)
-    return submit.perform(project, request, prepared, (said if said is not None else []).append)
+    return submit.perform(project, prepared, (said if said is not None else []).append)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -129,7 +131,7 @@ def test_the_exact_commands_can_be_seen_before(project: Project) -> None:
 def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, fake: FakeScheduler, own: bool) -> None:
     (project.world.cwd / "mine.sbatch").write_text("#!/bin/bash\n")
     request = SubmitRequest(run="gpt", script=Path("mine.sbatch") if own else None)
-    assert submit.test_only(project, submit.prepare(project, request), request) == "it would start now"
+    assert submit.test_only(project, submit.prepare(project, request)) == "it would start now"
     assert fake.scripts[0].startswith("#!")
     assert fake.calls == ["test"] and not project.loaded.state_dir.exists()
 
@@ -214,7 +216,7 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
     assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 1
 
     said: list[str] = []
-    with pytest.raises(RunAlive, match="alive already: job 101"):
+    with pytest.raises(RunAlive, match="live already: job 101"):
         go(project, said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
     assert said == ["a submit whose end was not journalled did queue job 101"]
@@ -277,7 +279,7 @@ def test_an_unwritable_state_directory_is_named_and_nothing_is_sent(tmp_path: Pa
     request = SubmitRequest(run="gpt")
     prepared = submit.prepare(project, request)  # as root: nobody may not be able to read the templates of this clone
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
-        submit.perform(project, request, prepared)
+        submit.perform(project, prepared)
     assert "state_dir" in caught.value.hint
     assert fake.calls == [] and not project.loaded.state_dir.exists()
 
@@ -356,7 +358,7 @@ def test_a_living_run_cannot_be_judged_while_the_scheduler_is_silent(project: Pr
         (
             "switches/kill",
             'why = "loss is NaN"\n',
-            "has a kill switch, thrown by .* \\(loss is NaN\\)",
+            "has a kill switch, set by .* \\(loss is NaN\\)",
             "resil clear gpt",
         ),
         ("finished", "", "is finished", "--run NAME"),
@@ -377,12 +379,12 @@ def test_a_killed_or_finished_run_is_refused_with_the_way_back(
 def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Project) -> None:
     directory = project.directory("gpt")
     directory.create("")
-    throw_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
-    with pytest.raises(UsageError, match=f"thrown by {ME} 3 days ago \\(loss is NaN\\)"):
+    write_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
+    with pytest.raises(UsageError, match=f"set by {ME} 3 days ago \\(loss is NaN\\)"):
         go(project)
     said: list[str] = []
     assert go(project, said, force=True).ids
-    assert any("thrown by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
+    assert any("set by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
 
 
 def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: Project) -> None:
@@ -391,7 +393,7 @@ def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: P
     (directory.path / "switches" / "kill").symlink_to("/nowhere")
     said: list[str] = []
     assert go(project, said).ids
-    assert any("kill switch that is not obeyed" in line and "symbolic link" in line for line in said)
+    assert any("kill switch that is not accepted" in line and "symbolic link" in line for line in said)
 
 
 @needs_root
@@ -471,5 +473,166 @@ def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake:
     fake.records.clear()
     fake.jobs = look_while_another_submits  # type: ignore[method-assign] # one look, at one moment
     with pytest.raises(SchedulerUnavailable, match="by nobody was first"):
-        submit.perform(project, request, prepared)
+        submit.perform(project, prepared)
     assert len(fake.records) == 0
+
+
+def the_job(state: JobState = JobState.PENDING) -> Job:
+    return a_job(55, state, comment=make_comment("gpt", "feed"))
+
+
+def cut_off(project: Project, fake: FakeScheduler, *, age_s: float, queued: bool) -> RunDirectory:
+    """A submit that was killed between its intent and its answer."""
+    directory = project.directory("gpt")
+    directory.create("")
+    record_intent(directory, Intent("feed", "fake", "/x", (), NOW - age_s, by="alice"))
+    if queued:
+        fake.records.append(a_job(55, JobState.PENDING, comment=make_comment("gpt", "feed")))
+    return directory
+
+
+def test_an_intent_that_is_found_is_recorded_and_the_run_is_alive(project: Project, fake: FakeScheduler) -> None:
+    cut_off(project, fake, age_s=1.0, queued=True)
+    said: list[str] = []
+    with pytest.raises(RunAlive, match="job 55"):
+        go(project, said)
+    assert outcomes(project) == [(Outcome.SUBMITTED, JobId(55))]
+    assert said == ["a submit whose end was not journalled did queue job 55"] and fake.submissions == []
+
+
+def test_a_given_up_intent_gets_a_second_look_and_no_waiting(tmp_path: Path, fake: FakeScheduler) -> None:
+    """A controller that has just come back takes the old request up a moment after it answers a new question."""
+    clock = FakeClock(at_sleep=lambda _: fake.records.append(the_job()))
+    project = make_project(tmp_path, fake, clock=clock)
+    directory = cut_off(project, fake, age_s=1.0, queued=False)
+    record_result(directory, "feed", Outcome.UNCERTAIN, NOW)
+    assert list(reconcile_intents(project, directory, fake, lambda _: None)) == [JobId(55)]
+    assert fake.calls == ["find", "find"]
+
+
+def test_a_given_up_intent_that_two_looks_do_not_find_is_closed(project: Project, fake: FakeScheduler) -> None:
+    directory = cut_off(project, fake, age_s=1.0, queued=False)
+    record_result(directory, "feed", Outcome.UNCERTAIN, NOW)
+    assert go(project).ids == (JobId(101),)
+    assert outcomes(project)[0] == (Outcome.REFUSED, None)
+
+
+def test_an_intent_from_a_clock_that_goes_ahead_is_told_as_such(project: Project, fake: FakeScheduler) -> None:
+    cut_off(project, fake, age_s=-7200.0, queued=False)
+    with pytest.raises(SchedulerUnavailable, match="dated 2 h in the future") as caught:
+        go(project)
+    assert "date" in caught.value.hint
+
+
+def test_what_went_to_another_scheduler_is_not_asked_for_here(project: Project, fake: FakeScheduler) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    record_intent(directory, Intent("feed", "slurm", "/x", (), NOW, by="alice"))
+    assert list(reconcile_intents(project, directory, fake, lambda _: None)) == []
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("age_s", [0.0, IN_FLIGHT_S - 1, -5.0])
+def test_a_young_intent_that_is_not_found_may_be_another_submit_at_work(
+    project: Project, fake: FakeScheduler, age_s: float
+) -> None:
+    cut_off(project, fake, age_s=age_s, queued=False)
+    for force in (False, True):
+        with pytest.raises(SchedulerUnavailable, match=r"another submit of run gpt began \d+ s ago") as caught:
+            go(project, force=force)
+        assert caught.value.exit_code == 75
+    assert outcomes(project) == [(Outcome.OPEN, None)] and fake.submissions == []
+
+
+def test_an_old_intent_that_is_not_found_never_reached_the_queue_and_the_submit_goes_on(
+    project: Project, fake: FakeScheduler
+) -> None:
+    cut_off(project, fake, age_s=IN_FLIGHT_S + 1, queued=False)
+    assert go(project).ids == (JobId(101),)
+    assert outcomes(project) == [(Outcome.REFUSED, None), (Outcome.SUBMITTED, JobId(101))]
+
+
+def test_an_intent_cannot_be_settled_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler) -> None:
+    cut_off(project, fake, age_s=1e6, queued=True)
+    fake.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable):
+        go(project, force=True)
+    assert outcomes(project) == [(Outcome.OPEN, None)]
+
+
+def test_a_cut_off_job_that_is_over_already_does_not_keep_the_run_from_going_on(
+    project: Project, fake: FakeScheduler
+) -> None:
+    cut_off(project, fake, age_s=1.0, queued=False)
+    fake.records.append(a_job(55, JobState.FAILED, comment=make_comment("gpt", "feed")))
+    said: list[str] = []
+    assert go(project, said).ids == (JobId(101),)
+    assert "queueing anew" in said[-1]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "a" / "b" / "gpt")
+    snapshot = take_snapshot(directory)
+    assert snapshot.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
+    directory.create("")
+    record_intent(directory, Intent("mine", "fake", "", (), 0.0, by="alice"))
+    rollback(directory, snapshot, {"mine"})
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_others_began_to_use_meanwhile_stays(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "state" / "gpt")
+    snapshot = take_snapshot(directory)
+    directory.create("")
+    RunDirectory(tmp_path / "state" / "llama").create("")
+    rollback(directory, snapshot, set())
+    assert not directory.path.exists() and (tmp_path / "state" / "llama" / layout.RUN_FILE).exists()
+
+
+def test_a_journal_with_somebody_elses_intent_keeps_everything(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "gpt")
+    snapshot = take_snapshot(directory)
+    directory.create("")
+    record_intent(directory, Intent("theirs", "fake", "", (), 0.0, by="bob"))
+    rollback(directory, snapshot, {"mine"})
+    assert [intent.token for intent in read_intents(directory)] == ["theirs"] and directory.exists()
+
+
+@pytest.mark.parametrize("file", ["data.txt", "logs/old.out"])
+def test_files_that_lay_in_the_folder_before_stay(tmp_path: Path, file: str) -> None:
+    directory = RunDirectory(tmp_path / "gpt")
+    (directory.path / file).parent.mkdir(parents=True)
+    (directory.path / file).touch()
+    before = names(tmp_path)
+    snapshot = take_snapshot(directory)
+    directory.create("")
+    rollback(directory, snapshot, set())
+    assert names(tmp_path) == before
+
+
+def test_an_existing_runs_settings_are_written_back(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "gpt")
+    directory.create("# before\n")
+    snapshot = take_snapshot(directory)
+    directory.create("# after\n")
+    rollback(directory, snapshot, set())
+    assert (directory.path / layout.RUN_FILE).read_text() == "# before\n"
+
+
+def test_undoing_raises_nothing_over_the_error_that_led_to_it(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "gpt")
+    snapshot = take_snapshot(directory)
+    rollback(directory, snapshot, set())
+    directory.create("")
+    (directory.path / layout.SUBMISSIONS).mkdir()
+    rollback(directory, snapshot, set())
+
+
+def test_a_run_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gpt" / layout.RUN_FILE).mkdir(parents=True)
+    with pytest.raises(StateDirectoryError, match="not a regular file"):
+        take_snapshot(RunDirectory(tmp_path / "gpt"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resilience import layout
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.switches import clear_switch, policy_of, read_switch, throw_switch
+from resilience.runs.switches import clear, policy_of, read_switch, write_switch
 from resilience.switch import TEXT_LIMIT, OwnerPolicy, Scope, Switch
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -53,12 +53,12 @@ def test_a_thrown_switch_reads_back(
     run = RunDirectory(tmp_path_factory.mktemp("run") / "llama")
     run.create("")
     me = run.path.owner()
-    throw_switch(run, Switch(KILL, me, when, why, scope))
+    write_switch(run, Switch(KILL, me, when, why, scope))
     assert read_switch(run, KILL, OwnerPolicy.OWNER) == Switch(KILL, me, when, why, scope)
 
 
 def test_a_save_switch_carries_its_label(run: RunDirectory) -> None:
-    throw_switch(run, Switch(layout.SAVE_SWITCH, "anna", 1.0, label="before-lr-drop"))
+    write_switch(run, Switch(layout.SAVE_SWITCH, "anna", 1.0, label="before-lr-drop"))
     switch = read_switch(run, layout.SAVE_SWITCH, OwnerPolicy.OWNER)
     assert switch is not None and switch.label == "before-lr-drop"
 
@@ -67,7 +67,7 @@ def test_a_save_switch_carries_its_label(run: RunDirectory) -> None:
 def test_the_runs_jobs_can_read_what_a_colleague_threw(run: RunDirectory, umask: int) -> None:
     before = os.umask(umask)
     try:
-        path = throw_switch(run, Switch(KILL, "anna", 1.0))
+        path = write_switch(run, Switch(KILL, "anna", 1.0))
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
@@ -78,16 +78,16 @@ def test_no_switch_is_none(run: RunDirectory) -> None:
 
 
 def test_clearing_says_whether_there_was_one(run: RunDirectory) -> None:
-    throw_switch(run, Switch(KILL, "anna", 1.0))
-    assert clear_switch(run, KILL)
-    assert not clear_switch(run, KILL)
+    write_switch(run, Switch(KILL, "anna", 1.0))
+    assert clear(run) == (KILL,)
+    assert clear(run) == ()
     assert read_switch(run, KILL, OwnerPolicy.OWNER) is None
 
 
 def test_a_switch_that_cannot_be_cleared_is_an_error(run: RunDirectory) -> None:
     place(run).mkdir()
     with pytest.raises(StateDirectoryError, match="cannot remove"):
-        clear_switch(run, KILL)
+        clear(run)
 
 
 # ---- what people put there

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from resilience.layout import FOLDERS
-from resilience.runs.templates.quoting import write_directive
+from resilience.runs.templates.directives import write_directive
 from resilience.runs.templates.script import ScriptSpec, render
 from resilience.system.files import read_lines
 from tests.runs.templates.batch import SHIPPED

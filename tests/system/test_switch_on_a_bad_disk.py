@@ -14,7 +14,7 @@ from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import SwitchFolder
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.switches import read_switch, throw_switch
+from resilience.runs.switches import read_switch, write_switch
 from resilience.switch import OwnerPolicy, Scope, Switch
 from tests.guard.disks import fill, make_read_only
 from tests.runs.templates.batch import PYTHON, Batch, until
@@ -55,7 +55,7 @@ def test_on_a_full_disk_the_switch_is_an_empty_file_that_all_obey(disk: Path) ->
     fill(disk)
     before = os.umask(0o077)
     try:
-        path = throw_switch(run, KILL)
+        path = write_switch(run, KILL)
     finally:
         os.umask(before)
     assert path.stat().st_size == 0 and path.stat().st_mode & 0o777 == 0o644
@@ -68,9 +68,9 @@ def test_on_a_full_disk_the_switch_is_an_empty_file_that_all_obey(disk: Path) ->
 
 def test_a_switch_that_lies_there_on_a_full_disk_stays(disk: Path) -> None:
     run = make_run(disk)
-    throw_switch(run, Switch("kill", "ada", 1.0, "the first"))
+    write_switch(run, Switch("kill", "ada", 1.0, "the first"))
     fill(disk)
-    throw_switch(run, KILL)
+    write_switch(run, KILL)
     switch = read_switch(run, "kill", OwnerPolicy.OWNER)
     assert switch is not None and switch.why == "the first"
 
@@ -79,7 +79,7 @@ def test_where_not_even_a_name_fits_the_way_by_the_scheduler_is_named(disk: Path
     run = make_run(disk)
     use_up_inodes(disk)
     with pytest.raises(StateDirectoryError, match="No space left on device") as caught:
-        throw_switch(run, KILL)
+        write_switch(run, KILL)
     assert f"resil cancel {run.path}" in caught.value.hint
     assert switches(run) == []
 
@@ -89,7 +89,7 @@ def test_on_a_read_only_disk_the_way_by_the_scheduler_is_named(disk: Path) -> No
     make_read_only(disk, True)
     try:
         with pytest.raises(StateDirectoryError, match="Read-only file system") as caught:
-            throw_switch(run, KILL)
+            write_switch(run, KILL)
     finally:
         make_read_only(disk, False)
     assert f"resil cancel {run.path}" in caught.value.hint
@@ -99,10 +99,10 @@ def test_who_may_not_write_there_hears_who_can_end_it_and_a_save_switch_is_no_re
     run = make_run(disk)
     open_the_way(run.path / "switches" / "x")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
-        throw_switch(run, KILL)
+        write_switch(run, KILL)
     assert "the owner of the run can end it at once" in caught.value.hint
     with acting_as(NOBODY), pytest.raises(StateDirectoryError) as caught:
-        throw_switch(run, Switch("save", "bob", 1.0))
+        write_switch(run, Switch("save", "bob", 1.0))
     assert "cancel" not in caught.value.hint
 
 
@@ -133,7 +133,7 @@ def test_guard_and_batch_shell_obey_the_empty_switch_on_their_full_disk(
             script = batch.start(command, guard={"RESIL_GUARD__KILL_TIMEOUT_S": str(bound_s)})
             script.until_says("ready", 60)
             ballast = fill(folder)
-            path = throw_switch(RunDirectory(batch.run_dir), KILL)
+            path = write_switch(RunDirectory(batch.run_dir), KILL)
             assert path.read_bytes() == b""
             assert script.wait(60) == code
             until(lambda: not batch.processes(), "nothing to be left")

@@ -11,8 +11,7 @@ from enum import StrEnum
 
 from resilience.errors import ResilError
 from resilience.quantities import parse_slurm_time_s
-from resilience.runs.templates.directives import Directives, parse_directives
-from resilience.runs.templates.sbatch_variables import option_of
+from resilience.runs.templates.directives import Directives, option_of, parse_directives
 from resilience.submission import MAX_LEAD_S, ArrayExpression
 
 SIGNAL_SLACK_S = 60

@@ -1,17 +1,449 @@
-"""A template and a spec make a batch script that stands on its own: no Python, no resil, on the compute node."""
+"""Renders a batch script from a template and a spec. The script needs neither Python nor resil on the compute node."""
 
 from __future__ import annotations
 
+import math
 import re
+import stat
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from resilience.errors import TemplateError
-from resilience.runs.templates.context import ScriptSpec, template_context
-from resilience.runs.templates.directives import parse_directives
-from resilience.runs.templates.engine import render_template, variables_of
-from resilience.runs.templates.library import SUFFIX, TemplateLibrary
+from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
+from resilience.submission import check_run_name
+from resilience.switch import OwnerPolicy
+from resilience.system.files import own_folder
+from resilience.system.shipped import shipped_folder
 
-__all__ = ["ScriptSpec", "render"]
+if TYPE_CHECKING:  # Jinja2 costs 40 ms at start; it is imported when something is rendered
+    from jinja2 import Environment
+    from jinja2.bccache import Bucket
+    from jinja2.runtime import Context
+
+    from resilience.runs.project import Project
+
+TEMPLATES = "slurm_templates"
+SUFFIX = ".sbatch.j2"
+DOCUMENTATION = "# resil:"
+"""Prefix of the lines of a template's documentation, which are shown to users and left out of the script."""
+BASE = "base"
+"""The base of the others; not offered as a template of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInfo:
+    """One template file.
+
+    Attributes:
+        name: the file's name without `.sbatch.j2`.
+        path: where it lies.
+        origin: label of the directory that holds it: `project`, `user`, `shipped`.
+        summary: first line of its documentation, or empty.
+        documentation: all lines of it.
+        shadowed: whether another of the same name wins.
+    """
+
+    name: str
+    path: Path
+    origin: str
+    summary: str
+    documentation: tuple[str, ...]
+    shadowed: bool = False
+
+
+@dataclass(frozen=True)
+class TemplateLibrary:
+    """Templates from several directories; those of an earlier one win.
+
+    Attributes:
+        folders: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are empty.
+        cache: where compiled templates are saved, which is three quarters of rendering; None for nowhere. They are run
+            as code: no other user may write there.
+    """
+
+    folders: Sequence[tuple[str, Path]]
+    cache: Path | None = None
+
+    def list(self) -> tuple[TemplateInfo, ...]:
+        """Every template that can be rendered, sorted by name; of equal names the one that wins comes first.
+
+        Raise TemplateError if one cannot be read.
+        """
+        found: dict[str, list[TemplateInfo]] = {}
+        for origin, folder in self.folders:
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                name = path.name.removesuffix(SUFFIX)
+                if not name.startswith("_") and name != BASE:
+                    same = found.setdefault(name, [])
+                    documentation = read_documentation(read_template(path))
+                    summary = documentation[0] if documentation else ""
+                    same.append(TemplateInfo(name, path, origin, summary, documentation, shadowed=bool(same)))
+        return tuple(info for name in sorted(found) for info in found[name])
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the templates, each once."""
+        return tuple(dict.fromkeys(info.name for info in self.list()))
+
+    def find(self, name: str) -> Path:
+        """Given a name, with or without `.sbatch.j2`, return the file. Raise TemplateError with the nearest name."""
+        bare = name.removesuffix(SUFFIX)
+        path = self.locate(bare + SUFFIX)
+        if path is not None and "/" not in bare:
+            return path
+        names = self.names()
+        near = get_close_matches(bare, names, n=1)
+        mean = f"did you mean {near[0]}? " if near else ""
+        raise TemplateError(
+            f"there is no template {bare!r}", hint=f"{mean}there are: {', '.join(names) or 'none at all'}"
+        )
+
+    def source(self, name: str) -> str:
+        """The text of a template as its author wrote it. Raise TemplateError if there is none or it is unreadable."""
+        return read_template(self.find(name))
+
+    def locate(self, file_name: str) -> Path | None:
+        """The file that a template extends or includes; `shipped/python.sbatch.j2` names the directory as well.
+
+        Return None if there is none. Only files directly in the directories are found.
+        """
+        requested, _, bare = file_name.rpartition("/")
+        if not bare or bare in (".", ".."):
+            return None
+        for origin, folder in self.folders:
+            if requested in ("", origin) and (folder / bare).is_file():
+                return folder / bare
+        return None
+
+
+def template_library(project: Project) -> TemplateLibrary:
+    """The templates of a project: its own win over the user's, and those over the shipped ones."""
+    shipped = shipped_folder(TEMPLATES)
+    folders = [
+        ("project", project.loaded.project / TEMPLATES),
+        ("user", project.world.config_home / "resil" / TEMPLATES),
+        ("shipped", shipped),
+    ]
+    # In a clone of resil itself the project's folder is the shipped one.
+    return TemplateLibrary(
+        [(name, path) for name, path in folders if name == "shipped" or path != shipped],
+        own_folder(project.world.cache_home / "resil" / "templates"),
+    )
+
+
+def read_documentation(source: str) -> tuple[str, ...]:
+    """Given a template's text, return its `# resil:` lines without the mark. For instance, `("One process.",)`."""
+    lines = (line for line in source.splitlines() if line.startswith(DOCUMENTATION))
+    return tuple(line.removeprefix(DOCUMENTATION).strip() for line in lines)
+
+
+def read_template(path: Path) -> str:
+    """The text of a template file. Raise TemplateError if it cannot be read."""
+    try:
+        # The author of a template runs code as the user who submits it.
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise TemplateError(f"{path} can be written by everybody", hint=f"chmod o-w {path}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TemplateError(f"cannot read the template {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TemplateError(f"the template {path} is not UTF-8 text: {error.reason}") from error
+
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIGNAL = re.compile(r"(?!SIG|KILL$|STOP$)[A-Z][A-Z0-9+-]*|[1-9]\d?")
+_GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSpec:
+    """Everything a batch script is made of.
+
+    Attributes:
+        run: the run's name.
+        run_dir: absolute path of the run directory, on a file system that all nodes share.
+        command: the training, a bash command line as the user wrote it; each launcher runs it by `bash -c`.
+        directives: sbatch's long options without dashes to their values, None for a flag. job-name, output,
+            open-mode and signal are added where they are missing.
+        setup: bash lines before the launch: modules, virtual environment. They run as they are written.
+        environment: variables exported before the setup.
+        signal: name of the signal for the batch shell, without SIG.
+        signal_lead_s: how long before the time limit SLURM sends it.
+        beat_s: how often the batch shell shows that it lives.
+        previous_wait_s: how long a job waits for the attempt before it to be truly gone.
+        owner_policy: whose switches are obeyed: owner, group or any.
+        guard: variables that tell the guard its settings: `RESIL_GUARD__KEY`.
+        group: Unix group that may steer the run; empty keeps the files private.
+        user: who renders it; for templates that want to say so.
+        finish_on_success: whether exit code 0 of the training finishes the run.
+        cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
+        cron_look_s: interval at which the batch shell checks that scheduler.
+        array: whether the script is queued as an array; decides the default name of the output file.
+        launcher: variables of the template: `gpus_per_node`, `image`. The template may ignore them.
+        variables: the same from `--set`; they win, and one that the template does not know is refused.
+    """
+
+    run: str
+    run_dir: str
+    command: str
+    directives: tuple[tuple[str, str | None], ...] = ()
+    setup: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    signal: str = "USR1"
+    signal_lead_s: int = 300
+    beat_s: float = 10
+    previous_wait_s: float = 600
+    owner_policy: str = "owner"
+    guard: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
+    user: str = ""
+    finish_on_success: bool = True
+    cron: str = ""
+    cron_look_s: float = 180
+    array: bool = False
+    launcher: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
+    """Given a spec and the template's name, return the template's variables.
+
+    Raise TemplateError for a value that cannot be written, and for a name that would hide one of resil's own.
+    """
+    if spec.owner_policy not in set(OwnerPolicy):
+        raise TemplateError(f"{spec.owner_policy!r} is no owner policy", hint=f"there are: {', '.join(OwnerPolicy)}")
+    own: dict[str, Any] = {
+        "run": check_run_name(spec.run),
+        "run_dir": _check_path(spec.run_dir),
+        "template": template,
+        "command": _check_bash(spec.command, "the command"),
+        "setup": tuple(_check_bash(line, "the setup") for line in spec.setup),
+        "environment": tuple((_check_variable(name), value) for name, value in sorted(spec.environment.items())),
+        "signal": _check(spec.signal, _SIGNAL, "the signal for the batch shell", "USR1"),
+        "signal_lead_s": spec.signal_lead_s,
+        "beat_s": _number(spec.beat_s),
+        "still_s": math.ceil(spec.beat_s),
+        "poll_s": _number(min(1, spec.beat_s)),
+        "previous_wait_s": math.ceil(spec.previous_wait_s),
+        "owner_policy": spec.owner_policy,
+        "guard": tuple((_check_guard(name), value) for name, value in sorted(spec.guard.items())),
+        "group": spec.group,
+        "user": spec.user,
+        "umask": "007" if spec.group else "077",
+        "finish_on_success": spec.finish_on_success,
+        "cron": _check_path(spec.cron) if spec.cron else "",
+        "cron_look_s": math.ceil(spec.cron_look_s),
+        "directives": _directives_function(spec),
+        "without_python": without_python,
+        "refuse": _refuse,
+    }
+    for source in (spec.launcher, spec.variables):
+        for name in source:
+            if name in own:
+                raise TemplateError(f"{name!r} is resil's own and cannot be set for a template")
+            _check(name, _VARIABLE_NAME, "the name of a template variable")
+    return own | dict(spec.launcher) | dict(spec.variables)
+
+
+def _directives_function(spec: ScriptSpec) -> Callable[..., str]:
+    def directives(**defaults: object) -> str:
+        """The `#SBATCH` lines: the spec's, and where those are silent the template's defaults and resil's own."""
+        from markupsafe import Markup
+
+        lines: dict[str, str | None] = {
+            "job-name": spec.run,
+            # `%` begins a field of a file name pattern (sbatch(1), filename pattern).
+            "output": f"{spec.run_dir.replace('%', '%%')}/logs/%x-{'%A_%a' if spec.array else '%j'}.out",
+            "open-mode": "append",
+            "signal": f"B:{spec.signal}@{spec.signal_lead_s}",
+        }
+        given = dict(spec.directives)
+        for name, value in defaults.items():
+            option = name.replace("_", "-")
+            if value != "" and not (option == "ntasks-per-node" and "ntasks" in given):
+                lines[option] = None if value is None else str(value)
+        lines.update(given)
+        return Markup("\n".join(write_directive(name, value) for name, value in lines.items()))
+
+    return directives
+
+
+def _refuse(message: str) -> str:
+    raise TemplateError(str(message))
+
+
+def _check_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise TemplateError(f"the run directory must be an absolute path, not {path!r}")
+    if any(ord(character) < 32 for character in path):
+        raise TemplateError(f"the run directory's path holds a control character: {path!r}")
+    return path
+
+
+def _check_bash(text: str, what: str) -> str:
+    if "\0" in text or "\r" in text:
+        raise TemplateError(f"{what} holds a NUL or carriage return: {text!r}", hint="use Unix line ends")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise TemplateError(f"{what} holds bytes that are not UTF-8: {text!r}")
+    return text
+
+
+def _check_variable(name: str) -> str:
+    if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
+        raise TemplateError(f"{name} is resil's own and cannot be set in [environment]")
+    return _check(name, _VARIABLE_NAME, "the name of an environment variable")
+
+
+def _check_guard(name: str) -> str:
+    return _check(name, _GUARD_NAME, "a setting of the guard", "RESIL_GUARD__POLL_S")
+
+
+def _check(name: str, pattern: re.Pattern[str], role: str, example: str = "") -> str:
+    if pattern.fullmatch(name) is None:
+        raise TemplateError(f"{name!r} cannot be {role}", hint=f"write for instance {example}" if example else "")
+    return name
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+_UNDEFINED_HINT = "give it with --set {name}=VALUE, or under [template] in resil.toml"
+
+
+def render_template(library: TemplateLibrary, file_name: str, context: Mapping[str, object]) -> str:
+    """Return a template's text for a context.
+
+    Raise TemplateError, naming file, line and variable, for whatever is wrong in it.
+    """
+    import jinja2
+
+    try:
+        return _environment(library).get_template(file_name).render(context)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"{_where(error.filename or error.name, error.lineno)}: {error.message}") from error
+    except jinja2.UndefinedError as error:
+        raise _undefined(error, library) from error
+    except jinja2.TemplateNotFound as error:
+        raise TemplateError(f"{file_name}: there is no {error.message!r} to extend or include") from error
+    except TemplateError as error:
+        raise TemplateError(f"{file_name}: {error.message}", hint=error.hint) from error
+    except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
+        where = _where(*_place(error, library))
+        raise TemplateError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def variables_of(library: TemplateLibrary, file_name: str) -> frozenset[str]:
+    """The variables that a template, and what it extends or includes, asks for.
+
+    Raise TemplateError if one of them cannot be parsed.
+    """
+    import jinja2
+    from jinja2 import meta
+
+    environment = _environment(library)
+    names: set[str] = set()
+    pending, seen = [file_name], set[str]()
+    while pending:
+        current = pending.pop()
+        path = library.locate(current)
+        if current in seen or path is None:
+            continue
+        seen.add(current)
+        try:
+            tree = environment.parse(_prepare(read_template(path)))
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"{_where(str(path), error.lineno)}: {error.message}") from error
+        names |= meta.find_undeclared_variables(tree)
+        pending.extend(other for other in meta.find_referenced_templates(tree) if other is not None)
+    return frozenset(names)
+
+
+def _environment(library: TemplateLibrary) -> Environment:
+    """A sandbox that knows the library's files. It is no boundary: its product is a shell script anyway."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from markupsafe import Markup
+
+    @jinja2.pass_context  # so that constants go the same way as variables
+    def finalize(_: Context, value: object) -> object:
+        return value if isinstance(value, jinja2.Undefined) else Markup(_to_bash(value))
+
+    def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        path = library.locate(name)
+        return None if path is None else (_prepare(read_template(path)), str(path), lambda: True)
+
+    class Cache(jinja2.FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):  # a full home costs the time of compiling again, and no submit
+                super().dump_bytecode(bucket)
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=jinja2.FunctionLoader(load),
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        # Markup marks what is already bash: blocks, macros, `| raw`. Nothing is ever escaped as HTML.
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        bytecode_cache=None if library.cache is None else Cache(str(library.cache)),
+    )
+    environment.filters["raw"] = Markup
+    environment.filters["quote"] = lambda value: Markup(_to_bash(value))
+    return environment
+
+
+def _to_bash(value: object) -> str:
+    from markupsafe import Markup
+
+    if isinstance(value, Markup):
+        return str(value)
+    if value is None or isinstance(value, Mapping):
+        raise TemplateError(f"{value!r} cannot be written into a script")
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_to_bash, value))
+    return quote_bash(str(value))
+
+
+def _prepare(source: str) -> str:
+    """Leave the documentation out, and let bash's `${#array[@]}` not begin a comment of Jinja's. Lines stay lines."""
+    lines = ("{# #}" if line.startswith(DOCUMENTATION) else line for line in source.split("\n"))
+    return "\n".join(lines).replace("${#", "{{ '${#' | raw }}")
+
+
+def _undefined(error: Exception, library: TemplateLibrary) -> TemplateError:
+    match = re.search(r"'(\w+)'(?: is undefined)?$", str(error)) or re.match(r"'(\w+)' is undefined", str(error))
+    file, line = _place(error, library)
+    if match is None:
+        return TemplateError(f"{_where(file, line)}: {error}")
+    if file is not None:  # Jinja knows where the text around the variable begins
+        lines = read_template(Path(file)).split("\n")
+        uses = (n for n, text in enumerate(lines, 1) if n >= line and re.search(rf"\b{match[1]}\b", text))
+        line = next(uses, line)
+    return TemplateError(
+        f"{_where(file, line)}: the variable {match[1]!r} is not given", hint=_UNDEFINED_HINT.format(name=match[1])
+    )
+
+
+def _place(error: BaseException, library: TemplateLibrary) -> tuple[str | None, int]:
+    """File and line of a template in which an exception arose: Jinja puts them into the traceback."""
+    folders = {str(folder) for _, folder in library.folders}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if str(Path(frame.filename).parent) in folders:
+            return frame.filename, frame.lineno or 0
+    return None, 0
+
+
+def _where(file: str | None, line: int) -> str:
+    return f"{file or 'template'}, line {line}" if line else str(file or "template")
+
 
 _GLUED = re.compile(r'^#SBATCH[^"\n]*#SBATCH.*$', re.MULTILINE)
 
@@ -29,7 +461,7 @@ def render(library: TemplateLibrary, template_name: str, spec: ScriptSpec) -> st
         own = set(context) - set(spec.launcher) - set(spec.variables)
         _refuse_unknown(name, set(spec.variables), variables_of(library, path.name) - own)
     script = render_template(library, path.name, context).rstrip("\n") + "\n"
-    _check(script, name)
+    _refuse_misread(script, name)
     return script
 
 
@@ -42,8 +474,8 @@ def _refuse_unknown(template: str, given: set[str], settable: frozenset[str]) ->
         raise TemplateError(f"template {template} has no variable {name!r}", hint=f"{mean}there are: {choice}")
 
 
-def _check(script: str, name: str) -> None:
-    """Find what sbatch would misread without a word."""
+def _refuse_misread(script: str, name: str) -> None:
+    """Raise TemplateError for text that sbatch would misread without a message."""
     if not script.startswith("#!"):
         raise TemplateError(f"template {name} does not begin with #!", hint="make its first line #!/bin/bash")
     if "\r" in script or "\0" in script:

@@ -25,8 +25,8 @@ from resilience.guard.heartbeat.beat import (
     quote,
     read_phase,
 )
-from resilience.runs.last_step import last_step
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_step
 
 
 def test_another_process_reads_what_was_stored_without_asking() -> None:

@@ -19,7 +19,7 @@ from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe
 from resilience.guard.watch import asked_here
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.switches import throw_switch
+from resilience.runs.switches import write_switch
 from resilience.switch import Scope, Switch
 from tests.guard.guards import make_guard, make_run, train, wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -45,7 +45,7 @@ class Bench:
         self.stop = StopFile(folder, now=lambda: self.now)
 
     def throw(self, kind: str, **fields: Any) -> Path:
-        return throw_switch(RunDirectory(self.path), Switch(kind, "bob", **{"when": NOW, **fields}))
+        return write_switch(RunDirectory(self.path), Switch(kind, "bob", **{"when": NOW, **fields}))
 
     @property
     def file(self) -> Path:
@@ -301,7 +301,7 @@ def test_a_training_saves_under_the_label_and_goes_on(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo")
     with make_guard(run) as guard:
         guard.step()
-        throw_switch(RunDirectory(run), Switch("save", "bob", time.time(), label="golden"))
+        write_switch(RunDirectory(run), Switch("save", "bob", time.time(), label="golden"))
         decision = train(guard)
         assert (decision.save, decision.stop, decision.label) == (True, False, "golden")
         with guard.saving():

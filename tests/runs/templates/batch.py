@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.layout import FOLDERS
-from resilience.runs.templates.library import TemplateLibrary
-from resilience.runs.templates.script import ScriptSpec, render
+from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
 from resilience.system.files import read_lines
 from resilience.system.shipped import shipped_folder
 

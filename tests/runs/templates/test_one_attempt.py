@@ -55,8 +55,8 @@ def test_twenty_simultaneous_starts_get_twenty_numbers_and_train_one_after_anoth
 
 
 def test_an_attempt_says_who_and_where_it_is(batch: Batch) -> None:
-    from resilience.runs.attempts import read_attempts
     from resilience.runs.run_directory import RunDirectory
+    from resilience.runs.run_files import read_attempts
 
     script = batch.run("exit 3", environment={"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"})
     (attempt,) = read_attempts(RunDirectory(batch.run_dir))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,132 @@ import pytest
 
 from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives
-from resilience.runs.templates.library import TemplateLibrary
-from resilience.runs.templates.script import ScriptSpec, render
+from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render, render_template, variables_of
 from tests.runs.templates.batch import SHIPPED
+
+
+@pytest.fixture
+def two_places(tmp_path: Path) -> TemplateLibrary:
+    for origin in ("project", "user"):
+        (tmp_path / origin).mkdir()
+    return TemplateLibrary((("project", tmp_path / "project"), ("user", tmp_path / "user"), ("gone", tmp_path / "no")))
+
+
+def put(two_places: TemplateLibrary, origin: str, name: str, text: str = "#!/bin/sh\n") -> Path:
+    path = dict(two_places.folders)[origin] / name
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_ones_are_those_of_the_launchers() -> None:
+    assert SHIPPED.names() == ("accelerate", "container", "deepspeed", "python", "srun", "torchrun")
+
+
+def test_an_earlier_folder_wins_and_the_other_is_marked(two_places: TemplateLibrary) -> None:
+    put(two_places, "project", "a.sbatch.j2", "# resil: Mine.\n# resil:\n# resil: More of it.\n")
+    put(two_places, "user", "a.sbatch.j2")
+    put(two_places, "user", "b.sbatch.j2")
+    assert [(info.name, info.origin, info.shadowed) for info in two_places.list()] == [
+        ("a", "project", False),
+        ("a", "user", True),
+        ("b", "user", False),
+    ]
+    first = two_places.list()[0]
+    assert first.summary == "Mine."
+    assert first.documentation == ("Mine.", "", "More of it.")
+    assert two_places.source("a").startswith("# resil: Mine.")
+    assert two_places.source("a.sbatch.j2") == two_places.source("a")
+
+
+def test_helpers_and_the_base_are_not_offered(two_places: TemplateLibrary) -> None:
+    for name in ("_helper.sbatch.j2", "base.sbatch.j2", "notes.txt"):
+        put(two_places, "user", name)
+    assert two_places.names() == ()
+
+
+@pytest.mark.parametrize("name", ["../project/a", "/etc/passwd", "user/../a", ".."])
+def test_a_name_does_not_lead_out_of_the_folders(two_places: TemplateLibrary, name: str) -> None:
+    put(two_places, "project", "a.sbatch.j2")
+    with pytest.raises(TemplateError, match="there is no template"):
+        two_places.source(name)
+
+
+def test_a_template_that_everybody_may_write_is_refused(two_places: TemplateLibrary) -> None:
+    put(two_places, "user", "a.sbatch.j2").chmod(0o666)
+    with pytest.raises(TemplateError, match="can be written by everybody"):
+        two_places.source("a")
+
+
+def test_a_template_that_is_no_text_is_said_to_be_none(two_places: TemplateLibrary) -> None:
+    (dict(two_places.folders)["user"] / "a.sbatch.j2").write_bytes(b"\xff\xfe")
+    with pytest.raises(TemplateError, match="is not UTF-8 text"):
+        two_places.source("a")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> TemplateLibrary:
+    folder, cache = tmp_path / "slurm_templates", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    (folder / "mine.sbatch.j2").write_text("#!/bin/bash\necho {{ lr }}\n")
+    return TemplateLibrary((("project", folder),), cache)
+
+
+def test_a_compiled_template_is_kept_and_gives_the_same_text(compiled: TemplateLibrary) -> None:
+    first = render_template(compiled, "mine.sbatch.j2", {"lr": "it's"})
+    assert compiled.cache is not None
+    (kept,) = compiled.cache.iterdir()
+    before = kept.stat().st_mtime_ns
+
+    assert render_template(compiled, "mine.sbatch.j2", {"lr": "it's"}) == first
+    assert render_template(TemplateLibrary(compiled.folders), "mine.sbatch.j2", {"lr": "it's"}) == first
+    assert kept.stat().st_mtime_ns == before, "compiled once"
+
+
+def test_values_are_quoted_by_a_kept_template_as_by_a_fresh_one(compiled: TemplateLibrary) -> None:
+    render_template(compiled, "mine.sbatch.j2", {"lr": "plain"})
+    assert "'$(id)'" in render_template(compiled, "mine.sbatch.j2", {"lr": "$(id)"})
+
+
+def test_a_template_that_was_edited_is_compiled_anew(compiled: TemplateLibrary) -> None:
+    render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
+    (compiled.folders[0][1] / "mine.sbatch.j2").write_text("#!/bin/bash\ntrain {{ lr }}\n")
+    assert "train 1" in render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
+
+
+def test_an_undefined_variable_is_named_from_the_cache_too(compiled: TemplateLibrary) -> None:
+    render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
+    with pytest.raises(TemplateError, match="'lr' is not given"):
+        render_template(compiled, "mine.sbatch.j2", {})
+
+
+def test_damaged_leftovers_in_the_cache_are_compiled_over(compiled: TemplateLibrary) -> None:
+    text = render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
+    assert compiled.cache is not None
+    for path in compiled.cache.iterdir():
+        path.write_bytes(b"\0garbage")
+    assert render_template(compiled, "mine.sbatch.j2", {"lr": "1"}) == text
+
+
+def test_the_variables_that_a_template_asks_for(compiled: TemplateLibrary) -> None:
+    assert "lr" in variables_of(compiled, "mine.sbatch.j2")
+
+
+def test_a_cache_on_a_full_disk_costs_time_and_no_submit(compiled: TemplateLibrary, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root (sudo make test)")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "ballast").write_bytes(b"x" * 65536)
+        full = TemplateLibrary(compiled.folders, disk)
+        assert "echo 1" in render_template(full, "mine.sbatch.j2", {"lr": "1"})
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def spec(**changes: Any) -> ScriptSpec:

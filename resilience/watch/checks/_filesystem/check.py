@@ -11,7 +11,7 @@ from resilience.watch.reading import Memory, Target, Timed
 
 if TYPE_CHECKING:
     from resilience.finding import Finding
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
 
 
 class FileSystemCheck:
@@ -25,7 +25,7 @@ class FileSystemCheck:
     path_fields = ("paths", "checkpoints")  # typed ones count from the current folder
     offers_top = True  # --top: who filled it
 
-    def targets(self, settings: Any, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: Any, scene: Context) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
         import resilience.watch.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
         from resilience.watch.checks._filesystem.probe import targets_of
@@ -33,7 +33,7 @@ class FileSystemCheck:
         return targets_of(task_of(settings, self.kind), scene)
 
     def probe(
-        self, target: Target, settings: Any, scene: Scene, before: Mapping[str, Timed[FileSystemReading]]
+        self, target: Target, settings: Any, scene: Context, before: Mapping[str, Timed[FileSystemReading]]
     ) -> Mapping[str, FileSystemReading]:
         """Ask for the figures of one target."""
         from resilience.watch.checks._filesystem.probe import probe_target

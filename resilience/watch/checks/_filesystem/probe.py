@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from resilience import layout
 from resilience.errors import ProbeError
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.mounts import Mount, current_mounts, mount_of
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import (
@@ -156,7 +156,7 @@ A_FILE = "it is a file, and the file system that it lies on is meant"
 Before = Mapping[str, Timed[FileSystemReading]]
 
 
-def targets_of(task: Task, scene: Scene) -> tuple[Target, ...]:
+def targets_of(task: Task, scene: Context) -> tuple[Target, ...]:
     """The targets of a task: each named path by itself, or what a training needs, by file system. Touches no disk."""
     probe = _Probe(task, scene, {})
     mounts = current_mounts()
@@ -165,7 +165,7 @@ def targets_of(task: Task, scene: Scene) -> tuple[Target, ...]:
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
 
 
-def probe_target(target: Target, task: Task, scene: Scene, before: Before) -> dict[str, FileSystemReading]:
+def probe_target(target: Target, task: Task, scene: Context, before: Before) -> dict[str, FileSystemReading]:
     """Probe one target and return a reading for each subject. Raise ProbeError if nothing could be read at all."""
     clock = scene.world.clock
     deadline = clock.monotonic() + TOOLS_SHARE * (target.deadline_s or DEADLINE_S)
@@ -193,7 +193,7 @@ class _Probe:
         known: by path: the subject it belonged to, and the mount it was last seen on in good order.
     """
 
-    def __init__(self, task: Task, scene: Scene, before: Before) -> None:
+    def __init__(self, task: Task, scene: Context, before: Before) -> None:
         self.task, self.scene, self.before = task, scene, before
         self.now = scene.world.clock.now()
         self.known: dict[str, tuple[str, KnownMount]] = {}

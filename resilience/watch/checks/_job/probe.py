@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from resilience.errors import UsageError
 from resilience.job import Fault, Job, JobState
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
+from resilience.runs.run_files import SIGN_OF_LIFE_S
 from resilience.schedulers import Scheduler
 from resilience.watch.checks._job.confirm import Certainty, Confirmer, Missing
 from resilience.watch.checks._job.judge import is_blocked, many
@@ -34,8 +35,6 @@ NO_RUN = "runs"
 """The subject when there is no run at all."""
 LAST_S = 15.0
 """Second sources are no longer asked when this much of the deadline is left: one query may be under way then."""
-SIGN_OF_LIFE_S = 30.0
-"""A heartbeat younger than this contradicts an empty queue. Heartbeats come every 10 s unless set otherwise."""
 IDS_KEPT = 3
 
 Before = Mapping[str, Timed[JobReading]]
@@ -51,13 +50,13 @@ def queue_name(scheduler: str, cluster: str) -> str:
     return f"{scheduler} {cluster}" if cluster else scheduler
 
 
-def deadline_of(settings: JobSettings, scene: Scene) -> float:
+def deadline_of(settings: JobSettings, scene: Context) -> float:
     """How long a probe may take. Never less than one call to the scheduler may: a probe that is killed while it waits
     for squeue cannot report the silence, nor since when, and the silence would never become CRITICAL."""
     return max(settings.deadline_s, scene.scheduler_deadline_s + LAST_S)
 
 
-def probe_queues(settings: JobSettings, scene: Scene, before: Before, cluster: str = "") -> dict[str, JobReading]:
+def probe_queues(settings: JobSettings, scene: Context, before: Before, cluster: str = "") -> dict[str, JobReading]:
     """Probe all subjects once, at one cluster where several are named.
 
     A scheduler or run that cannot be read hides none of the others.
@@ -77,13 +76,13 @@ def probe_queues(settings: JobSettings, scene: Scene, before: Before, cluster: s
     return readings or {NO_RUN: JobReading(kind="none", asked=clock.now(), looked=(f"no run in {scene.state_dir}",))}
 
 
-def _client(scene: Scene, name: str, cluster: str) -> Scheduler:
+def _client(scene: Context, name: str, cluster: str) -> Scheduler:
     if cluster:
         return scene.scheduler(name, cluster=cluster)
     return scene.scheduler(name) if name else scene.scheduler()
 
 
-def _watched(settings: JobSettings, scene: Scene, cluster: str) -> Sequence[tuple[str, Watched]]:
+def _watched(settings: JobSettings, scene: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
     """Schedulers with the subjects watched there; the empty name is the one that new jobs go to."""
     if settings.names:
         own = own_job(scene.world.environ, _client(scene, "", cluster).name, cluster)
@@ -107,7 +106,7 @@ class _QueueProbe:
     """One probe of one queue, for all subjects watched there."""
 
     settings: JobSettings
-    scene: Scene
+    scene: Context
     before: Before
     client: Scheduler | None
     watched: Watched

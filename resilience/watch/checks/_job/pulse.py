@@ -21,7 +21,7 @@ from resilience import layout
 from resilience.errors import ResilError
 from resilience.job import JobId, JobState
 from resilience.quantities import format_slurm_time
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.schedulers import Scheduler
 from resilience.watch.checks._job.judge import sort
 from resilience.watch.checks._job.reading import JobReading, SeenJob
@@ -130,7 +130,7 @@ Due = tuple[Subject, JobReading | None]
 
 
 def add_pulses(
-    settings: JobSettings, scene: Scene, client: Scheduler | None, answer: QueueAnswer, subjects: Sequence[Due]
+    settings: JobSettings, scene: Context, client: Scheduler | None, answer: QueueAnswer, subjects: Sequence[Due]
 ) -> dict[str, str]:
     """Add the lines that are due, and return by subject why one could not be. Never raises.
 
@@ -181,7 +181,7 @@ def _words(reading: JobReading | None, answer: QueueAnswer, now: float) -> str:
     return "is neither running nor scheduled to run"
 
 
-def _refuse(path: Path, scene: Scene, client: Scheduler | None, due: Sequence[Due]) -> str:
+def _refuse(path: Path, scene: Context, client: Scheduler | None, due: Sequence[Due]) -> str:
     """Why no line may be added there: it would make the training's own log look alive."""
     real, runs = os.path.realpath(path), os.path.realpath(scene.state_dir)
     below = Path(os.path.relpath(real, runs)).parts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from functools import cache
 
 from resilience import layout
 from resilience.errors import StateDirectoryError
-from resilience.runs.attempts import read_attempts
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
 from resilience.runs.submissions import Intent, Outcome, read_intents
 from resilience.runs.switches import policy_of_run, read_switch
@@ -24,7 +23,6 @@ from resilience.system.world import is_account
 IN_FLIGHT_S = 120.0
 """An intent younger than this whose fate is not journalled may be a submit that is at it right now."""
 ATTEMPTS_SHOWN = 5
-_ATTEMPT = re.compile(r"[0-9]{4,18}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ def _attempts(directory: RunDirectory, since: float) -> tuple[tuple[float, ...],
     """
     folder = directory.path / layout.ATTEMPTS
     try:
-        numbers = sorted(int(name) for name in os.listdir(folder) if _ATTEMPT(name))  # noqa: PTH208
+        numbers = attempt_numbers(directory)
     except OSError:
         return (), None, None
     starts: list[float] = []

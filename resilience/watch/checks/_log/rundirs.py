@@ -15,9 +15,9 @@ from pathlib import Path
 
 from resilience import layout
 from resilience.errors import ResilError
-from resilience.runs.attempt import Attempt
-from resilience.runs.attempts import last_beat, read_attempts
+from resilience.runs.attempts import Attempt
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import last_beat, read_attempts, read_tail
 from resilience.system.files import read_regular
 from resilience.watch.checks._log.losses import (
     MOST_IN_A_ROW,
@@ -85,7 +85,7 @@ def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tupl
 def _journal_end(path: str) -> tuple[str, float]:
     """What the guard said at the end, where no batch shell of ours could: of rank 0, the last event."""
     with suppress(OSError):
-        for event in parse_events(_tail(path))[-1:]:
+        for event in parse_events(read_tail(path, JOURNAL_BYTES)[0])[-1:]:
             if event.name == "end":
                 return f"the guard was closed at step {event.step}", event.time
     return "", 0.0
@@ -116,19 +116,8 @@ def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
     ranks = {int(match[1]): path for path in paths if (match := journal.fullmatch(path))}
     for rank in sorted(ranks)[:MOST_JOURNALS]:
         with suppress(OSError):
-            raw = _tail(ranks[rank])
+            raw, _ = read_tail(ranks[rank], JOURNAL_BYTES)
             yield from () if quick and b'"loss' not in raw else parse_events(raw)
-
-
-def _tail(path: str) -> bytes:
-    """The end of a journal. Raise OSError."""
-    with open(path, "rb", opener=_open) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - JOURNAL_BYTES))
-        return file.read(JOURNAL_BYTES)
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _newest_job(folder: Path) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
-from resilience.runs.last_save import LastSave, when
+from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
 from resilience.watch.checks._log.digest import INTERVALS
 from resilience.watch.checks._log.losses import Loss, losses_of, standing
 from resilience.watch.checks._log.reading import Beat, LogReading, packed, phase_of, unpacked

@@ -15,7 +15,7 @@ from resilience.records import from_record, to_record
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
-from resilience.runs.switches import throw_switch
+from resilience.runs.switches import write_switch
 from resilience.submission import make_comment
 from resilience.switch import Switch
 from resilience.watch.checks._job.reading import JobReading
@@ -101,7 +101,7 @@ class Stage:
             os.utime(ended, (began + 10, began + 10))
 
     def kill(self, directory: RunDirectory, who: str = ME, **fields: Any) -> None:
-        throw_switch(directory, Switch("kill", who, fields.pop("when", NOW), **fields))
+        write_switch(directory, Switch("kill", who, fields.pop("when", NOW), **fields))
 
 
 def running(**fields: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from resilience.guard import TrainingGuard
 from resilience.guard.heartbeat.run_directory import as_line
+from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
 from resilience.watch.checks._log.reading import LogReading
@@ -475,13 +476,12 @@ def test_a_healthy_attempt_costs_no_look_at_those_before(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    tail = rundirs._tail
 
-    def counted(path: str) -> bytes:
+    def counted(path: str, limit: int) -> tuple[bytes, bool]:
         read.append(Path(path).name)
-        return tail(path)
+        return read_tail(path, limit)
 
-    monkeypatch.setattr(rundirs, "_tail", counted)
+    monkeypatch.setattr(rundirs, "read_tail", counted)
     for attempt in range(1, 10):
         run.attempt(attempt, 100 + attempt)
         write(run, 100 + attempt, start(10 * attempt, attempt=attempt) + save(10 * attempt + 5, attempt=attempt))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from resilience.records import from_record
-from resilience.runs.attempts import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
-from resilience.runs.last_save import LastSave, last_save
+from resilience.runs.attempts import LastSave, last_save
+from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.system.files import parse_lines
 from resilience.watch.checks._log import runs as look_runs
 from resilience.watch.checks._log.reading import LogReading

@@ -12,8 +12,8 @@ import pytest
 
 from resilience.errors import SchedulerError
 from resilience.job import ExitCode, Job, JobState
-from resilience.runs import queue_memory
-from resilience.runs.queue_memory import FLOOR_S, ask_queue
+from resilience.runs import queue_cache
+from resilience.runs.queue_cache import FLOOR_S, query_queue
 from resilience.system.world import World
 from tests.fakes import DOWN, NOW, FakeClock, a_job, make_world
 
@@ -54,19 +54,19 @@ def the_file(world: World) -> Path:
 def test_ten_commands_within_the_floor_ask_once(world: World, clock: FakeClock) -> None:
     asked = Asked()
     for _ in range(10):
-        answer = ask_queue(world, "slurm", asked)
+        answer = query_queue(world, "slurm", asked)
         assert answer.jobs == JOBS, "every field comes back as it was"
         clock.time += FLOOR_S / 10 - 0.01
     assert asked.times == 1
     clock.time += 1
-    assert ask_queue(world, "slurm", asked).age_s == 0.0
+    assert query_queue(world, "slurm", asked).age_s == 0.0
     assert asked.times == 2
 
 
 def test_whoever_insists_gets_a_fresh_answer(world: World) -> None:
     asked = Asked()
-    ask_queue(world, "slurm", asked)
-    ask_queue(world, "slurm", asked, fresh=True)
+    query_queue(world, "slurm", asked)
+    query_queue(world, "slurm", asked, fresh=True)
     assert asked.times == 2
 
 
@@ -74,25 +74,25 @@ def test_whoever_insists_gets_a_fresh_answer(world: World) -> None:
 def test_a_silent_scheduler_leaves_the_last_answer_with_its_age_and_the_trouble(
     world: World, clock: FakeClock, error: SchedulerError
 ) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     clock.time += 300
-    answer = ask_queue(world, "slurm", Asked(error))
+    answer = query_queue(world, "slurm", Asked(error))
     assert (answer.jobs, answer.age_s, answer.is_known) == (JOBS, 300.0, True)
     assert error.message in answer.trouble and error.hint in answer.trouble
 
 
 def test_a_scheduler_that_never_answered_is_not_an_empty_queue(world: World) -> None:
-    answer = ask_queue(world, "slurm", Asked(DOWN))
+    answer = query_queue(world, "slurm", Asked(DOWN))
     assert (answer.jobs, answer.is_known) == ((), False)
 
 
 def test_a_clock_that_was_set_back_makes_us_ask_and_no_answer_is_from_the_future(
     world: World, clock: FakeClock
 ) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     clock.time -= 3600
     asked = Asked(DOWN)
-    assert ask_queue(world, "slurm", asked).age_s == 0.0
+    assert query_queue(world, "slurm", asked).age_s == 0.0
     assert asked.times == 1
 
 
@@ -117,25 +117,25 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_memory_is_no_memory(world: World, case: str) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     path = the_file(world)
     before = path.read_bytes()
     path.write_bytes(DAMAGE[case](before))
     assert path.read_bytes() != before
     asked = Asked()
-    assert ask_queue(world, "slurm", asked).jobs == JOBS
+    assert query_queue(world, "slurm", asked).jobs == JOBS
     assert asked.times == 1, "and it is written anew"
-    assert ask_queue(world, "slurm", asked).jobs == JOBS
+    assert query_queue(world, "slurm", asked).jobs == JOBS
     assert asked.times == 1
 
 
 def test_something_else_in_the_memorys_place_is_no_obstacle(world: World) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     path = the_file(world)
     path.unlink()
     path.mkdir()
-    assert ask_queue(world, "slurm", Asked()).jobs == JOBS
-    queue_memory.forget(world, "slurm")
+    assert query_queue(world, "slurm", Asked()).jobs == JOBS
+    queue_cache.invalidate(world, "slurm")
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_another_cluster_is_never_answered_from_this_ones_memory(
     tmp_path: Path, world: World, other: dict[str, dict[str, str]]
 ) -> None:
     """The home, and so the memory, may be shared by two clusters whose configurations lie in the same place."""
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     elsewhere = make_world(tmp_path, **other)
     asked = Asked(())
-    assert ask_queue(elsewhere, "slurm", asked).jobs == () and asked.times == 1
-    assert ask_queue(elsewhere, "local", asked).jobs == () and asked.times == 2
-    assert ask_queue(world, "slurm", Asked(DOWN)).jobs == JOBS
+    assert query_queue(elsewhere, "slurm", asked).jobs == () and asked.times == 1
+    assert query_queue(elsewhere, "local", asked).jobs == () and asked.times == 2
+    assert query_queue(world, "slurm", Asked(DOWN)).jobs == JOBS
 
 
 def test_what_was_just_changed_is_asked_for_anew(world: World) -> None:
     asked = Asked()
-    ask_queue(world, "slurm", asked)
-    queue_memory.forget(world, "slurm")
-    queue_memory.forget(world, "slurm")
-    ask_queue(world, "slurm", asked)
+    query_queue(world, "slurm", asked)
+    queue_cache.invalidate(world, "slurm")
+    queue_cache.invalidate(world, "slurm")
+    query_queue(world, "slurm", asked)
     assert asked.times == 2
 
 
@@ -169,13 +169,13 @@ def test_a_home_that_cannot_be_written_only_costs_the_memory(world: World) -> No
     (world.host.home / ".cache").write_text("a file")
     asked = Asked()
     for _ in range(2):
-        assert ask_queue(world, "slurm", asked).jobs == JOBS
-    queue_memory.forget(world, "slurm")
+        assert query_queue(world, "slurm", asked).jobs == JOBS
+    queue_cache.invalidate(world, "slurm")
     assert asked.times == 2
 
 
 def test_nobody_else_may_read_the_memory(world: World) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     assert the_file(world).stat().st_mode & 0o077 == 0
     assert the_file(world).parent.stat().st_mode & 0o077 == 0
 
@@ -183,12 +183,12 @@ def test_nobody_else_may_read_the_memory(world: World) -> None:
 def test_ten_thousand_jobs_are_kept_and_read_in_well_under_a_second(world: World) -> None:
     jobs = tuple(replace(JOBS[0], raw_id=number) for number in range(10_000))
     began = time.process_time()
-    queue_memory.remember(world, "slurm", jobs)
-    assert ask_queue(world, "slurm", Asked(DOWN)).jobs == jobs
+    queue_cache.save(world, "slurm", jobs)
+    assert query_queue(world, "slurm", Asked(DOWN)).jobs == jobs
     assert time.process_time() - began < 1.0
 
 
 def test_the_memory_is_text_that_people_can_read(world: World) -> None:
-    ask_queue(world, "slurm", Asked())
+    query_queue(world, "slurm", Asked())
     document = json.loads(the_file(world).read_text())
     assert document["jobs"][1]["state"] == "PENDING"

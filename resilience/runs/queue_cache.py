@@ -1,4 +1,4 @@
-"""Remembers the last answer about the queue, so that ten commands in a minute ask the controller once."""
+"""Caches the last answer about the queue, so that ten commands in a minute query the controller once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from resilience.system.files import make_folder, read_regular, write_atomic
 from resilience.system.world import World
 
 FLOOR_S = 10.0
-"""Not asked again within this time unless somebody insists. squeue(1) asks not to be called from loops."""
+"""No second query within this time unless the user insists. squeue(1) asks not to be called from loops."""
 
 _VERSION = 1
 _FIELDS = tuple(field.name for field in fields(Job))
 
 
 class QueueAnswer(NamedTuple):
-    """What is known about the queue.
+    """The queue as far as it is known.
 
     Attributes:
         jobs: my jobs, ended ones included as long as the scheduler remembers them.
-        age_s: how old the answer is; 0 when just asked.
-        trouble: why the scheduler could not be asked now; then the answer is an old one, or there is none.
+        age_s: how old the answer is; 0 when just queried.
+        trouble: why the scheduler did not answer now; then the answer is an old one, or there is none.
         is_known: False when there is no answer at all, not even an old one.
     """
 
@@ -39,7 +39,7 @@ class QueueAnswer(NamedTuple):
     is_known: bool = True
 
 
-def ask_queue(
+def query_queue(
     world: World,
     scheduler: str,
     fetch: Callable[[], tuple[Job, ...]],
@@ -48,31 +48,30 @@ def ask_queue(
     fresh: bool = False,
     floor_s: float = FLOOR_S,
 ) -> QueueAnswer:
-    """The queue: remembered when it is younger than the floor, else asked for.
+    """The queue: from the cache when that is younger than the floor, else queried.
 
-    `fetch` asks the scheduler; it is only called when needed. `owner` is whose queue it is, empty for one's own. When
-    it does not answer, the last answer comes back with its age and the trouble. Never raises for a scheduler that does
-    not answer, or refuses to.
+    `fetch` queries the scheduler; it is only called when needed. `owner` names the queue's users, empty for one's own.
+    When the scheduler does not answer or refuses, return the last answer with its age and the error.
     """
     path = _path(world, scheduler, owner)
-    remembered = _read(path)
+    cached = _read(path)
     now = world.clock.now()
-    if remembered is not None and not fresh and 0 <= now - remembered[0] < floor_s:
-        return QueueAnswer(remembered[1], now - remembered[0])
+    if cached is not None and not fresh and 0 <= now - cached[0] < floor_s:
+        return QueueAnswer(cached[1], now - cached[0])
     try:
         jobs = fetch()
     except SchedulerError as error:
         trouble = f"the scheduler did not answer: {error.message}{f' ({error.hint})' if error.hint else ''}"
-        now = world.clock.now()  # it may have taken a minute not to answer
-        if remembered is None:
+        now = world.clock.now()  # the query may have run for a minute before it failed
+        if cached is None:
             return QueueAnswer((), trouble=trouble, is_known=False)
-        return QueueAnswer(remembered[1], max(0.0, now - remembered[0]), trouble)
-    remember(world, scheduler, jobs, owner)
+        return QueueAnswer(cached[1], max(0.0, now - cached[0]), trouble)
+    save(world, scheduler, jobs, owner)
     return QueueAnswer(jobs)
 
 
-def remember(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
-    """Keep an answer for the next command. A cache that cannot be written is no error."""
+def save(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
+    """Save an answer for the next command. A cache that cannot be written is no error."""
     path = _path(world, scheduler, owner)
     document = {"version": _VERSION, "time": world.clock.now(), "jobs": [_to_json(job) for job in jobs]}
     try:
@@ -82,16 +81,16 @@ def remember(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "
         return
 
 
-def forget(world: World, scheduler: str) -> None:
-    """Drop what is remembered, because something was just changed."""
-    with suppress(OSError):  # whoever's queue it was: a run may have several submitters
+def invalidate(world: World, scheduler: str) -> None:
+    """Delete the cached answers, because the queue was just changed."""
+    with suppress(OSError):  # of every owner: a run may have several submitters
         for path in _path(world, scheduler).parent.glob(f"queue-{scheduler}-*.json"):
             path.unlink(missing_ok=True)
 
 
 def _path(world: World, scheduler: str, owner: str = "") -> Path:
-    # One memory per cluster: the configuration and the spool are what tells clusters apart from outside.
-    # So is the machine: two clusters may share a home, and find their configurations in the same place.
+    # One cache per cluster: configuration and spool tell clusters apart from outside.
+    # And per machine: two clusters may share a home, with their configurations in the same place.
     names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
     cluster = "|".join((world.host.name, owner, *(f"{name}={world.environ.get(name, '')}" for name in names)))
     return world.cache_home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
@@ -107,7 +106,7 @@ def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:
             return None
         return float(document["time"]), tuple(_from_json(record) for record in document["jobs"])
     except (ResilError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return None  # a damaged memory is no memory
+        return None  # a damaged cache is no cache
 
 
 def _to_json(job: Job) -> dict[str, Any]:
