@@ -19,6 +19,9 @@ test: lint
 	@scripts/system-packages --accounting
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
 
+quick: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q --quick
+
 lint:
 	@scripts/environment dev
 	$(BIN)/ruff check .
