@@ -8,89 +8,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from resilience.cli import cron as cron_command
 from resilience.cli.cron_options import complete_entries
 from resilience.cron.driver_choice import drivers
-from resilience.cron.project import CronProject, open_cron
-from resilience.cron.records import Heartbeat, Outcome, RunRecord
-from tests.cli.shell import SETTINGS, Said, Shell
+from resilience.cron.records import Outcome
+from tests.cli.shell import SETTINGS, Desk, Shell
 from tests.system.hung import hung_folder
 from tests.system.people import needs_root
-
-DRIVER = """
-import json
-from pathlib import Path
-from resilience.cron.drivers import Availability, DriverState, Step
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 0
-    def availability(self, scene): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, scene):
-        return () if self._line(scene).exists() else (Step("write a line", "* * * * * resil cron tick"),)
-    def install(self, installation, settings, scene):
-        if self._line(scene).exists(): return ()
-        self._line(scene).write_text(installation.mode)
-        return ("wrote a line",)
-    def uninstall(self, installation, settings, scene):
-        if not self._line(scene).exists(): return ()
-        self._line(scene).unlink()
-        return ("took the line out",)
-    def state(self, installation, settings, scene):
-        there = self._line(scene).exists()
-        return DriverState(Liveness.ALIVE if there else Liveness.GONE, "the line is there" if there else "no line")
-    def _line(self, scene): return scene.project / "line"
-DRIVER = Fake()
-"""
-
-
-class Desk:
-    """A person with a project, whose ticks a driver of tests makes."""
-
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
-        self.folder = shell.folder
-        shell.settings(SETTINGS + '[cron]\nbackend = "fake"\n')
-        for folder in (self.folder, self.folder.parent):
-            folder.chmod(0o755)
-        (shell.folder.parent / "plugins" / "drivers").mkdir()
-        (shell.folder.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
-
-    def cron(self, *words: str, code: int | None = 0) -> Said:
-        said = self.shell.resil("cron", *words)
-        assert code is None or said.code == code, said
-        assert "internal error" not in said.err
-        return said
-
-    @property
-    def project(self) -> CronProject:
-        return open_cron(self.shell.project)
-
-    def drop(self, name: str, text: str = "#!/bin/sh\ntrue\n", folder: str = "cron.hourly", mode: int = 0o755) -> Path:
-        path = self.folder / "cron" / folder / name
-        for made in (path.parents[1], path.parent):
-            made.mkdir(exist_ok=True)
-            made.chmod(0o755)
-        path.write_text(text)
-        path.chmod(mode)
-        return path
-
-    def beat(self, ago_s: float = 0.0, driver: str = "crontab") -> None:
-        now = time.time()
-        self.project.state.beat(
-            Heartbeat(time=now - ago_s, expected=now - ago_s + 60, alive_since=now - 4000, ticks=66, driver=driver,
-                      host="login1", late_s=1.5)
-        )  # fmt: skip
-
-    def record(self, name: str, ago_s: float, outcome: Outcome = Outcome.DONE, **given: object) -> int:
-        slot = int(time.time() - ago_s)
-        run = RunRecord(name=name, slot=slot, outcome=outcome, time=slot + 3.0, **given)  # type: ignore[arg-type]
-        self.project.state.record(name.replace("/", "+"), run)
-        return slot
 
 
 @pytest.fixture
