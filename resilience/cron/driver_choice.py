@@ -12,7 +12,7 @@ from resilience.runs.project import Project
 
 if TYPE_CHECKING:
     from resilience.cron.drivers import Driver
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
 
 AUTO = "auto"
 
@@ -94,7 +94,7 @@ def decide(wanted: str, offers: tuple[Offer, ...]) -> Choice:
     raise ResilError(f"nothing here can make the ticks: {reasons}", hint="have another scheduler call: resil cron tick")
 
 
-def look(name: str, scene: Scene) -> Offer:
+def look(name: str, scene: Context) -> Offer:
     """Whether a driver can be used. One that breaks cannot; it must not keep us from the others."""
     try:
         driver = driver_of(name)

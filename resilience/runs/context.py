@@ -1,4 +1,4 @@
-"""What a check may look at besides its own settings: the world, the project, its runs, the scheduler."""
+"""The context of a check or a cron driver besides its own settings: machine, project, runs, scheduler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.system.world import World
 
 
-class Scene(NamedTuple):
-    """Where a check stands.
+class Context(NamedTuple):
+    """The surroundings that a check or a driver receives.
 
     Attributes:
-        world: clock, runner, environment, host, current folder.
-        project: the project folder.
+        world: clock, runner, environment, host, current directory.
+        project: the project directory.
         state_dir: where the run directories are kept; it need not exist.
         run: the project's own run, by name; it need not exist.
         group: Unix group that may operate the runs, or empty.

@@ -11,7 +11,7 @@ from typing import Any
 
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Figure, Finding, Verdict
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.child import Answer
 from resilience.watch.reading import Target, Timed, remember
 from resilience.watch.readings import Series, from_record, to_record
@@ -22,7 +22,7 @@ STUCK = "stuck"
 
 
 def look_of(
-    dog: Watchdog, target: Target, scene: Scene, before: Mapping[str, Timed[Any]], series: Series
+    dog: Watchdog, target: Target, scene: Context, before: Mapping[str, Timed[Any]], series: Series
 ) -> Callable[[], Any]:
     """The work of a child: it returns {subject: (time, record of the reading, findings)}, all plain."""
 

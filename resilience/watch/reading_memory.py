@@ -21,7 +21,7 @@ from resilience.watch.reading import Memory, Timed
 from resilience.watch.readings import ReadingFile, Remembered, Series, merge
 
 if TYPE_CHECKING:
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
 
 FOLDER = ".watch"
 
@@ -35,7 +35,7 @@ class ReadingMemory(NamedTuple):
         deadline_s: how long the state directory may take.
     """
 
-    scene: Scene
+    scene: Context
     stuck: StuckMemory
     deadline_s: float
 

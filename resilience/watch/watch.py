@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.finding import Finding, Report, Verdict
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.watch.look import bug, findings_of, look_of, newest, unknown
@@ -129,7 +129,7 @@ def with_itself(report: Report) -> Report:
     return replace(report, findings=(*report.findings, itself))
 
 
-def _begin(dog: Watchdog, scene: Scene) -> _Round:
+def _begin(dog: Watchdog, scene: Context) -> _Round:
     one = _Round(dog)
     try:
         one.targets = tuple(dog.check.targets(dog.settings, scene))
@@ -144,7 +144,7 @@ def _remembers(dog: Watchdog) -> bool:
     return isinstance(dog.check.memory, Memory) and dog.check.memory.count > 0
 
 
-def _place(dog: Watchdog, target: Target, scene: Scene) -> str:
+def _place(dog: Watchdog, target: Target, scene: Context) -> str:
     """What may hang, by the same name in every process of this node: a path is everybody's, other names a project's."""
     return f"{dog.kind} {target.name}" if target.name.startswith("/") else f"{dog.kind} {target.name} {scene.state_dir}"
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from resilience.errors import UsageError
 from resilience.plugins import Family
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
 from resilience.settings.plugin_table import plugin_settings
@@ -57,10 +57,10 @@ class Listed(NamedTuple):
     in_all: bool
 
 
-def scene_of(project: Project) -> Scene:
+def scene_of(project: Project) -> Context:
     """Where the checks of a project stand."""
     loaded = project.loaded
-    return Scene(
+    return Context(
         world=project.world,
         project=loaded.project,
         state_dir=loaded.state_dir,

@@ -18,7 +18,7 @@ from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_folder import CronFolder
 from resilience.job import Liveness
 from resilience.plugins import PLUGIN_PATH, Family
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
 from tests.fakes import DOWN, NOW
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
 
     driver: Driver
     site: Site
-    scene: Scene
+    scene: Context
     installation: Installation
 
 

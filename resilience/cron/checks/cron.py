@@ -10,7 +10,7 @@ from resilience.cron.checks._cron.words import CronCheckSettings, CronReading
 from resilience.cron.state_folder import CronFolder
 from resilience.errors import SettingsError
 from resilience.finding import Finding
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.watch.reading import Memory, Target, Timed
 
 
@@ -25,13 +25,13 @@ class CronCheck:
     example = "resil watch cron 'cron.hourly/*'"
     on_nothing = "no scheduler was ever installed here: resil cron install"
 
-    def targets(self, settings: CronCheckSettings, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: CronCheckSettings, scene: Context) -> Sequence[Target]:
         """What the scheduler of this state directory left."""
         check_settings(settings)
         return (Target(str(CronFolder(scene.state_dir).path)),)
 
     def probe(
-        self, target: Target, settings: CronCheckSettings, scene: Scene, before: Mapping[str, Timed[CronReading]]
+        self, target: Target, settings: CronCheckSettings, scene: Context, before: Mapping[str, Timed[CronReading]]
     ) -> Mapping[str, CronReading]:
         """Read the sign of life and the histories."""
         return look(CronFolder(scene.state_dir, scene.group), settings, before, scene.world.clock.now())

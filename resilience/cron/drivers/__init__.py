@@ -9,7 +9,7 @@ from resilience.job import Liveness
 
 if TYPE_CHECKING:
     from resilience.cron.records import Installation
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
     from resilience.settings.cron_settings import CronSettings
 
 
@@ -69,25 +69,25 @@ class Driver(Protocol):
     summary: str
     rank: int
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """Whether it can be used here, and why. Looks, with deadlines; changes nothing and never raises."""
         ...
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """What `install` would do, for `--dry-run`. Changes nothing. Nothing to do is an empty sequence."""
         ...
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Do it, and return a line each for what was done. Doing it again does nothing.
 
         Raise ResilError if it could not be done; then nothing is left half done.
         """
         ...
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Undo it, and return a line each for what was done. Nothing there to undo is no error."""
         ...
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """Whether what `install` made is still there and will tick again. Looks, with deadlines; never raises."""
         ...

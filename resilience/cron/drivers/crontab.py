@@ -18,7 +18,7 @@ from resilience.cron.drivers._ticks.place import last_words, output_file, table_
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import read_regular, write_atomic
 
@@ -37,7 +37,7 @@ class Crontab:
 
     name = "crontab"
 
-    def read(self, scene: Scene) -> str | None:
+    def read(self, scene: Context) -> str | None:
         """As programs.Program.read."""
         for _ in range(_READS):
             listed = self._list(scene)
@@ -53,7 +53,7 @@ class Crontab:
             hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
         )
 
-    def _list(self, scene: Scene) -> str | None:
+    def _list(self, scene: Context) -> str | None:
         done = programs.ask(scene, ["crontab", "-l"])
         if done.returncode == 0:
             return without_header(done.stdout)
@@ -70,7 +70,7 @@ class Crontab:
             )
         raise programs.NoAnswer(f"crontab -l failed: {said}", transient=True)
 
-    def write(self, table: str, scene: Scene) -> None:
+    def write(self, table: str, scene: Context) -> None:
         """As programs.Program.write."""
         done = programs.ask(scene, ["crontab", "-"], stdin=table)
         if done.returncode != 0:
@@ -79,7 +79,7 @@ class Crontab:
                 hint="is a line of yours wrong, or the disk with /var/spool full? Look: crontab -l",
             )
 
-    def remove(self, scene: Scene) -> None:
+    def remove(self, scene: Context) -> None:
         """As programs.Program.remove."""
         done = programs.ask(scene, ["crontab", "-r"])
         if done.returncode != 0 and "no crontab for" not in done.stderr.lower():
@@ -105,7 +105,7 @@ class CrontabDriver:
     proc: Path = Path("/proc")
     pid_files: tuple[str, ...] = PID_FILES
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """Whether crontab serves this person, and a daemon reads what it writes."""
         try:
             self.program.read(scene)
@@ -126,7 +126,7 @@ class CrontabDriver:
         reason = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
         return Availability(False, reason, "an administrator starts it: systemctl enable --now cron (or crond)")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """The lines, unless they stand there."""
         wrong_host(installation, scene, "crontab")
         lines = table_lines(installation, scene)
@@ -140,7 +140,7 @@ class CrontabDriver:
             steps.append(Step(f"{what}, before all others", "\n".join(lines)))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Write the lines."""
         wrong_host(installation, scene, "crontab")
         lines = table_lines(installation, scene)
@@ -159,7 +159,7 @@ class CrontabDriver:
         where = f"the crontab of {scene.world.host.user} on {scene.world.host.name}"
         return (f"wrote a line into {where}: it ticks every minute",) if done else ()
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Take the lines out."""
         wrong_host(installation, scene, "crontab")
         done = programs.change(
@@ -172,7 +172,7 @@ class CrontabDriver:
         where = f"the crontab of {scene.world.host.user} on {scene.world.host.name}"
         return (f"took our lines out of {where}",) if done else ()
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """Whether the line is there, and a daemon to read it."""
         try:
             wrong_host(installation, scene, "crontab")
@@ -194,7 +194,7 @@ class CrontabDriver:
         return found._replace(next_tick=now - now % 60 + 60, hint=f"the last tick failed: {said}" if said else "")
 
 
-def table_lines(installation: Installation, scene: Scene) -> tuple[str, ...]:
+def table_lines(installation: Installation, scene: Context) -> tuple[str, ...]:
     """Our lines. Raise ResilError if cron could not read them. Pure.
 
     The whole command is one word for /bin/sh: a `SHELL=/bin/csh` that somebody writes above it later does no harm. cron
@@ -210,18 +210,18 @@ def table_lines(installation: Installation, scene: Scene) -> tuple[str, ...]:
     return headline(installation, scene.state_dir), f"* * * * * {_as_cron_reads(inner)}"
 
 
-def script_text(installation: Installation, scene: Scene) -> str:
+def script_text(installation: Installation, scene: Context) -> str:
     """The script that the line calls; empty: the line needs none. Pure."""
     inner = _command(installation, scene)
     return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, scene.state_dir)}\n{inner}\n"
 
 
-def script_file(scene: Scene) -> str:
+def script_file(scene: Context) -> str:
     """Where that script lies."""
     return str(Path(output_file(scene, "crontab", make=False)).with_suffix(".sh"))
 
 
-def _command(installation: Installation, scene: Scene) -> str:
+def _command(installation: Installation, scene: Context) -> str:
     refuse_unwritable(installation, where="a crontab", bad=_BAD)
     words = tick_words(installation, "tick", "--driver", "crontab")
     return shell_command(installation, words, output=output_file(scene, "crontab", make=False))

@@ -10,7 +10,7 @@ from resilience.cron.drivers._ticks.place import heartbeat
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.process_tree import is_there
 
@@ -24,25 +24,25 @@ class ForegroundDriver:
     summary = "`resil cron run`, which you leave running yourself"
     rank = 90
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """It always can be."""
         return Availability(True, "it needs nothing but a place to run: tmux, a container, a login node")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """Nothing is written anywhere; what to run is said, unless it runs."""
         if self.state(installation, settings, scene).liveness is Liveness.ALIVE:
             return ()
         return (Step("nothing is installed: leave this running yourself", self._command(installation)),)
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Nothing to do."""
         return ()
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Nothing to do: who was left running ends when the person ends it."""
         return ()
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """As the heartbeat says: on this machine the process is looked at, on others its last sign of life."""
         start = f"start it, in tmux: {self._command(installation)}"
         try:

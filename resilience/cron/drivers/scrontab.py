@@ -20,7 +20,7 @@ from resilience.cron.drivers._ticks.place import last_words, output_file, table_
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 
 END_NOTICE_S = 60
@@ -37,7 +37,7 @@ class Scrontab:
 
     name = "scrontab"
 
-    def read(self, scene: Scene) -> str | None:
+    def read(self, scene: Context) -> str | None:
         """As programs.Program.read."""
         done = programs.ask(scene, ["scrontab", "-l"], timeout_s=scene.scheduler_deadline_s)
         if done.returncode == 0:
@@ -57,7 +57,7 @@ class Scrontab:
             transient=True,
         )
 
-    def write(self, table: str, scene: Scene) -> None:
+    def write(self, table: str, scene: Context) -> None:
         """As programs.Program.write."""
         with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
             file.write(table.encode("utf-8", "surrogateescape"))
@@ -71,7 +71,7 @@ class Scrontab:
                 hint="is a line of yours wrong, or a limit reached? Options of our job: [cron] sbatch in resil.toml",
             )
 
-    def remove(self, scene: Scene) -> None:
+    def remove(self, scene: Context) -> None:
         """As programs.Program.remove."""
         done = programs.ask(scene, ["scrontab", "-r"], timeout_s=scene.scheduler_deadline_s)
         if done.returncode != 0:
@@ -90,7 +90,7 @@ class ScrontabDriver:
 
     program: Scrontab = _SCRONTAB
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """Whether the cluster has it enabled."""
         try:
             self.program.read(scene)
@@ -105,7 +105,7 @@ class ScrontabDriver:
             return Availability(False, error.message, error.hint)
         return Availability(True, "scrontab is enabled on this cluster")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """The lines, unless they stand there."""
         wrong_person(installation, scene, "scrontab")
         lines = table_lines(installation, settings, scene)
@@ -116,7 +116,7 @@ class ScrontabDriver:
         more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
         return (Step(what + more, "\n".join(lines)),)
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Write the lines."""
         wrong_person(installation, scene, "scrontab")
         lines = table_lines(installation, settings, scene)
@@ -132,7 +132,7 @@ class ScrontabDriver:
         how = f"every {pause_minutes(settings.pulse_s)} min" if installation.mode == "pulse" else "a daemon, always"
         return (f"wrote an entry into the scrontab of {scene.world.host.user}: {how}",) if done else ()
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Take the lines out; SLURM removes the waiting job, and lets a running one end."""
         wrong_person(installation, scene, "scrontab")
         done = programs.change(
@@ -142,7 +142,7 @@ class ScrontabDriver:
         )
         return (f"took our entry out of the scrontab of {scene.world.host.user}",) if done else ()
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """Whether the entry is there and enabled."""
         try:
             wrong_person(installation, scene, "scrontab")
@@ -160,7 +160,7 @@ class ScrontabDriver:
         return found._replace(next_tick=now - now % pause_s + pause_s)
 
 
-def _is_enabled(scene: Scene) -> bool:
+def _is_enabled(scene: Context) -> bool:
     """Whether slurm.conf says so: `ScronParameters         = enable` (`(null)`: it does not)."""
     try:
         done = programs.ask(scene, ["scontrol", "show", "config"])
@@ -178,7 +178,7 @@ def pause_minutes(pulse_s: float) -> int:
     return max(divisor for divisor in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60) if divisor <= minutes)
 
 
-def table_lines(installation: Installation, settings: CronSettings, scene: Scene) -> tuple[str, ...]:
+def table_lines(installation: Installation, settings: CronSettings, scene: Context) -> tuple[str, ...]:
     """Our lines. Raise ResilError if scrontab could not read them. Pure.
 
     The `#SCRON` line is for the entry that follows (scrontab(1)); its words are split at blanks, and cannot be quoted

@@ -24,7 +24,7 @@ from resilience.errors import ResilError, SchedulerError
 from resilience.job import Job, Liveness
 from resilience.pending_reason import explain_reason
 from resilience.quantities import format_duration
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import make_folder, read_regular, write_atomic
 
@@ -45,7 +45,7 @@ class SlurmDriver:
     summary: str = "a chain of small jobs in the queue"
     rank: int = 40
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """Whether the queue answers."""
         try:
             scheduler = scene.scheduler()
@@ -56,7 +56,7 @@ class SlurmDriver:
             return Availability(True, "no SLURM is installed here: the embedded scheduler's queue makes the ticks")
         return Availability(True, "squeue answers")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """The files, and the jobs that are missing."""
         keeper = _keeper(installation, settings, scene)
         steps = [
@@ -69,7 +69,7 @@ class SlurmDriver:
             steps.append(Step("queue a job of the chain", " ".join(words)))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Write the files and queue the first jobs."""
         keeper = _keeper(installation, settings, scene)
         sbatch_options(keeper.name, settings, mode_of(installation, settings))  # refused before anything is written
@@ -128,7 +128,7 @@ class SlurmDriver:
                 return
             keeper.clock.sleep(0.2)
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Cancel the chain's jobs that wait, and have the one that runs leave as soon as nothing of it runs.
 
         That one knows by itself: it looks whether it is stopped, or another installation counts.
@@ -145,7 +145,7 @@ class SlurmDriver:
                 done.append(f"removed {path}")
         return done
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """Which job ticks until when, and how many wait behind it."""
         try:
             keeper = _keeper(installation, settings, scene)
@@ -217,13 +217,13 @@ def _rhythm(installation: Installation, settings: CronSettings) -> str:
     return f"one runs for up to {limit} and ticks, {SUCCESSORS} wait behind it"
 
 
-def _keeper(installation: Installation, settings: CronSettings, scene: Scene) -> Keeper:
+def _keeper(installation: Installation, settings: CronSettings, scene: Context) -> Keeper:
     folder = CronFolder(scene.state_dir, scene.group)
     world = scene.world
     return Keeper(folder, installation, settings, scene.scheduler(), world.clock, me=world.host.user)
 
 
-def _files(installation: Installation, settings: CronSettings, scene: Scene) -> dict[Path, tuple[str, int]]:
+def _files(installation: Installation, settings: CronSettings, scene: Context) -> dict[Path, tuple[str, int]]:
     """The files that `install` writes, with their text and mode."""
     folder = CronFolder(scene.state_dir, scene.group)
     environ = scene.world.environ

@@ -17,7 +17,7 @@ from resilience.cron.drivers._ticks.units import service_text, timer_text
 from resilience.cron.records import Installation
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import make_folder, read_regular, write_atomic
 from resilience.system.process import Completed
@@ -43,7 +43,7 @@ class SystemdDriver:
     linger: Path = Path("/var/lib/systemd/linger")
     runtime: Path = Path("/run/user")
 
-    def availability(self, scene: Scene) -> Availability:
+    def availability(self, scene: Context) -> Availability:
         """Whether this person's manager answers, and stays when they log out."""
         host = scene.world.host
         try:
@@ -64,7 +64,7 @@ class SystemdDriver:
             )
         return Availability(True, f"the systemd manager of {host.user} runs on {host.name}, and linger is on")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
         """The units that are not there as they should be, and the command that starts the timer."""
         wrong_host(installation, scene, "systemd manager")
         steps = [Step(f"write {path}", text) for path, text in self._missing(installation, scene).items()]
@@ -74,7 +74,7 @@ class SystemdDriver:
             steps.append(Step("take out an older timer of this project", "\n".join(map(str, forgotten))))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Write the units, and start the timer."""
         wrong_host(installation, scene, "systemd manager")
         missing = self._missing(installation, scene)
@@ -97,7 +97,7 @@ class SystemdDriver:
             *self._take_out(self._forgotten(installation, scene), scene),
         )
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Scene) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
         """Stop the timer, and remove the units. What a tick started goes on."""
         wrong_host(installation, scene, "systemd manager")
         there = [path for path in self._paths(installation, scene) if _content(path) is not None]
@@ -105,7 +105,7 @@ class SystemdDriver:
             self._refuse_foreign(path, installation)
         return self._take_out([*there, *self._forgotten(installation, scene)], scene)
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Scene) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
         """What the manager says of the timer."""
         name = self._timer(installation)
         try:
@@ -129,12 +129,12 @@ class SystemdDriver:
     def _timer(self, installation: Installation) -> str:
         return f"{unit_name(installation)}.timer"
 
-    def _paths(self, installation: Installation, scene: Scene) -> tuple[Path, Path]:
+    def _paths(self, installation: Installation, scene: Context) -> tuple[Path, Path]:
         folder = scene.world.config_home / "systemd" / "user"
         name = unit_name(installation)
         return folder / f"{name}.service", folder / f"{name}.timer"
 
-    def _missing(self, installation: Installation, scene: Scene) -> dict[Path, str]:
+    def _missing(self, installation: Installation, scene: Context) -> dict[Path, str]:
         """The units that are not there as they should be. Raise ResilError if somebody else's lie in their place."""
         refuse_unwritable(installation, where="a unit of systemd", bad=_BAD)
         service, timer = self._paths(installation, scene)
@@ -153,7 +153,7 @@ class SystemdDriver:
                 )
         return {path: text for path, text in texts.items() if _content(path) != text}
 
-    def _forgotten(self, installation: Installation, scene: Scene) -> list[Path]:
+    def _forgotten(self, installation: Installation, scene: Context) -> list[Path]:
         """The units of this project that another installation made, which nobody remembers any more."""
         folder, found = self._paths(installation, scene)[0].parent, []
         with suppress(OSError):
@@ -164,7 +164,7 @@ class SystemdDriver:
                             found.append(folder / name)
         return found
 
-    def _take_out(self, paths: Sequence[Path], scene: Scene) -> tuple[str, ...]:
+    def _take_out(self, paths: Sequence[Path], scene: Context) -> tuple[str, ...]:
         timers = [f"{stem}.timer" for stem in dict.fromkeys(path.stem for path in paths)]
         if not timers:
             return ()
@@ -181,7 +181,7 @@ class SystemdDriver:
         if not content.startswith(f"# {mark(installation.token)} "):
             raise ResilError(f"{path} is there, and resil did not write it", hint="move it away")
 
-    def _give_up(self, before: Mapping[Path, str | None], installation: Installation, scene: Scene) -> None:
+    def _give_up(self, before: Mapping[Path, str | None], installation: Installation, scene: Context) -> None:
         """Bring back what lay there, after a failure."""
         with suppress(ResilError):
             self._ask(scene, "disable", "--now", self._timer(installation))
@@ -199,7 +199,7 @@ class SystemdDriver:
     def _enable_line(self, installation: Installation) -> str:
         return f"systemctl --user daemon-reload && systemctl --user enable --now {self._timer(installation)}"
 
-    def _ask(self, scene: Scene, *words: str) -> Completed:
+    def _ask(self, scene: Context, *words: str) -> Completed:
         """Run systemctl. A login without PAM (ssh to some nodes) lacks the variable that leads to the manager."""
         environ = dict(scene.world.environ)
         own = self.runtime / str(scene.world.host.uid)
@@ -215,7 +215,7 @@ class SystemdDriver:
         except ResilError as error:
             raise programs.NoAnswer(error.message, hint=error.hint, transient=error.transient) from error
 
-    def _tell(self, scene: Scene, *words: str) -> None:
+    def _tell(self, scene: Context, *words: str) -> None:
         done = self._ask(scene, *words)
         if done.returncode != 0:
             raise ResilError(
@@ -223,17 +223,17 @@ class SystemdDriver:
                 hint="does your systemd manager run? systemctl --user status",
             )
 
-    def _show(self, installation: Installation, scene: Scene) -> dict[str, str]:
+    def _show(self, installation: Installation, scene: Context) -> dict[str, str]:
         done = self._ask(scene, "show", self._timer(installation), "--property=LoadState,ActiveState")
         if done.returncode != 0 or any(word in done.stderr.lower() for word in _NO_BUS):
             raise programs.NoAnswer(f"your systemd manager does not answer: {programs.said(done)}", transient=True)
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
-    def _is_active(self, installation: Installation, scene: Scene) -> bool:
+    def _is_active(self, installation: Installation, scene: Context) -> bool:
         found = self._show(installation, scene)
         return found.get("LoadState") == "loaded" and found.get("ActiveState") == "active"
 
-    def _lingers(self, scene: Scene) -> bool | None:
+    def _lingers(self, scene: Context) -> bool | None:
         """Whether the manager outlives a logout. None: it cannot be told."""
         user = scene.world.host.user
         with suppress(OSError):

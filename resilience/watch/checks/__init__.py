@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from resilience.finding import Finding
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
     from resilience.watch.reading import Memory, Target, Timed
 
 
@@ -38,14 +38,16 @@ class Check(Protocol):
     argument: str
     example: str
 
-    def targets(self, settings: Any, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: Any, scene: Context) -> Sequence[Target]:
         """What to look at. Must not touch what may hang: that is for `probe`.
 
         Raise UsageError or SettingsError for settings that cannot be meant. Nothing to look at is an empty sequence.
         """
         ...
 
-    def probe(self, target: Target, settings: Any, scene: Scene, before: Mapping[str, Timed[Any]]) -> Mapping[str, Any]:
+    def probe(
+        self, target: Target, settings: Any, scene: Context, before: Mapping[str, Timed[Any]]
+    ) -> Mapping[str, Any]:
         """Look, and return a Reading for each subject. The only I/O; runs in a child process with a deadline.
 
         `before` holds what was last remembered of each subject of this check. Raise ProbeError (or any ResilError) if

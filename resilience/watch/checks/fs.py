@@ -14,7 +14,7 @@ from resilience.watch.reading import Memory, Target, Timed
 
 if TYPE_CHECKING:
     from resilience.finding import Finding
-    from resilience.runs.context import Scene
+    from resilience.runs.context import Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class FsCheck:
     path_fields = ("paths", "checkpoints")  # typed ones count from the current folder
     offers_top = True  # --top: who filled it
 
-    def targets(self, settings: FsSettings, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: FsSettings, scene: Context) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
         import resilience.watch.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
         from resilience.watch.checks._filesystem.probe import targets_of
@@ -138,7 +138,7 @@ class FsCheck:
         return targets_of(look_of(settings), scene)
 
     def probe(
-        self, target: Target, settings: FsSettings, scene: Scene, before: Mapping[str, Timed[FileSystemReading]]
+        self, target: Target, settings: FsSettings, scene: Context, before: Mapping[str, Timed[FileSystemReading]]
     ) -> Mapping[str, FileSystemReading]:
         """Ask for the figures of one."""
         from resilience.watch.checks._filesystem.probe import probe_target

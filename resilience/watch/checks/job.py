@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resilience.finding import Finding
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.watch.checks._job.judging import judge
 from resilience.watch.checks._job.look import deadline_of, look, place_of, queue_subject
 from resilience.watch.checks._job.reading import JobReading
@@ -28,7 +28,7 @@ class JobCheck:
     argument = "names"
     example = "resil watch job gpt 'tr11-*' --users bob"
 
-    def targets(self, settings: JobSettings, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: JobSettings, scene: Context) -> Sequence[Target]:
         """A queue, which is asked once for everybody. The run directories are only touched by the look itself."""
         check_settings(settings)
         for name in settings.names:
@@ -37,7 +37,7 @@ class JobCheck:
         return tuple(Target(_target(scene, cluster), deadline_s=deadline_s) for cluster in settings.clusters or ("",))
 
     def probe(
-        self, target: Target, settings: JobSettings, scene: Scene, before: Mapping[str, Timed[JobReading]]
+        self, target: Target, settings: JobSettings, scene: Context, before: Mapping[str, Timed[JobReading]]
     ) -> Mapping[str, JobReading]:
         """Look at the runs' files and the queue, and make sure of what is not there."""
         asked = (one for one in settings.clusters if _target(scene, one) == target.name)
@@ -50,7 +50,7 @@ class JobCheck:
         return judge(subject, readings[-1].reading, settings, now)
 
 
-def _target(scene: Scene, cluster: str) -> str:
+def _target(scene: Context, cluster: str) -> str:
     return queue_subject(place_of(scene.scheduler().name, cluster))
 
 

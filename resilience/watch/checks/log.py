@@ -22,7 +22,7 @@ from string import Template
 from resilience import layout
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
 from resilience.system.mounts import current_mounts, mount_of
 from resilience.watch.checks._log.clocks import jump_s, shifted
@@ -49,14 +49,14 @@ class LogCheck:
     argument = "paths"
     example = "resil watch log 'logs/*.out'"
 
-    def targets(self, settings: LogSettings, scene: Scene) -> Sequence[Target]:
+    def targets(self, settings: LogSettings, scene: Context) -> Sequence[Target]:
         """One for each file system that the logs lie on: ten thousand logs need one child, and a dead mount stops only
         its own. Without paths, the state directory."""
         check_settings(settings)
         return [Target(name, subjects) for name, subjects in _groups(settings, scene).items()]
 
     def probe(
-        self, target: Target, settings: LogSettings, scene: Scene, before: Mapping[str, Timed[LogReading]]
+        self, target: Target, settings: LogSettings, scene: Context, before: Mapping[str, Timed[LogReading]]
     ) -> Mapping[str, LogReading]:
         """Read what is new in the logs of one file system, or of the runs of the state directory."""
         clock = scene.world.clock
@@ -120,7 +120,7 @@ def compiled(text: str) -> re.Pattern[bytes]:
     return pattern
 
 
-def _groups(settings: LogSettings, scene: Scene) -> dict[str, tuple[str, ...]]:
+def _groups(settings: LogSettings, scene: Context) -> dict[str, tuple[str, ...]]:
     """The subjects of each target, by its name: the file system, or the state directory."""
     if not settings.paths:
         return {str(scene.state_dir): (str(scene.state_dir),)}
@@ -138,12 +138,12 @@ def _may_be_run(text: str) -> bool:
     return not set(text) & set("/.*?[~$")
 
 
-def _subject(text: str, scene: Scene) -> str:
+def _subject(text: str, scene: Context) -> str:
     """What findings about it are about: the name of a run as it is, a path whole, without looking."""
     return text if _may_be_run(text) else _places(text, scene)[0]
 
 
-def _places(text: str, scene: Scene) -> tuple[str, ...]:
+def _places(text: str, scene: Context) -> tuple[str, ...]:
     """Where a path may lie: what stands in a settings file is relative to its project; typed, perhaps to here."""
     environ = scene.world.environ
     whole = Template(text).safe_substitute(environ)
@@ -154,7 +154,7 @@ def _places(text: str, scene: Scene) -> tuple[str, ...]:
 
 
 def _look(
-    target: Target, settings: LogSettings, scene: Scene, known: Mapping[str, LogReading], looker: Looker
+    target: Target, settings: LogSettings, scene: Context, known: Mapping[str, LogReading], looker: Looker
 ) -> dict[str, LogReading]:
     if not settings.paths:
         return _look_at_all_runs(scene, known, looker)
@@ -173,7 +173,7 @@ def _look(
     return readings
 
 
-def _look_at_all_runs(scene: Scene, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
+def _look_at_all_runs(scene: Context, known: Mapping[str, LogReading], looker: Looker) -> dict[str, LogReading]:
     directories = scene.runs()
     readings = look_at_runs(directories, known, looker)
     there = {directory.run for directory in directories}

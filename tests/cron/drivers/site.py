@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.cron.records import Installation
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.submission import Submission, Submitted
 from resilience.watch.watchdogs import scene_of
@@ -117,7 +117,7 @@ class Site:
         text = f'[run]\nname = "gpt"\n{settings}'
         return make_project(parent, self.queue, text, {**self.environ(), **(more or {})}, host=self.host, **ports)
 
-    def scene(self, name: str = "one") -> Scene:
+    def scene(self, name: str = "one") -> Context:
         """What a driver sees of a project."""
         return scene_of(self.project(name))
 
@@ -139,7 +139,7 @@ class Site:
         }
 
 
-def an_installation(scene: Scene, driver: str, token: str = "0123456789abcdef", mode: str = "") -> Installation:
+def an_installation(scene: Context, driver: str, token: str = "0123456789abcdef", mode: str = "") -> Installation:
     """As `resil cron install` makes one."""
     host = scene.world.host
     return Installation(

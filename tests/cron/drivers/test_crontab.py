@@ -24,7 +24,7 @@ from resilience.cron.records import Heartbeat
 from resilience.cron.state_folder import CronFolder
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.clock import SystemClock
 from tests.cron.drivers.real_cron import (
@@ -177,7 +177,7 @@ def test_many_that_install_at_once_lose_no_line(site: Site) -> None:
         except BaseException as error:
             errors.append(error)
 
-    def real_clock(scene: Scene) -> Scene:
+    def real_clock(scene: Context) -> Context:
         return scene._replace(world=replace(scene.world, clock=SystemClock()))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]

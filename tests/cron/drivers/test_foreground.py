@@ -11,7 +11,7 @@ from resilience.cron.drivers.foreground import DRIVER, PATIENCE_S
 from resilience.cron.records import Heartbeat
 from resilience.cron.state_folder import CronFolder
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
 from tests.fakes import NOW
@@ -19,7 +19,7 @@ from tests.fakes import NOW
 SETTINGS = CronSettings()
 
 
-def state(scene: Scene, beat: Heartbeat | None = None) -> DriverState:
+def state(scene: Context, beat: Heartbeat | None = None) -> DriverState:
     if beat is not None:
         CronFolder(scene.state_dir).beat(beat)
     return DRIVER.state(an_installation(scene, "foreground"), SETTINGS, scene)

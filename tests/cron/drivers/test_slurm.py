@@ -18,7 +18,7 @@ from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.errors import SchedulerError
 from resilience.job import Job, JobId, JobState, Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
@@ -162,8 +162,8 @@ def test_an_end_that_is_not_today_is_said_with_its_date() -> None:
     assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", _judge((tomorrow,), INSTALLED, CronSettings(), NOW).summary)
 
 
-def scene(tmp_path: Path, queue: Queue) -> Scene:
-    return Scene(make_world(tmp_path), tmp_path, tmp_path / ".resil", "x", "", lambda *_, **__: queue)
+def scene(tmp_path: Path, queue: Queue) -> Context:
+    return Context(make_world(tmp_path), tmp_path, tmp_path / ".resil", "x", "", lambda *_, **__: queue)
 
 
 def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from resilience.cron.drivers._ticks.units import quoted
 from resilience.cron.drivers.systemd import SystemdDriver
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
 from tests.fakes import ME
@@ -35,7 +35,7 @@ def driver(tmp_path: Path) -> SystemdDriver:
     return SystemdDriver(linger=tmp_path / "linger", runtime=tmp_path / "run")
 
 
-def units(scene: Scene) -> tuple[Path, Path]:
+def units(scene: Context) -> tuple[Path, Path]:
     folder, name = scene.world.config_home / "systemd" / "user", unit_name(an_installation(scene, "systemd"))
     return folder / f"{name}.service", folder / f"{name}.timer"
 

@@ -12,7 +12,7 @@ from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_folder import FOLDER, CronFolder
 from resilience.errors import ResilError
 from resilience.job import Liveness
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.child import run_apart
 from resilience.system.files import make_folder
 
@@ -27,7 +27,7 @@ class Elsewhere(ResilError):
     """It lives on another machine, or belongs to another person: from here it can be neither seen nor changed."""
 
 
-def wrong_host(installation: Installation, scene: Scene, name: str) -> None:
+def wrong_host(installation: Installation, scene: Context, name: str) -> None:
     """Raise Elsewhere if an installation that lives on one machine lives on another one than this."""
     host = scene.world.host
     if installation.host != host.name:
@@ -38,7 +38,7 @@ def wrong_host(installation: Installation, scene: Scene, name: str) -> None:
     wrong_person(installation, scene, name)
 
 
-def wrong_person(installation: Installation, scene: Scene, name: str) -> None:
+def wrong_person(installation: Installation, scene: Context, name: str) -> None:
     """Raise Elsewhere if an installation belongs to somebody else."""
     host = scene.world.host
     if installation.by != host.user:
@@ -48,7 +48,7 @@ def wrong_person(installation: Installation, scene: Scene, name: str) -> None:
         )
 
 
-def output_file(scene: Scene, name: str, *, make: bool = True) -> str:
+def output_file(scene: Context, name: str, *, make: bool = True) -> str:
     """The file that has what the last tick wrote; its folder is made, unless `make` is False."""
     folder = scene.state_dir / FOLDER / "driver"
     if make:
@@ -56,7 +56,7 @@ def output_file(scene: Scene, name: str, *, make: bool = True) -> str:
     return str(folder / f"{name}.out")
 
 
-def heartbeat(scene: Scene) -> Heartbeat | None:
+def heartbeat(scene: Context) -> Heartbeat | None:
     """The last sign of life of the scheduler; None: there never was one.
 
     Read by a child with a deadline: the state directory may hang. Raise ResilError if it could not be read.
@@ -72,7 +72,7 @@ def heartbeat(scene: Scene) -> Heartbeat | None:
     return Heartbeat.from_json(answer.value) if answer.value else None
 
 
-def last_words(scene: Scene, name: str) -> str:
+def last_words(scene: Context, name: str) -> str:
     """What the last tick said before it failed: one line. Empty: it left its sign of life, or said nothing.
 
     A tick that cannot start (an interpreter that is gone) leaves no heartbeat after its output. Read as `heartbeat` is.

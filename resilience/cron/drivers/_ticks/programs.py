@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from resilience.errors import ProbeError, ResilError
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.files import own_folder
 from resilience.system.process import Completed
 
@@ -44,21 +44,21 @@ class Program(Protocol):
         """What it is called, and its table."""
         ...
 
-    def read(self, scene: Scene) -> str | None:
+    def read(self, scene: Context) -> str | None:
         """The person's table, as people know it; None: there is none. Raise NoAnswer if that cannot be told."""
         ...
 
-    def write(self, table: str, scene: Scene) -> None:
+    def write(self, table: str, scene: Context) -> None:
         """Replace it. Raise ResilError if it was not replaced."""
         ...
 
-    def remove(self, scene: Scene) -> None:
+    def remove(self, scene: Context) -> None:
         """Have none any more. Raise ResilError if it was not removed."""
         ...
 
 
 def ask(
-    scene: Scene,
+    scene: Context,
     argv: Sequence[str],
     *,
     timeout_s: float = 0.0,
@@ -83,7 +83,7 @@ def said(done: Completed) -> str:
     return "; ".join(lines)[:300] or f"it ended with {done.returncode} and said nothing"
 
 
-def change(program: Program, edit: Callable[[str], str], scene: Scene) -> bool:
+def change(program: Program, edit: Callable[[str], str], scene: Context) -> bool:
     """Replace a person's table by what `edit` makes of it; return whether anything had to be written.
 
     `edit` must be such that editing twice is editing once. Raise ResilError if it could not be done.
@@ -111,7 +111,7 @@ def change(program: Program, edit: Callable[[str], str], scene: Scene) -> bool:
 
 
 @contextmanager
-def _alone(name: str, scene: Scene) -> Iterator[None]:
+def _alone(name: str, scene: Context) -> Iterator[None]:
     """Keep other commands of ours away from a table. Where there is no place for a lock, go on without one."""
     descriptor = -1
     for root in ("/tmp", "/dev/shm"):
@@ -131,7 +131,7 @@ def _alone(name: str, scene: Scene) -> Iterator[None]:
             os.close(descriptor)  # which also gives the lock back
 
 
-def _lock(descriptor: int, scene: Scene) -> None:
+def _lock(descriptor: int, scene: Context) -> None:
     clock = scene.world.clock
     deadline = clock.monotonic() + LOCK_S
     while clock.monotonic() < deadline:
@@ -145,7 +145,7 @@ def _lock(descriptor: int, scene: Scene) -> None:
             return
 
 
-def give_up(program: Program, edit: Callable[[str], str], scene: Scene) -> None:
+def give_up(program: Program, edit: Callable[[str], str], scene: Context) -> None:
     """As `change`, after a failure of it: leave nothing half done, where that can be done at all."""
     with suppress(ResilError):
         change(program, edit, scene)

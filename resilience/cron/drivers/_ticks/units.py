@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from resilience.cron.drivers._ticks.command import environment
 from resilience.cron.drivers._ticks.marks import headline
 from resilience.cron.records import Installation
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 
 TICK_LIMIT = "10min"
 """A tick that only starts what is due and does not end within that hangs; the next one comes after it was ended."""
 
 
-def service_text(installation: Installation, words: Sequence[str], scene: Scene) -> str:
+def service_text(installation: Installation, words: Sequence[str], scene: Context) -> str:
     """The unit of one tick.
 
     The tick starts what is due and ends (`--no-wait`): a timer starts nothing while the last tick is there. What it
@@ -42,7 +42,7 @@ def service_text(installation: Installation, words: Sequence[str], scene: Scene)
     return "\n".join(lines) + "\n"
 
 
-def timer_text(installation: Installation, service: str, scene: Scene) -> str:
+def timer_text(installation: Installation, service: str, scene: Context) -> str:
     """The unit that starts the other at each full minute."""
     lines = [
         headline(installation, scene.state_dir),

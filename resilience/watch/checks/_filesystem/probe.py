@@ -10,7 +10,7 @@ from typing import Any
 
 from resilience import layout
 from resilience.errors import ProbeError
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.mounts import Mount, current_mounts, mount_of
 from resilience.watch.checks._filesystem.look import Look
 from resilience.watch.checks._filesystem.place_state import PlaceState, look_at
@@ -37,7 +37,7 @@ A_FILE = "it is a file, and the file system that it lies on is meant"
 Before = Mapping[str, Timed[FileSystemReading]]
 
 
-def targets_of(look: Look, scene: Scene) -> tuple[Target, ...]:
+def targets_of(look: Look, scene: Context) -> tuple[Target, ...]:
     """What to look at: each named path by itself, or what a training needs, by file system. Touches nothing."""
     deadline_s = look.du_deadline_s + DEADLINE_S if look.du_limit is not None else None
     if look.paths:
@@ -48,7 +48,7 @@ def targets_of(look: Look, scene: Scene) -> tuple[Target, ...]:
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
 
 
-def probe_target(target: Target, look: Look, scene: Scene, before: Before) -> dict[str, FileSystemReading]:
+def probe_target(target: Target, look: Look, scene: Context, before: Before) -> dict[str, FileSystemReading]:
     """Look at one target and return a reading for each subject. Raise ProbeError if nothing could be seen at all."""
     before = {subject: timed for subject, timed in before.items() if is_whole(timed.reading)}
     clock = scene.world.clock
@@ -73,7 +73,7 @@ def probe_target(target: Target, look: Look, scene: Scene, before: Before) -> di
     return readings
 
 
-def _found_groups(look: Look, scene: Scene) -> dict[str, tuple[Place, ...]]:
+def _found_groups(look: Look, scene: Context) -> dict[str, tuple[Place, ...]]:
     """What a training needs, by the name of the file system."""
     mounts = current_mounts()
     groups = {}
@@ -83,36 +83,36 @@ def _found_groups(look: Look, scene: Scene) -> dict[str, tuple[Place, ...]]:
     return groups
 
 
-def _named_places(look: Look, scene: Scene) -> tuple[Place, ...]:
+def _named_places(look: Look, scene: Context) -> tuple[Place, ...]:
     world = scene.world
     # What stands in a settings file is relative to its project; without one, both are the current folder.
     return named_places(look.paths, base=scene.project, home=world.host.home, environ=world.environ)
 
 
-def _found_places(look: Look, scene: Scene) -> tuple[Place, ...]:
+def _found_places(look: Look, scene: Context) -> tuple[Place, ...]:
     folder = _folder_named(look, scene) if look.checkpoints else ""
     return found_places(project=scene.project, state_dir=scene.state_dir, home=scene.world.host.home,
                         environ=scene.world.environ, checkpoints=folder)  # fmt: skip
 
 
-def _folder_named(look: Look, scene: Scene) -> str:
+def _folder_named(look: Look, scene: Context) -> str:
     world = scene.world
     return named_places((look.checkpoints,), base=scene.project, home=world.host.home, environ=world.environ)[0].path
 
 
-def _named(path: str, scene: Scene, mounts: Sequence[Mount] = ()) -> str:
+def _named(path: str, scene: Context, mounts: Sequence[Mount] = ()) -> str:
     mounts = mounts or current_mounts()
     mount = mount_of(Path(settled(path, mounts)), mounts)
     return _local(path, scene) if mount is not None and mount.is_node_local else path
 
 
-def _local(path: str, scene: Scene) -> str:
+def _local(path: str, scene: Context) -> str:
     """`n01:/tmp`: what is full on one node is not so on another."""
     return f"{scene.world.host.name}:{path}"
 
 
 def _grouped(
-    seen: Sequence[tuple[Place, PlaceState]], scene: Scene, before: Before
+    seen: Sequence[tuple[Place, PlaceState]], scene: Context, before: Before
 ) -> dict[str, list[tuple[Place, PlaceState]]]:
     """By file system and by what it says of its size: a folder with a quota of its own says another one."""
     now = scene.world.clock.now()
@@ -130,7 +130,7 @@ def _grouped(
     return {_subject(group, scene, before): group for group in found.values()}
 
 
-def _subject(group: Sequence[tuple[Place, PlaceState]], scene: Scene, before: Before) -> str:
+def _subject(group: Sequence[tuple[Place, PlaceState]], scene: Context, before: Before) -> str:
     """The name of a file system that was found: its mount point, so that it is the same from cron and from a shell."""
     place, state = group[0]
     known = _was_elsewhere(place.path, state, before, scene.world.clock.now())
@@ -169,7 +169,7 @@ def _seen_before(path: str, before: Before) -> tuple[str, tuple[str, str, str, f
 def _read(
     group: Sequence[tuple[Place, PlaceState]],
     look: Look,
-    scene: Scene,
+    scene: Context,
     old: FileSystemReading | None,
     asked: Asked,
     before: Before,
@@ -234,7 +234,7 @@ def _read(
     )
 
 
-def _checkpoint(look: Look, scene: Scene, mount: Mount | None) -> dict[str, Any]:
+def _checkpoint(look: Look, scene: Context, mount: Mount | None) -> dict[str, Any]:
     """What is known of checkpoints, if they are written here."""
     folder = _checkpoint_folder(look, scene, mount)
     given = look.checkpoint is not None or look.checkpoint_every_s is not None
@@ -254,7 +254,7 @@ def _checkpoint(look: Look, scene: Scene, mount: Mount | None) -> dict[str, Any]
     return told
 
 
-def _checkpoint_folder(look: Look, scene: Scene, mount: Mount | None) -> str:
+def _checkpoint_folder(look: Look, scene: Context, mount: Mount | None) -> str:
     """The folder of checkpoints, if it lies on this file system; empty otherwise."""
     if look.checkpoints:
         folder = _folder_named(look, scene)
@@ -266,7 +266,9 @@ def _checkpoint_folder(look: Look, scene: Scene, mount: Mount | None) -> str:
     return ""
 
 
-def _purge(group: Sequence[tuple[Place, PlaceState]], look: Look, scene: Scene, mount: Mount | None) -> dict[str, Any]:
+def _purge(
+    group: Sequence[tuple[Place, PlaceState]], look: Look, scene: Context, mount: Mount | None
+) -> dict[str, Any]:
     if not look.purge_s:
         return {}
     from resilience.watch.checks._filesystem.purge import doomed
@@ -280,7 +282,7 @@ def _purge(group: Sequence[tuple[Place, PlaceState]], look: Look, scene: Scene, 
     return asdict(doomed(folder, unused_s, scene.world.clock.now()))
 
 
-def _is_written(path: str, scene: Scene, mount: Mount | None) -> bool:
+def _is_written(path: str, scene: Context, mount: Mount | None) -> bool:
     """Whether the project or its state lie below a path that was named, on the same file system."""
     folder = path.rstrip("/") + "/"
     needed = [str(item) for item in (scene.project, scene.state_dir)]

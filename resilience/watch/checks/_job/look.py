@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from resilience.errors import UsageError
 from resilience.job import Fault, Job, JobState
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.schedulers import Scheduler
 from resilience.watch.checks._job.confirm import Certainty, Confirmer, Missing
 from resilience.watch.checks._job.describe import many
@@ -41,13 +41,13 @@ def place_of(scheduler: str, cluster: str) -> str:
     return f"{scheduler} {cluster}" if cluster else scheduler
 
 
-def deadline_of(settings: JobSettings, scene: Scene) -> float:
+def deadline_of(settings: JobSettings, scene: Context) -> float:
     """How long a look may take. Never less than one call to the scheduler may: who is ended while he waits for squeue
     cannot tell that it is silent, nor since when, and the silence would never become CRITICAL."""
     return max(settings.deadline_s, scene.scheduler_deadline_s + LAST_S)
 
 
-def look(settings: JobSettings, scene: Scene, before: Before, cluster: str = "") -> dict[str, JobReading]:
+def look(settings: JobSettings, scene: Context, before: Before, cluster: str = "") -> dict[str, JobReading]:
     """Look once at everybody, at one cluster where several are named.
 
     What one scheduler or one run does not answer hides none of the others.
@@ -69,13 +69,13 @@ def look(settings: JobSettings, scene: Scene, before: Before, cluster: str = "")
     return readings
 
 
-def _client(scene: Scene, name: str, cluster: str) -> Scheduler:
+def _client(scene: Context, name: str, cluster: str) -> Scheduler:
     if cluster:
         return scene.scheduler(name, cluster=cluster)
     return scene.scheduler(name) if name else scene.scheduler()
 
 
-def _watched(settings: JobSettings, scene: Scene, cluster: str) -> Sequence[tuple[str, Watched]]:
+def _watched(settings: JobSettings, scene: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
     """Who is watched at which scheduler; the empty name is the one that new jobs go to."""
     if settings.names:
         own = own_job(scene.world.environ, _client(scene, "", cluster).name, cluster)
@@ -99,7 +99,7 @@ class _Tick:
     """One look at one queue, for all who are watched there."""
 
     settings: JobSettings
-    scene: Scene
+    scene: Context
     before: Before
     client: Scheduler | None
     watched: Watched

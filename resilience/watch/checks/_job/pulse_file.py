@@ -13,7 +13,7 @@ from pathlib import Path
 from resilience import layout
 from resilience.errors import ResilError
 from resilience.job import JobId
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.schedulers import Scheduler
 from resilience.watch.checks._job.pulse import is_due, last_pulses, pulse_line, pulse_words, slot_of
 from resilience.watch.checks._job.queue import Answer
@@ -32,7 +32,7 @@ Wish = tuple[Subject, JobReading | None]
 
 
 def add_pulses(
-    settings: JobSettings, scene: Scene, client: Scheduler | None, answer: Answer, wishes: Sequence[Wish]
+    settings: JobSettings, scene: Context, client: Scheduler | None, answer: Answer, wishes: Sequence[Wish]
 ) -> dict[str, str]:
     """Add the lines that are due, and return by subject why one could not be. Never raises.
 
@@ -83,7 +83,7 @@ def _words(reading: JobReading | None, answer: Answer, now: float) -> str:
     return "is neither running nor scheduled to run"
 
 
-def _refuse(path: Path, scene: Scene, client: Scheduler | None, due: Sequence[Wish]) -> str:
+def _refuse(path: Path, scene: Context, client: Scheduler | None, due: Sequence[Wish]) -> str:
     """Why no line may be added there: it would make the training's own log look alive."""
     real, runs = os.path.realpath(path), os.path.realpath(scene.state_dir)
     below = Path(os.path.relpath(real, runs)).parts

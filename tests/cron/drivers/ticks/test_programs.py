@@ -12,7 +12,7 @@ import pytest
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.drivers._ticks.programs import LOCK_S, NoAnswer, NotForUs, ask, change, said
 from resilience.errors import ResilError
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.process import Completed
 from tests.cron.drivers.site import Site
 
@@ -25,13 +25,13 @@ class Table:
     def __init__(self, table: str | None = None) -> None:
         self.table, self.writes = table, 0
 
-    def read(self, scene: Scene) -> str | None:
+    def read(self, scene: Context) -> str | None:
         return self.table
 
-    def write(self, table: str, scene: Scene) -> None:
+    def write(self, table: str, scene: Context) -> None:
         self.table, self.writes = table, self.writes + 1
 
-    def remove(self, scene: Scene) -> None:
+    def remove(self, scene: Context) -> None:
         self.table = None
 
 
@@ -41,7 +41,7 @@ def no_lock_file_stays() -> Iterator[None]:
     Path("/tmp", f"resil-{os.getuid()}", f"{Table.name}.lock").unlink(missing_ok=True)
 
 
-def lock_of(scene: Scene) -> Path:
+def lock_of(scene: Context) -> Path:
     return Path("/tmp", f"resil-{scene.world.host.uid}", f"{Table.name}.lock")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resilience.finding import Finding
-from resilience.runs.context import Scene
+from resilience.runs.context import Context
 from resilience.system.clock import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
@@ -24,7 +24,7 @@ class LogWatcher:
     def __init__(self, folder: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
         self.clock = clock or SystemClock()
         self.settings = CHECK.Settings(paths=tuple(map(str, paths)), **settings)
-        self.scene = Scene(
+        self.scene = Context(
             world=make_world(folder, clock=self.clock, cwd=folder), project=folder, state_dir=folder / "runs",
             run="gpt", group="", scheduler=_no_scheduler,
         )  # fmt: skip
