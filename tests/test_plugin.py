@@ -41,7 +41,7 @@ def test_each_name_is_what_its_home_defines_and_what_type_checkers_see() -> None
 
 def test_a_name_that_is_not_promised_is_refused() -> None:
     with pytest.raises(AttributeError, match="offers no 'Ledger'"):
-        plugin.Ledger  # type: ignore[attr-defined]  # noqa: B018
+        plugin.Ledger  # noqa: B018
 
 
 def test_a_plugin_loads_only_the_homes_of_the_names_that_it_imports() -> None:
