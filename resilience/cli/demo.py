@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from resilience.cli.options import JsonOption
-from resilience.cli.output import paint, print_json, table
+from resilience.cli.output import chosen, paint, print_json, table
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import JOBS, DemoResult, run_demo
 from resilience.demo.person import DemoFailed
@@ -18,6 +20,7 @@ from resilience.quantities import format_duration
 from resilience.runs.project import Project
 from resilience.settings.load import Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
+from resilience.system.files import write_atomic
 from resilience.system.world import World
 
 EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
@@ -77,8 +80,6 @@ def command(
     if as_json:
         _print_result(result)
     if svg is not None:
-        from resilience.cli.picture import write_svg
-
         write_svg(svg, screen.lines, title="resil demo")
     if not result.is_exact:
         raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
@@ -172,20 +173,23 @@ def _yes(is_so: bool) -> str:
 
 
 def _print_result(result: DemoResult) -> None:
-    from dataclasses import asdict
+    keys = ("attempts", "turned_away", "burned", "burned_s", "loss", "reference", "night", "cron", "seconds")
+    print_json("demo", chosen(result, *keys) | {"exact": result.is_exact})
 
-    print_json(
-        "demo",
-        {
-            "attempts": [asdict(attempt) for attempt in result.attempts],
-            "turned_away": result.turned_away,
-            "burned": result.burned,
-            "burned_s": result.burned_s,
-            "loss": result.loss,
-            "reference": result.reference,
-            "exact": result.is_exact,
-            "night": [asdict(fault) for fault in result.night],
-            "cron": None if result.cron is None else asdict(result.cron),
-            "seconds": result.seconds,
-        },
-    )
+
+_STYLES = {"dim": "dim", "bold": "bold", "red": "red", "green": "green", "yellow": "yellow", "blue": "blue"}
+
+
+def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> None:
+    """Write lines of (text, colour) as an SVG. rich, which Typer brings, draws it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    width = max((len(text) for text, _ in lines), default=80) + 2
+    console = Console(record=True, width=max(80, width), file=StringIO(), force_terminal=True)
+    for text, colour in lines:
+        console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
+    drawn = console.export_svg(title=title, unique_id="resil")
+    # rich refers to a font on somebody's server; a picture must not ask the network for anything.
+    without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")
+    write_atomic(path, without_font, mode=0o644)

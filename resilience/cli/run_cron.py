@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from resilience.cli.output import clean
-from resilience.cli.signals import handled
+from resilience.cli.output import chosen, clean, handled, print_json, say
 from resilience.errors import ResilError
+from resilience.messages import plural
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -41,11 +40,11 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
         print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
         print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
-        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=told, say=_say)
+        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=told, say=say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
-        print(f"ended after {ran.ticks} {'tick' if ran.ticks == 1 else 'ticks'}: {clean(ran.why)}")
+        print(f"ended after {plural(ran.ticks, 'tick')}: {clean(ran.why)}")
         _say_what_follows(cron, by)
     return 1 if once and ran.last is None else 0
 
@@ -65,14 +64,13 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.cli.output import print_json
     from resilience.cron.tick import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)
     ticked = tick(cron, driver=driver or "tick", wait=wait)
     for line in () if ticked.stopped else ticked.lines:
-        _say(line)
+        say(line)
     if as_json:
         print_json("cron-tick", _to_json(ticked))
     else:
@@ -119,21 +117,18 @@ def _to_json(ticked: Ticked) -> dict[str, object]:
     kinds = ("started", *_OUTCOMES)
     return {
         "stopped": ticked.stopped or None,
-        "heartbeat": ticked.heartbeat.to_json() if ticked.heartbeat is not None else None,
-        "lines": list(ticked.lines),
+        **chosen(ticked, "heartbeat", "lines"),
         **{kind: [run.to_json() for run in getattr(ticked, kind)] for kind in kinds},
     }
 
 
 def _show_due(cron: CronProject, *, as_json: bool) -> int:
-    from resilience.cli.output import print_json
     from resilience.cron.entries import due_now
     from resilience.cron.words import slot_text
 
     found = due_now(cron)
     if as_json:
-        rows = [{"name": due.entry.name, "slot": due.slot, "start": due.start, "reason": due.reason,
-                 "passed_over": due.passed_over} for due in found]  # fmt: skip
+        rows = [{"name": due.entry.name} | chosen(due, "slot", "start", "reason", "passed_over") for due in found]
         print_json("cron-due", {"due": rows})
         return 0
     if sentence := stopped_sentence_of(cron):
@@ -145,11 +140,6 @@ def _show_due(cron: CronProject, *, as_json: bool) -> int:
     if not found:
         print("nothing is due")
     return 0
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(f"resil: {clean(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
-from resilience.cli.output import print_json, table
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, scheduler_override
+from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
-from resilience.errors import QuantityError, ResilError, SettingsError, UsageError
-from resilience.quantities import parse_duration_s
+from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.system.world import World
 from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
 from resilience.watch.settings import open_apart
@@ -116,18 +115,18 @@ def watch_group(
 
 
 def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
-    overrides = {"scheduler.name": scheduler} if scheduler else {}
-    rows = listed(open_apart(World(), wanted=config, overrides=overrides))
+    rows = listed(open_apart(World(), wanted=config, overrides=scheduler_override(scheduler)))
     if as_json:
-        keys = ("name", "kind", "summary", "place", "in_all")
-        print_json("watchdogs", {"watchdogs": [{key: getattr(row, key) for key in keys} for row in rows]})
+        print_json(
+            "watchdogs", {"watchdogs": [chosen(row, "name", "kind", "summary", "place", "in_all") for row in rows]}
+        )
         return
     cells = [
         (row.name, row.kind if row.kind != row.name else "", row.summary, row.place or "defaults",
          "" if row.in_all else "not in [watch] checks")
         for row in rows
     ]  # fmt: skip
-    print("\n".join(table(("NAME", "KIND", "LOOKS AT", "SETTINGS", "--ALL"), cells)))
+    print_table(("NAME", "KIND", "CHECKS", "SETTINGS", "--ALL"), cells)
 
 
 def _project(ctx: Any) -> Any:
@@ -230,9 +229,7 @@ def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) 
 
 
 def _request(name: str | None, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
-    settings = {}
-    if shared["scheduler"]:
-        settings["scheduler.name"] = shared["scheduler"]
+    settings = dict(scheduler_override(shared["scheduler"]))
     if shared["deadline"]:
         _duration("--deadline", shared["deadline"])
         settings["watch.deadline_s"] = shared["deadline"]
@@ -254,10 +251,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
 
 def _duration(option: str, text: str) -> float:
     """Given what stands behind an option, return seconds; a bare number is seconds. Raise UsageError if it is none."""
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration_s(text)
-    except QuantityError as error:
-        raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
+    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
     if not 0 < seconds <= 366 * 86400:
         raise UsageError(f"{option} {text} must be more than nothing, and at most a year", hint=f"{option} 1m")
     return seconds

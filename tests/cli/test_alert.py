@@ -141,7 +141,7 @@ def test_several_are_acknowledged_at_once_and_handed_back(office: Office) -> Non
     assert said.code == 0 and said.out.count("acknowledged by") == 2
     assert {i.acknowledged_note for i in office.state.ledger.incidents()} == {"at it"}
     assert "ACKNOWLEDGED" in office.resil("list").out
-    assert "nobody is at it" in office.resil("ack", "--undo", ids[0]).out
+    assert "acknowledgement removed" in office.resil("ack", "--undo", ids[0]).out
     assert [i.acknowledged_by for i in office.state.ledger.incidents()].count("") == 1
 
 
@@ -215,7 +215,7 @@ def test_what_waits_is_delivered_now(office: Office) -> None:
     office.tick(full())
     assert "list: 1 message waits to be delivered: the server does not answer" in office.resil("list").out
     said = office.resil("flush")
-    assert said.code == 75 and "did not take FIRST fs /scratch" in said.out and "1 message waits still" in said.out
+    assert said.code == 75 and "did not take FIRST fs /scratch" in said.out and "1 message still queued" in said.out
     office.order("list")
     due = office.resil("flush", "--due")
     assert due.code == 75 and "left alone" in due.out, "cron waits for the back-off"

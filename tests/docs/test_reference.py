@@ -20,7 +20,7 @@ import typer
 from resilience import errors
 from resilience.cli.main import app
 from resilience.demo.story import DemoAttempt
-from resilience.doctor.cluster import Diagnosis
+from resilience.doctor.diagnosis import Diagnosis
 from resilience.layout import FOLDERS
 from resilience.plugins import Family
 from resilience.runs.attempt import Attempt
@@ -225,7 +225,7 @@ def test_what_commands_printed_is_what_they_print(where: Page) -> None:
 def test_output_of_an_earlier_release_would_be_noticed() -> None:
     block = """\
 $ resil kill gpt
-kill switch thrown: /runs/gpt/switches/kill
+kill switch set: /runs/gpt/switches/kill
   the running attempt saves and stops at its next look; queued jobs end in seconds as they start
 $ resil submit --dry-run
 #!/bin/bash

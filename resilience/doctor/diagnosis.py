@@ -1,11 +1,14 @@
-"""What a cluster's settings mean for a run. Pure."""
+"""One line of a doctor, how a failing examination becomes one, and what a cluster's settings mean for a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from resilience.cluster import ClusterConfig
+from resilience.errors import ResilError
 from resilience.finding import Verdict
 
 
@@ -26,8 +29,32 @@ class Diagnosis:
     advice: str = ""
 
 
+def guarded(topic: str, examine: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagnosis]:
+    """The diagnoses of an examination; one that fails is UNKNOWN. An outsider's plugin may raise anything."""
+    try:
+        yield from examine()
+    except ResilError as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
+    except (Exception, SystemExit) as error:
+        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+
+
+def try_to_write(folder: Path) -> None:
+    """Write a file there and remove it. Raise OSError."""
+    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
+        probe.write(b"can write\n")
+        probe.flush()
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest one above it that exists. Raise OSError if the file system does not say."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
-    """Given a cluster's settings, yield what they mean, one line each."""
+    """Given a cluster's settings, yield what they mean, one line each. Pure."""
     if config.scheduler != "local":
         yield from _services(config)
     yield _requeue(config)
