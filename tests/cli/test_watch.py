@@ -118,7 +118,7 @@ def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
 
     marker = watching.folder / "told"
 
-    def notify(project: Any, reports: Any) -> tuple[str, ...]:
+    def notify(project: Any, reports: Any, notes: Any) -> tuple[str, ...]:
         marker.write_text(" ".join(f"{report.check}:{report.verdict.value}" for report in reports))
         return ("told somebody",)
 
@@ -127,7 +127,7 @@ def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
     assert watching.resil("watch", "licence", "few", "--no-alert").code == 1 and not marker.exists()
     said = watching.resil("watch", "licence", "few")
     assert (said.code, said.err, marker.read_text()) == (1, "resil: told somebody\n", "licence:WARNING")
-    monkeypatch.setattr(module, "notify", lambda *_: 1 / 0)
+    monkeypatch.setattr(module, "notify", lambda *_, **__: 1 / 0)
     said = watching.resil("watch", "licence", "many")
     assert said.code == 0 and "nobody may have been told" in said.err
 

@@ -223,7 +223,7 @@ def test_an_interpreter_that_is_gone_is_critical(cron: CronProject) -> None:
 
 
 def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilience.cron.mail._has_sendmail", lambda: False)
+    monkeypatch.setattr("resilience.alerts.routes._has_sendmail", lambda: False)
     crontab(cron, "MAILTO=ada@example.org\n0 4 * * *  true\n")
     found = said(examine_cron(cron), Verdict.CRITICAL)
     assert "ada@example.org" in found and "[channel.email]" in found

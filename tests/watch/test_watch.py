@@ -294,7 +294,7 @@ def test_nobody_is_told_where_no_channel_is_set(project: Project, monkeypatch: p
 
 
 def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def notify(project: Project, reports: Any) -> tuple[str, ...]:
+    def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
         print("printed")
         return (f"told of {len(reports)}",)
 
@@ -305,7 +305,7 @@ def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.Monke
 def test_alerting_that_crashes_or_hangs_is_told_and_harms_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    def notify(project: Project, reports: Any) -> tuple[str, ...]:
+    def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
         if how == "hang":
             time.sleep(100)
         return os._exit(1) if how == "die" else (1 / 0,)  # type: ignore[return-value]
