@@ -60,12 +60,16 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        from resilience.cli.output import close_stdout
+
         close_stdout()  # the reader of a pipe went away, as `resil status | head` does
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             return _failed(arguments, _internal_error(error))
         # Everything of ours that meets a full disk reports it itself; this is standard output.
+        from resilience.cli.output import close_stdout
+
         print_error(ResilError(f"cannot write to standard output: {error.strerror}",
                                hint="the command may have done its work: resil status"))  # fmt: skip
         close_stdout()
@@ -95,11 +99,6 @@ def _settle_streams() -> None:
             setattr(sys, name, io.StringIO())
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def close_stdout() -> None:
-    """Send the rest of standard output nowhere, so that the interpreter does not report its failure once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(error: ResilError) -> None:

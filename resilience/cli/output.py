@@ -177,6 +177,11 @@ def chosen(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
+def close_stdout() -> None:
+    """Send the rest of standard output nowhere, so that the interpreter does not report its failure once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # ---- signals --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cli.output import chosen, clean, handled, paint, print_json, say, table, verdict_colour
+from resilience.cli.output import chosen, clean, close_stdout, handled, paint, print_json, say, table, verdict_colour
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
@@ -275,8 +275,6 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
 
 def _show(reports: Sequence[Report], request: WatchRequest) -> int:
     """Print. Alerts are sent although the disk under standard output is full, or its reader has gone."""
-    from resilience.cli.entry import close_stdout
-
     try:
         show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
         sys.stdout.flush()
