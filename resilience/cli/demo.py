@@ -15,7 +15,7 @@ from resilience.cli.options import JsonOption
 from resilience.cli.output import chosen, paint, print_json, table
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import JOBS, DemoResult, run_demo
-from resilience.demo.person import DemoFailed
+from resilience.demo.night import DemoFailed
 from resilience.quantities import format_duration
 from resilience.runs.project import Project
 from resilience.settings.load import Loaded

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.demo.night_set import Disk, own_world, small_disk
-from resilience.demo.person import DemoFailed, Person
+from resilience.demo.night import DemoFailed, Disk, Person, own_world, small_disk
 from resilience.demo.receivers import Inbox, receivers
 from resilience.schedulers import Scheduler
 from resilience.schedulers.local import LocalScheduler

@@ -13,9 +13,8 @@ import pytest
 from resilience.cli import demo
 from resilience.cli.demo import write_svg
 from resilience.demo.cron import CronNight
-from resilience.demo.demo import DemoResult
+from resilience.demo.demo import DemoAttempt, DemoResult
 from resilience.demo.night import ToldFault
-from resilience.demo.story import DemoAttempt
 from resilience.errors import StateDirectoryError
 from tests.cli.shell import Shell
 

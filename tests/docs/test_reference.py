@@ -19,7 +19,7 @@ import typer
 
 from resilience import errors
 from resilience.cli.main import app
-from resilience.demo.story import DemoAttempt
+from resilience.demo.demo import DemoAttempt
 from resilience.doctor.diagnosis import Diagnosis
 from resilience.layout import FOLDERS
 from resilience.plugins import Family
