@@ -74,7 +74,7 @@ IncidentArgument = Annotated[
     epilog="Examples: resil alert; resil alert ack 3f9a1c04; resil alert silence --check fs --for 2h; resil alert test",
 )
 def alert_group(context: typer.Context) -> None:
-    """See what is wrong, say that you are at it, keep it quiet for a while, and try whether messages arrive.
+    """List incidents, acknowledge and silence them, and test the channels.
 
     Without a command: `resil alert list`.
     """
@@ -84,13 +84,13 @@ def alert_group(context: typer.Context) -> None:
 
 @app.command("list", epilog="Examples: resil alert list; resil alert list --all; resil alert list --json")
 def list_incidents(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Those that ended of late as well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Recently resolved incidents as well.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the incidents: how bad, what, since when, who was told, and who is at it.
+    """Show the incidents: verdict, subject, age, notifications, and who acknowledged.
 
-    Exits with 75 when where they are kept could not be read, and there may be more.
+    Exits with 75 when the alert directory could not be read, and there may be more.
     """
     project = open_project(config, banner=False)
     found = alerts.listing(project, everything=everything)
@@ -104,7 +104,7 @@ def list_incidents(
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
 def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show the life of one incident: its evidence, and what was told to whom and when."""
+    """Show the history of one incident: its evidence, and each notification."""
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
@@ -120,12 +120,12 @@ def ack(
         typer.Argument(metavar="ID...", help="Incidents, or beginnings of ids.", autocompletion=complete_incidents),
     ],
     note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="For the others.")] = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Hand them back: reminders go on.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders go on.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Take incidents on: no more reminders, and nobody else is called. Its end is told nevertheless.
+    """Acknowledge incidents: no more reminders, no escalation. Resolution is still notified.
 
-    Anybody who may write in the state directory can do it.
+    Every user who may write in the state directory can acknowledge.
     """
     for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
         said = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
@@ -155,9 +155,9 @@ def silence(
     show_all: Annotated[bool, typer.Option("--list", help="Show the silences that hold now.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Keep people from being told for a while. What is wrong is seen and kept nevertheless, and told afterwards.
+    """Send no notifications for a while. Incidents are recorded nevertheless, and notified afterwards.
 
-    What is given must all fit. A silence always has an end.
+    An incident must match every given option. A silence always has an end.
     """
     project = open_project(config, banner=False)
     now = project.world.clock.now()
@@ -215,17 +215,15 @@ def unsilence(
 
 @app.command(epilog="Examples: resil alert flush; resil alert flush --dry-run; resil alert flush --retry-dead")
 def flush(
-    due: Annotated[
-        bool, typer.Option("--due", help="For cron: leave channels alone that failed a moment ago.")
-    ] = False,
-    retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Try the dead letters again as well.")] = False,
-    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Forget the dead letters for good.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what waits, and send nothing.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="For cron: skip channels that failed a moment ago.")] = False,
+    retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Requeue the dead letters first.")] = False,
+    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Delete the dead letters.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queued messages, and send none.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Deliver now what waits. Any node that has a way out may do it.
+    """Deliver queued messages now. Run it on any node that can reach the channels.
 
-    Exits with 0 when nothing waits any more, 75 when something does, 1 when a channel refused something for good.
+    Exits with 0 when no message is queued any more, 75 when one is, 1 when a channel refused one for good.
     """
     project = open_project(config, banner=False)
     if retry_dead and discard_dead:
@@ -286,7 +284,7 @@ def test(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a real message through each channel and say what came back. Exits with 1 when one did not take it."""
+    """Send a real message through each channel and print the answers. Exits with 1 when a channel did not take it."""
     project = open_project(config, banner=False)
     routes = alert_delivery.routes_to_try(project, channel)
     if dry_run:
@@ -375,7 +373,7 @@ def show_silences(silences: Sequence[Silence], now: float) -> None:
 
 
 def scope(silence: Silence) -> str:
-    """What a silence covers, in the words of the options. Pure."""
+    """The scope of a silence, in the words of the options. Pure."""
     named = (("incident", silence.episode), ("check", silence.check), ("subject", silence.subject))
     parts = (*named, ("run", silence.run), ("fault", silence.fault))
     return ", ".join(f"{name} {value}" for name, value in parts if value)
@@ -457,7 +455,7 @@ def details_to_json(found: Details) -> dict[str, Any]:
 
 
 def delivery_line(delivery: Delivery) -> str:
-    """What became of one message. Pure."""
+    """One line about a delivery. Pure."""
     outcome, what_it_is = delivery.outcome, _what(delivery.entry)
     if outcome.ending is Ending.SENT:
         answer = f": {clean(outcome.answer)}" if outcome.answer else ""
@@ -468,7 +466,7 @@ def delivery_line(delivery: Delivery) -> str:
 
 
 def trial_line(channel: str, outcome: Outcome) -> str:
-    """What came back from a test message. Pure."""
+    """One line about a test message. Pure."""
     if outcome.ending is Ending.SENT:
         return f"{channel}: taken in {outcome.took_s:.1f} s: {clean(outcome.answer) or 'no word came back'}"
     hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""

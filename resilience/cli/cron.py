@@ -63,7 +63,7 @@ _Name = Annotated[
 ]
 
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")]
 
 
 def install(
@@ -107,20 +107,20 @@ def uninstall(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Undo `resil cron install`: no tick comes any more. The cron folder and the histories stay."""
+    """Undo `resil cron install`: no tick comes any more. The cron directory and the histories stay."""
     from resilience.cli.show_cron import show_uninstall
 
     raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
 
 
 def stop(
-    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For those who find it stopped.")] = "",
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for colleagues.")] = "",
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Stop for good: nothing runs any more, queued scheduler jobs are cancelled, and none is submitted again.
 
-    What runs right now is left to end. It stays stopped until `resil cron install`.
+    Running entries may end. The scheduler stays stopped until `resil cron install`.
     """
     from resilience.cli.show_cron import show_stop
 
@@ -129,7 +129,7 @@ def stop(
 
 def run(
     once: Annotated[bool, typer.Option("--once", help="One tick, and wait for what it started.")] = False,
-    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="Who calls, for the heartbeat.")] = "",
+    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="The caller, for the heartbeat.")] = "",
     config: ConfigOption = None,
 ) -> None:
     """Be the scheduler, here in the foreground: for tmux, a container, a login node. SIGTERM and Ctrl-C end it cleanly.
@@ -142,15 +142,15 @@ def run(
 
 
 def tick(
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all that was started has ended.")] = True,
-    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="Who calls, for the heartbeat.")] = "",
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when every started entry has ended.")] = True,
+    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="The caller, for the heartbeat.")] = "",
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Look once: run and submit what is due, and leave a sign of life. What any other scheduler calls.
+    """One tick: run and submit due entries, and write the heartbeat. Any other scheduler can call it.
 
-    Exits with 0 also when something that ran has failed: that is told by the alerts, and by `resil cron history`.
+    Exits with 0 also when an entry failed: alerts and `resil cron history` report failures.
     """
     from resilience.cli.run_cron import run_tick
 
@@ -159,9 +159,7 @@ def tick(
 
 
 def canary(
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long to wait until it was delivered.")
-    ] = "5m",
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the delivery.")] = "5m",
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -237,9 +235,9 @@ def remove(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:  # fmt: skip
-    """Schedule something no more: removes the drop-in (of a symbolic link, the link alone) or the crontab's line.
+    """Remove entries: the drop-in (of a symbolic link, the link alone) or the crontab's line.
 
-    What runs right now is left to end; histories and outputs stay until `resil cron prune`.
+    Running entries may end; histories and outputs stay until `resil cron prune`.
     """
     from resilience.cli.show_cron import show_remove
 
@@ -247,8 +245,7 @@ def remove(
 
 
 def prune(dry_run: _DryRun = False, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Remove what is kept for too long: old outputs and histories, what belongs to entries gone for 30 days, and marks
-    of runs that are dead."""
+    """Remove expired files: old outputs and histories, files of entries gone for 30 days, and marks of dead runs."""
     from resilience.cli.show_cron import show_prune
 
     show_prune(open_cron_project(config), dry_run=dry_run, as_json=as_json)
@@ -271,10 +268,10 @@ def cron_group(context: typer.Context) -> None:
 
 
 def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Say whether the scheduler lives, how late it is, what runs next, and what became of what ran last.
+    """Show scheduler health, delay, next runs and recent results.
 
-    Exits with 0 when ticks come as they should, 1 when they do not (late, dead, stopped, not installed), 75 when nobody
-    could look.
+    Exits with 0 when ticks come as they should, 1 when they do not (late, dead, stopped, not installed), 75 when
+    the health is unknown.
     """
     from resilience.cli.show_cron import show_status, status_to_json
     from resilience.cron.status import cron_status
@@ -307,7 +304,7 @@ def history(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show what became of the last slots of an entry, newest last: when, how late, how long, and how it ended.
+    """Show the results of an entry's recent slots, newest last: time, delay, duration, and outcome.
 
     Without a name: of all entries together.
     """
@@ -332,7 +329,7 @@ def logs(
     path_only: Annotated[bool, typer.Option("--path", help="Write the path of the file, nothing else.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show what an entry wrote when it last ran; of a submitted one, what its job wrote."""
+    """Show the output of an entry's last run; of a submitted entry, its job's output."""
     from resilience.cli.show_cron import show_logs
 
     if not name:
@@ -343,15 +340,13 @@ def logs(
 
 
 def doctor(
-    environment: Annotated[
-        bool, typer.Option("--environment", help="Show the environment that what is run gets, and nothing else.")
-    ] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Show only the environment of entries.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Say what would keep something from running, or people from hearing of it, and what to do.
+    """Report problems that would keep an entry from running, or its alerts from arriving, each with advice.
 
-    Exits with 1 when something that somebody means to run does not, else 0.
+    Exits with 1 when an entry that is meant to run does not, else 0.
     """
     from resilience.cli.show_cron import show_environment, show_examination
     from resilience.doctor.cron import environment_of, examine_cron
@@ -374,7 +369,7 @@ def doctor(
 _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
     ("install", install, "Have ticks made from now on, by the best of this site.",
      "Examples: resil cron install; resil cron install --backend slurm --mode pulse; resil cron install --dry-run"),
-    ("status", status, "Say whether the scheduler lives, and what runs next.",
+    ("status", status, "Show scheduler health, and next runs.",
      "Examples: resil cron status; resil cron status --json"),
     ("list", list_entries, "List what runs when.",
      "Examples: resil cron list; resil cron list --json"),
@@ -382,18 +377,18 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
      'Examples: resil cron add backup --daily -- rsync -a out/ /safe/out; '
      'resil cron add probe --cron "*/10 7-18 * * 1-5" --timeout 2m -- ./probe.sh; '
      "resil cron add eval --hourly --submit -- python eval.py"),
-    ("remove", remove, "Schedule something no more.",
+    ("remove", remove, "Remove entries.",
      "Examples: resil cron remove backup; resil cron remove cron.hourly/backup"),
-    ("history", history, "Show what became of the last slots.",
+    ("history", history, "Show the results of recent slots.",
      "Examples: resil cron history; resil cron history backup -n 50; resil cron history backup --json"),
-    ("logs", logs, "Show what an entry wrote when it last ran.",
+    ("logs", logs, "Show the output of an entry's last run.",
      "Examples: resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
      "less $(resil cron logs backup --path)"),
-    ("doctor", doctor, "Say what does not run, why, and what to do.",
+    ("doctor", doctor, "Report entries that do not run, with advice.",
      "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
     ("run", run, "Be the scheduler, here in the foreground.",
      "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
-    ("tick", tick, "Look once, for any other scheduler to call.",
+    ("tick", tick, "Make one tick, for any other scheduler to call.",
      "Examples: resil cron tick; resil cron tick --dry-run; "
      "* * * * * /path/to/resil cron tick --config /my/resil.toml"),
     ("stop", stop, "Stop it, until `resil cron install`.",

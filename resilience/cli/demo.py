@@ -36,7 +36,7 @@ def command(
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared folder.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder to look at.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder afterwards.")] = False,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Also write what was shown as a picture.")
     ] = None,
@@ -44,11 +44,12 @@ def command(
 ) -> None:
     """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
 
-    Then a night: a disk fills, a training hangs, a queue runs dry; each is told once by mail and by Slack, to servers
-    of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog tells all the same. It
+    Then a night: a disk fills, a training hangs, a queue runs dry; each is notified once by mail and by Slack, to
+    servers of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog alerts all the
+    same. It
     needs nothing but this installation and takes about a minute.
     """
-    world = World()  # the settings of the folder that one happens to be in are not the demo's
+    world = World()  # the settings of the current directory are not the demo's
     project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
@@ -190,6 +191,6 @@ def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> No
     for text, colour in lines:
         console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
     drawn = console.export_svg(title=title, unique_id="resil")
-    # rich refers to a font on somebody's server; a picture must not ask the network for anything.
+    # rich refers to a font on a public server; a picture must not ask the network for anything.
     without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")
     write_atomic(path, without_font, mode=0o644)

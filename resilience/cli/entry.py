@@ -182,7 +182,7 @@ def _run_typer(arguments: Sequence[str]) -> int:
         app(args=list(arguments), prog_name="resil")
     command = typer.main.get_command(app)
     try:
-        # Not `app()`: it would answer a broken pipe with exit code 1, and tell usage errors in its own form.
+        # Not `app()`: Typer would answer a broken pipe with exit code 1, and print usage errors in its own form.
         with command.make_context("resil", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as ended:

@@ -1,5 +1,5 @@
-"""What all commands print with: tables without a library, colours only for people, JSON with a schema, warnings on
-standard error; and the signals that end a command. Knows nothing of Typer: the common calls skip it."""
+"""Output of all commands: tables without a library, colours only for people, JSON with a schema, warnings on standard
+error; and the signals that end a command. Free of Typer: the common calls skip it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def print_indented(lines: Iterable[str], indent: int = 2) -> None:
 
 
 def say(text: str) -> None:
-    """Tell a person something on standard error, and carry on where nobody reads it."""
+    """Print a message on standard error; a closed standard error is ignored."""
     with suppress(OSError):
         print("\n".join(clean(line) for line in f"resil: {text}".split("\n")), file=sys.stderr, flush=True)
 
@@ -103,7 +103,7 @@ def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
 def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
     """Warn of dead letters, if there are any. One listing of a directory, and never an error.
 
-    `apart` looks in a child with a deadline: for commands that do not touch the state directory otherwise.
+    `apart` counts them in a child with a deadline: for commands that do not touch the state directory otherwise.
     """
     if "_RESIL_COMPLETE" in os.environ:  # a shell asks for completions
         return

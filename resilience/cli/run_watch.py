@@ -1,4 +1,10 @@
-"""`resil watch`, once or every so often: looks, prints, alerts. Knows nothing of Typer: the common call skips it."""
+"""`resil watch`, once or repeatedly: runs the watchdogs, prints, alerts. Free of Typer: the common call skips it.
+
+Output is as the Nagios plugin API has it, a table for people, or JSON. Source:
+https://www.monitoring-plugins.org/doc/guidelines.html ("Plugin Output for Nagios", "Performance data"): the first line
+has the verdict and all performance data; further lines are for people. Here the first line is the worst finding's, and
+each finding has a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ EVIDENCE_LINES = 5
 """So many lines of evidence are shown below a bad finding; `--explain` and `--json` have all."""
 
 OK_ROWS = 20
-"""On a terminal, so many findings that are well are shown; of ten thousand logs nobody reads the rest."""
+"""On a terminal, so many findings that are OK are shown; the rest of ten thousand logs is counted."""
 
 
 def show_reports(
@@ -101,7 +107,7 @@ def _barless(text: str) -> str:
 
 
 def _details(finding: Finding, *, explain: bool) -> list[str]:
-    """What stands below a finding: what to do, evidence, and how it is known."""
+    """The lines below a finding: evidence, advice, and the explanation of the verdict."""
     shown = []
     if finding.verdict is not Verdict.OK:
         evidence = finding.evidence if explain else finding.evidence[:EVIDENCE_LINES]
@@ -170,11 +176,11 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Ended(BaseException):
-    """Somebody wants this process to end. No Exception: nobody on the way may take it for a fault of his own."""
+    """A signal ends this process. No Exception: a handler on the way would take it for a fault of its own."""
 
 
 class WatchRequest(NamedTuple):
-    """What was asked for.
+    """The request of a command line.
 
     Attributes:
         name: of the watchdog; None for all.
@@ -182,9 +188,9 @@ class WatchRequest(NamedTuple):
         settings: dotted settings that the command line gives: `watch.deadline_s`.
         config: a settings file that was named.
         explain, as_json: how to print.
-        alerts: whether to tell people.
-        every_s: look again so often, until told to end; None looks once.
-        times: look so many times only; 0 for ever.
+        alerts: whether to send alerts.
+        every_s: repeat after so many seconds, until a signal; None runs once.
+        times: repeat so many times only; 0 for ever.
     """
 
     name: str | None = None
@@ -199,7 +205,7 @@ class WatchRequest(NamedTuple):
 
 
 def run_watch(request: WatchRequest) -> int:
-    """Do it, and return the exit code: that of the last verdict; 0 when a repeated look was told to end."""
+    """Run the watchdogs and return the exit code: that of the last verdict; 0 when a signal ended a repeated watch."""
     with _ended_by_signals():
         try:
             if request.every_s is None:
@@ -242,7 +248,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
     try:
         source = read_source(world, request.config)
         project = open_apart(world, wanted=request.config, overrides=request.settings, source=source)
-    except ProbeError:  # the home folder hangs; as soon as it answers, what it says counts
+    except ProbeError:  # the home directory hangs; its settings count as soon as it responds
         source, project = Source(), open_apart(world, wanted=request.config, overrides=request.settings)
     code, awaited, follower = 0, Awaited(world.clock), LogFollower()
     try:
@@ -254,7 +260,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
                 elif now_there != source or project.unread is not None:
                     project = open_apart(world, wanted=request.config, overrides=request.settings, source=now_there)
                     source = now_there
-            except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
+            except ResilError as error:  # the file is being edited, or the disk hangs: the last good settings stay
                 say(f"{error.message}; the settings read before go on")
             try:
                 only = awaited.owners(overdue) if overdue else None
@@ -262,7 +268,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
             except ResilError as error:
                 say(error.message)
                 code = EXIT_UNKNOWN
-            except Exception as error:  # a bug; the next tick may meet none, and nobody else watches
+            except Exception as error:  # a bug; the next tick may meet none, and no other process watches
                 if os.environ.get("RESIL_TRACEBACK"):
                     raise
                 say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")

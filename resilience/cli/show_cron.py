@@ -34,7 +34,7 @@ HEALTH_COLOURS = {
 SIGNS = {
     Outcome.DONE: "ok", Outcome.SUBMITTED: "ok", Outcome.RUNNING: "..", Outcome.SKIPPED: "--", Outcome.MISSED: "--",
 }  # fmt: skip
-"""What stands before an outcome; before a failure, `!!`."""
+"""The sign before an outcome; a failure has `!!`."""
 _SUMMARY_CHARACTERS = 70
 
 
@@ -124,7 +124,7 @@ def sign(outcome: Outcome) -> str:
 
 
 def outcome_text(run: RunRecord, now: float | None = None) -> str:
-    """What became of a slot, in one line."""
+    """The outcome of a slot, in one line."""
     text = run.outcome.value
     if run.outcome is Outcome.RUNNING and now is not None and run.started is not None:
         text += f" for {span(now - run.started)}"
@@ -163,7 +163,7 @@ def span(seconds: float) -> str:
 
 
 def print_ignored(faults: int, indent: str = "") -> None:
-    """How much does not run that somebody must have meant to; a README is nobody's news."""
+    """The count of ignored files that are probably meant to run; a README is not counted."""
     if faults:
         do = "does" if faults == 1 else "do"
         text = f"{plural(faults, 'thing')} in the cron folder {do} not run, most probably by mistake: resil cron doctor"
@@ -313,7 +313,7 @@ def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, s
 
 
 CANARY_POLL_S = 1.0
-"""`--wait` looks so often."""
+"""`--wait` polls so often."""
 
 
 def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""Prints who filled a folder: the largest folders and those that grow fastest, and what the figures are worth."""
+"""`resil watch fs --top`: the largest and the fastest-growing folders, and how exact the figures are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SURE_AFTER_S = 3600.0
 BAR = 24
 LONGEST = 160
 INTERRUPTED = 130
-"""What a shell says of a program that Ctrl-C ended: 128 and the signal's number."""
+"""The exit code of a program that Ctrl-C ended: 128 and the signal's number."""
 
 
 def show_top(
@@ -122,7 +122,7 @@ def bar(progress: Progress, took_s: float, root: str) -> str:
 
 
 def lines(report: TopReport, *, by: str, now: float) -> list[str]:
-    """Everything there is to say about one folder. Pure, but for the colours."""
+    """The lines about one folder. Pure, but for the colours."""
     found = report.scan
     root = clean(str(found.root))
     if found.error:
@@ -146,7 +146,7 @@ def _seconds(took_s: float) -> str:
 
 
 def warnings(report: TopReport) -> list[str]:
-    """What makes the figures less than they seem. Pure."""
+    """Limits of the figures: unfinished, unreadable and unverified folders. Pure."""
     found = report.scan
     said = []
     why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no answer"
@@ -169,7 +169,7 @@ def warnings(report: TopReport) -> list[str]:
 
 
 def remarks(report: TopReport) -> list[str]:
-    """What people may want to know besides. Pure."""
+    """Remarks: checkpoints, growth, other file systems. Pure."""
     found = report.scan
     said = []
     if report.checkpoint_folders:

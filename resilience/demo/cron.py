@@ -34,7 +34,7 @@ SCRIPT = "count-slots"
 
 @dataclass(frozen=True, slots=True)
 class CronNight:
-    """What became of act three.
+    """The result of act three.
 
     Attributes:
         killed: the job of the scheduler whose node died.
@@ -56,7 +56,7 @@ class CronNight:
 
     @property
     def is_well(self) -> bool:
-        """Whether another job took over, every slot ran once, people were told, and nothing is left."""
+        """Another job took over, every slot ran once, the mail came, and no job is left."""
         took_over = bool(self.successor) and self.successor != self.killed
         return took_over and bool(self.mail) and self.slots > 0 and self.twice == self.left == 0
 

@@ -40,7 +40,7 @@ _CAUSES = {
     "host_memory": "memory",
     "shared_memory": "memory",
 }
-"""What people call what the guard's triggers watch."""
+"""A trigger of the guard -> the cause in plain words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _why(attempt: Attempt, stop: dict[str, object]) -> str:
 
 
 FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 50), "2": ("kill", 110), "4": ("leak", 190)}
-"""What the training does to itself: by attempt, the kind and the step."""
+"""Faults that the training injects into itself: by attempt, the kind and the step."""
 AMID_STEPS = 10
 """How many steps an attempt has done when somebody comes with a switch."""
 WHY = "a colleague wants the GPUs"
@@ -243,23 +243,23 @@ class DemoResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether interruption changed nothing, to the last bit."""
+        """Interruption changed nothing, to the last bit."""
         return self.loss == self.reference
 
     @property
     def is_told_once(self) -> bool:
-        """Whether people heard of each fault of the night once, and of its end."""
+        """Each fault of the night was notified once, and so was its end."""
         return all(fault.was_told_once for fault in self.night)
 
     @property
     def is_run_once(self) -> bool:
-        """Whether the scheduler outlived its node, and ran each slot once."""
+        """The scheduler outlived its node, and ran each slot once."""
         return self.cron is None or self.cron.is_well
 
 
 @dataclass(slots=True)
 class Stage:
-    """What the demo works with while it runs."""
+    """The state of a running demo."""
 
     project: Project
     folder: Path
@@ -269,7 +269,7 @@ class Stage:
     told: set[str] = field(default_factory=set)
 
     def is_new(self, key: str) -> bool:
-        """Whether this was not told, or done, yet. Asked once, it is."""
+        """Return True for the first call with a key, False afterwards."""
         before = len(self.told)
         self.told.add(key)
         return len(self.told) > before
@@ -309,7 +309,7 @@ def _save(stage: Stage, attempt: DemoAttempt) -> None:
 
 
 class Row(NamedTuple):
-    """One interference with the run from outside: by whom, a colleague or the scheduler, shows in `say`.
+    """One interference with the run from outside, by a colleague or the scheduler.
 
     Attributes:
         attempt: the number of the attempt that it is for.
@@ -331,7 +331,7 @@ PLOT = (
     Row(5, _ended, _clear, "resil clear: the run may go on"),
     Row(6, _amid, _save, f"resil save --label {LABEL}"),
 )
-"""What is done to the run from outside. Attempts 1, 2 and 4 fail by themselves: FAULTS."""
+"""Interferences from outside. Attempts 1, 2 and 4 fail by themselves: FAULTS."""
 
 
 def due(attempt: DemoAttempt) -> Row | None:

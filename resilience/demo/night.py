@@ -37,7 +37,7 @@ class DemoFailed(ResilError):
 
 
 def shorten(text: str) -> str:
-    """What fits on a line, with the end of it, where the incident's id stands. Pure."""
+    """Shorten a text to one line; the end, with the incident's id, stays. Pure."""
     line = " ".join(text.split())
     return line if len(line) <= LINE else f"{line[: LINE - 15]} ... {line[-10:]}"
 
@@ -97,7 +97,7 @@ class Person:
             clock.sleep(pause_s)
 
     def tell_news(self, before: int) -> None:
-        """What has arrived since there were `before` mails."""
+        """Say the mails and Slack messages that came after the first `before`."""
         for subject in self.inbox.subjects[before:]:
             self.say(f"  mail: {shorten(subject)}")
         for text in self.inbox.texts[before : len(self.inbox.subjects)]:
@@ -240,7 +240,7 @@ class ToldFault:
 
     @property
     def was_told_once(self) -> bool:
-        """Whether there was one message when it came and one when it ended, on each channel."""
+        """Each channel got one message at the start of the fault and one at its end."""
         return self.resolved and len(self.mails) == 2 and self.posts == 2
 
 
@@ -266,7 +266,7 @@ class Night:
         self.episodes: dict[str, str] = {}
 
     def script(self) -> Iterator[Row]:
-        """What happens, in order. A row is made when its turn comes: its words name incidents of rows before."""
+        """The rows, in order. A row is made when its turn comes: its words name incidents of earlier rows."""
         yield Row(("watch", "fs"))
         yield Row(self.disk.fill, self.notified("fs", "full disk"), f"the disk fills up ({self.disk.what})")
         yield Row(("watch", "fs"))

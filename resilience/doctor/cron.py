@@ -1,6 +1,6 @@
-"""`resil cron doctor`: what would keep something from running, or people from hearing of it, and what to do.
+"""`resil cron doctor`: problems that would keep an entry from running, or its alerts from arriving, with advice.
 
-Looks, and changes nothing. Whatever may lie on a file system that hangs is looked at by a child with a deadline.
+Reads only, and changes nothing. A child with a deadline reads each path that may lie on a file system that hangs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class CronExamination:
 
     @property
     def is_broken(self) -> bool:
-        """Whether something that somebody means to run does not."""
+        """An entry that is meant to run does not."""
         worst = any(diagnosis.verdict is Verdict.CRITICAL for diagnosis in self.diagnoses)
         return worst or any(ignored.is_fault for ignored in self.ignored)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether something could not be looked at."""
+        """Something could not be examined."""
         return any(diagnosis.verdict is Verdict.UNKNOWN for diagnosis in self.diagnoses)
 
 
@@ -131,7 +131,7 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 
 
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
-    """Whether what was installed can serve; where nothing is, what could."""
+    """Check that the installed driver can serve; where none is, name one that could."""
     from resilience.cron.driver_choice import drivers
     from resilience.watch.watchdogs import scene_of
 
@@ -219,7 +219,7 @@ def _installation(cron: CronProject) -> Installation | None:
 
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
-    """Whether a tick could write, and nobody else: what cannot be recorded is not run."""
+    """Check that a tick could write, and no stranger: a slot that cannot be recorded is not run."""
     path = cron.state.path
     try:
         cron.state.check()
@@ -240,7 +240,7 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
 
 
 def _resil(cron: CronProject) -> Iterator[Diagnosis]:
-    """Whether what runs finds `resil`: the shipped drop-ins, and most of people's own, call it."""
+    """Check that entries find `resil`: the shipped drop-ins, and most users' own, call it."""
     variables = environment_of(cron)
     found = shutil.which("resil", path=variables.get("PATH", ""))
     if found is None:
@@ -256,7 +256,7 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
 
 
 def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
-    """Whether anybody hears of what fails, and whether MAILTO can be obeyed."""
+    """Check that failures are notified, and that MAILTO can be served."""
     from resilience.alerts.routes import routes_of
 
     project = cron.project
@@ -328,7 +328,7 @@ def room_s(settings: CronSettings, installation: Installation | None) -> tuple[f
 
 
 def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    """Whether there is what an entry wants to start: with its own small PATH, not with the person's."""
+    """Check that an entry's program exists: on the entry's own small PATH, not on the user's."""
     if entry.kind is Kind.SUBMIT or not entry.argv:
         return
     program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
@@ -351,7 +351,7 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
 
 
 def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
-    """Whether the program that a script names in its first line (execve(2)) is there."""
+    """Check that the interpreter in a script's first line (execve(2)) exists."""
     with file.open("rb") as opened:
         first = opened.read(256).partition(b"\n")[0]
     if not first.startswith(b"#!"):
@@ -387,7 +387,7 @@ def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
 
 
 def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:
-    """What an entry's run sees; without one, what every run sees, with a name and a slot for example."""
+    """The environment of an entry's run; without an entry, that of every run, with an example name and slot."""
     now = int(cron.project.world.clock.now())
     nobody = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
     return cron.environment(entry or nobody, now)

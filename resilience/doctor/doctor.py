@@ -151,7 +151,7 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
 
 
 def _cron(project: Project) -> Iterator[Diagnosis]:
-    """Whether the scheduler lives; where there is none, what could make its ticks. `resil cron doctor` says more."""
+    """Scheduler health; where there is no scheduler, a driver that could make its ticks. See `resil cron doctor`."""
     from resilience.cron.project import open_cron
     from resilience.doctor.cron import outlook
 
@@ -202,7 +202,7 @@ def _check_watchdogs(project: Project) -> None:
 
 
 def _check_cron(project: Project) -> None:
-    """What a tick could not use, and would only say then."""
+    """Check settings that only a tick uses."""
     from resilience.cron.tell import check_telling
 
     check_telling(project.loaded.settings.cron_settings)
