@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from resilience import layout
 from resilience.demo.receivers import Inbox, receivers
@@ -28,6 +28,7 @@ from resilience.system.ports import Runner
 from resilience.system.process import Completed
 from resilience.system.world import World
 
+ValueT = TypeVar("ValueT")
 COMMAND_S = 30.0
 LINE = 110
 
@@ -88,13 +89,15 @@ class Person:
         except (ValueError, LookupError):
             raise DemoFailed(f"resil alert list says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
 
-    def looks(self, patience_s: float, pause_s: float) -> Iterator[None]:
-        """As many looks as patience allows."""
+    def until(self, found: Callable[[], ValueT], patience_s: float, pause_s: float) -> ValueT | None:
+        """Call a function until it returns something true, and return that; None when patience is over."""
         clock = self.world.clock
         deadline = clock.monotonic() + patience_s
         while clock.monotonic() < deadline:
-            yield
+            if value := found():
+                return value
             clock.sleep(pause_s)
+        return None
 
     def tell_news(self, before: int) -> None:
         """Say the mails and Slack messages that came after the first `before`."""
@@ -322,14 +325,17 @@ class Night:
         """Run a watchdog until a mail has come and a condition holds."""
         person, output = self.person, ""
         before = len(person.inbox.subjects)
-        for _ in person.looks(PATIENCE_S, POLL_S):
+
+        def has_come() -> bool:
+            nonlocal output
             output = person.resil("watch", check, quietly=True).stdout
-            if len(person.inbox.subjects) > before and is_so():
-                person.show(("watch", check), output)
-                person.tell_news(before)
-                return
+            return len(person.inbox.subjects) > before and is_so()
+
+        has = person.until(has_come, PATIENCE_S, POLL_S)
         person.show(("watch", check), output)
-        raise DemoFailed(failure, hint=f"look in {person.folder}")
+        if not has:
+            raise DemoFailed(failure, hint=f"look in {person.folder}")
+        person.tell_news(before)
 
     def end_training(self) -> None:
         """Kill the process that hangs, as its heartbeat names it."""
@@ -340,11 +346,13 @@ class Night:
 
     def job_over(self) -> None:
         """Wait for the end of the job: while it ends, the queue is only about to be empty."""
-        for _ in self.person.looks(PATIENCE_S, POLL_S):
-            found = self.person.resil("watch", "job", "--no-alert", quietly=True)
-            if found.returncode == Verdict.CRITICAL.exit_code:
-                return
-        raise DemoFailed("the job of the killed training does not end", hint=f"look in {self.person.folder}")
+
+        def is_over() -> bool:
+            watched = self.person.resil("watch", "job", "--no-alert", quietly=True)
+            return watched.returncode == Verdict.CRITICAL.exit_code
+
+        if not self.person.until(is_over, PATIENCE_S, POLL_S):
+            raise DemoFailed("the job of the killed training does not end", hint=f"look in {self.person.folder}")
 
     def told(self, fault: str) -> ToldFault:
         """The notifications of a fault, as the servers received them."""

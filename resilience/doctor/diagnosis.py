@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from resilience.cluster import ClusterConfig
 from resilience.errors import ResilError
@@ -55,13 +56,23 @@ def nearest_existing(path: Path) -> Path:
 
 def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
     """Given a cluster's settings, yield what they mean, one line each. Pure."""
-    if config.scheduler != "local":
-        yield from _services(config)
-    yield _requeue(config)
-    yield _kill_wait(config)
-    yield _proctrack(config)
-    yield _array(config)
-    yield _preemption(config)
+    is_local = config.scheduler == "local"
+    lost = "off: how a job ended is forgotten after MinJobAge (300 s)"
+    judges: tuple[tuple[str, Any, Callable[[Any], Judged]], ...] = (
+        ("accounting", config.accounting, lambda is_on: (Verdict.OK, "sacct answers" if is_on else lost)),
+        ("scrontab", config.scrontab, lambda is_on: (Verdict.OK, "enabled" if is_on else "not enabled here")),
+        ("JobRequeue", config.job_requeue, _requeue),
+        ("KillWait", config.kill_wait_s, _kill_wait),
+        ("signals" if is_local else "proctrack", "local" if is_local else config.proctrack or None, _proctrack),
+        ("MaxArraySize", config.max_array_size, _array),
+        ("preemption", config if config.preempt_type or is_local else None, _preemption),
+    )
+    for topic, value, judge in judges[2:] if is_local else judges:
+        if value is not None:
+            yield Diagnosis(topic, *judge(value))
+        else:
+            advice = "use --signal=B:..., as resil's templates do" if topic == "proctrack" else ""
+            yield Diagnosis(topic, Verdict.UNKNOWN, "cannot tell", advice)
     if config.over_time_limit_min:
         yield Diagnosis("OverTimeLimit", Verdict.OK, f"jobs may run {config.over_time_limit_min} min over their limit")
     down = sorted(name for name, state in config.partitions.items() if state and state != "UP")
@@ -73,80 +84,42 @@ def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
         yield Diagnosis("partitions", Verdict.OK, f"{', '.join(up)}{closed}")
 
 
-def _services(config: ClusterConfig) -> Iterator[Diagnosis]:
-    yield _yes_no(
-        "accounting", config.accounting, "sacct answers", "off: how a job ended is forgotten after MinJobAge (300 s)"
-    )
-    yield _yes_no("scrontab", config.scrontab, "enabled", "not enabled here")
+Judged = tuple[Verdict, str] | tuple[Verdict, str, str]
 
 
-def _yes_no(topic: str, value: bool | None, yes: str, no: str) -> Diagnosis:
-    if value is None:
-        return Diagnosis(topic, Verdict.UNKNOWN, "cannot tell")
-    return Diagnosis(topic, Verdict.OK, yes if value else no)
+def _requeue(is_on: bool) -> Judged:
+    if is_on:
+        return Verdict.OK, "jobs go back into the queue after a node failure or a preemption"
+    return Verdict.WARNING, "off: a node failure ends a job", "set requeue = true under [submit] to ask for it"
 
 
-def _requeue(config: ClusterConfig) -> Diagnosis:
-    if config.job_requeue is None:
-        return Diagnosis("JobRequeue", Verdict.UNKNOWN, "cannot tell")
-    if config.job_requeue:
-        return Diagnosis("JobRequeue", Verdict.OK, "jobs go back into the queue after a node failure or a preemption")
-    return Diagnosis(
-        "JobRequeue",
-        Verdict.WARNING,
-        "off: a node failure ends a job",
-        "set requeue = true under [submit] to ask for it",
-    )
+def _kill_wait(seconds: int) -> Judged:
+    late = "saves must start before the limit: keep signal_lead_s long" if seconds < 30 else ""
+    return Verdict.OK, f"{seconds} s between SIGTERM and SIGKILL", late
 
 
-def _kill_wait(config: ClusterConfig) -> Diagnosis:
-    if config.kill_wait_s is None:
-        return Diagnosis("KillWait", Verdict.UNKNOWN, "cannot tell")
-    text = f"{config.kill_wait_s} s between SIGTERM and SIGKILL"
-    if config.kill_wait_s < 30:
-        return Diagnosis("KillWait", Verdict.OK, text, "saves must start before the limit: keep signal_lead_s long")
-    return Diagnosis("KillWait", Verdict.OK, text)
+def _proctrack(kind: str) -> Judged:
+    if kind == "local":
+        return Verdict.OK, "--signal=B:... reaches the batch shell, as resil's templates use it"
+    if kind == "linuxproc":
+        reaches = "linuxproc: a signal reaches every process, data-loader workers as well"
+        return Verdict.WARNING, reaches, "workers must ignore it; orphans may survive a job"
+    reaches = f"{kind}: a plain --signal reaches srun's tasks only, never a python below bash"
+    advice = "use --signal=B:..., as resil's templates do: it reaches the run through its switch file"
+    return Verdict.OK, reaches, advice
 
 
-def _proctrack(config: ClusterConfig) -> Diagnosis:
-    if config.scheduler == "local":
-        return Diagnosis("signals", Verdict.OK, "--signal=B:... reaches the batch shell, as resil's templates use it")
-    if not config.proctrack:
-        return Diagnosis("proctrack", Verdict.UNKNOWN, "cannot tell", "use --signal=B:..., as resil's templates do")
-    if config.proctrack == "linuxproc":
-        return Diagnosis(
-            "proctrack",
-            Verdict.WARNING,
-            "linuxproc: a signal reaches every process, data-loader workers as well",
-            "workers must ignore it; orphans may survive a job",
-        )
-    return Diagnosis(
-        "proctrack",
-        Verdict.OK,
-        f"{config.proctrack}: a plain --signal reaches srun's tasks only, never a python below bash",
-        "use --signal=B:..., as resil's templates do: it reaches the run through its switch file",
-    )
+def _array(size: int) -> Judged:
+    if size < 2:
+        return Verdict.WARNING, "arrays are switched off", "queue with --chain instead"
+    return Verdict.OK, f"{size}: indexes up to {size - 1}"
 
 
-def _array(config: ClusterConfig) -> Diagnosis:
-    if config.max_array_size is None:
-        return Diagnosis("MaxArraySize", Verdict.UNKNOWN, "cannot tell")
-    if config.max_array_size < 2:
-        return Diagnosis("MaxArraySize", Verdict.WARNING, "arrays are switched off", "queue with --chain instead")
-    return Diagnosis("MaxArraySize", Verdict.OK, f"{config.max_array_size}: indexes up to {config.max_array_size - 1}")
-
-
-def _preemption(config: ClusterConfig) -> Diagnosis:
+def _preemption(config: ClusterConfig) -> Judged:
     if config.scheduler == "local" or config.preempt_type in ("none", "(null)"):
-        return Diagnosis("preemption", Verdict.OK, "none")
-    if not config.preempt_type:
-        return Diagnosis("preemption", Verdict.UNKNOWN, "cannot tell")
+        return Verdict.OK, "none"
     text = f"{config.preempt_type}, mode {config.preempt_mode or 'unknown'}"
     if config.send_user_signal:
-        return Diagnosis("preemption", Verdict.OK, f"{text}; --signal is sent before it")
-    return Diagnosis(
-        "preemption",
-        Verdict.WARNING,
-        f"{text}; --signal is not sent before it (no send_user_signal), only SIGTERM",
-        "make the training stop on SIGTERM as well; GraceTime is how long it has",
-    )
+        return Verdict.OK, f"{text}; --signal is sent before it"
+    advice = "make the training stop on SIGTERM as well; GraceTime is how long it has"
+    return Verdict.WARNING, f"{text}; --signal is not sent before it (no send_user_signal), only SIGTERM", advice

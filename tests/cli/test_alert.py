@@ -303,11 +303,6 @@ def test_a_channel_that_does_not_take_it_is_said_and_the_exit_code_is_1(office: 
     assert document["channels"]["pager"]["taken"] and not document["channels"]["list"]["taken"]
 
 
-def test_a_channel_that_is_not_there_is_refused_with_the_nearest(office: Office) -> None:
-    said = office.resil("test", "pagr")
-    assert said.code == 2 and "did you mean pager?" in said.err
-
-
 def test_a_trial_can_be_seen_without_sending(office: Office) -> None:
     said = office.resil("test", "--dry-run")
     assert said.code == 0 and "nothing is wrong" in said.out and office.taken("pager") == []

@@ -152,11 +152,6 @@ def test_the_status_is_json_for_programs(desk: Desk) -> None:
     assert "token" not in json.dumps(document)
 
 
-def test_a_backend_that_is_not_there_is_a_usage_error_with_the_nearest(desk: Desk) -> None:
-    said = desk.cron("install", "--backend", "cronta", code=2)
-    assert "did you mean crontab?" in said.err
-
-
 def test_damaged_state_is_no_traceback(desk: Desk) -> None:
     desk.cron("install")
     (desk.project.state.path / "heartbeat").write_text("\0")

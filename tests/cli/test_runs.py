@@ -261,12 +261,6 @@ def test_a_save_is_asked_for_with_its_label(shell: Shell) -> None:
     assert (written["label"], written["why"]) == ("before-lr-drop", "new schedule")
 
 
-def test_a_label_that_no_folder_could_have_is_refused(shell: Shell) -> None:
-    shell.resil("submit")
-    said = shell.resil("save", "--label", "../x")
-    assert said.code == 2 and "cannot be a checkpoint's label" in said.err
-
-
 def test_switches_are_taken_back_and_named(shell: Shell) -> None:
     shell.resil("submit")
     shell.resil("kill")
@@ -299,21 +293,6 @@ def test_only_what_waits_can_be_cancelled(shell: Shell) -> None:
     assert shell.fake.records[0].state is JobState.RUNNING
 
 
-def test_nothing_to_cancel_and_nobody_to_ask_are_two_things(shell: Shell) -> None:
-    shell.resil("submit")
-    shell.resil("cancel")
-    assert shell.resil("cancel").code == 1
-    shell.fake.trouble = DOWN
-    assert shell.resil("cancel").code == 75
-
-
-def test_the_next_status_is_a_new_look(shell: Shell) -> None:
-    shell.resil("submit")
-    shell.resil("status")
-    shell.resil("cancel")
-    assert "not queued" in shell.resil("status").out
-
-
 def test_what_was_written_is_named_and_passes_the_check(shell: Shell) -> None:
     said = shell.resil("init", "new")
     assert said.code == 0
@@ -326,14 +305,6 @@ def test_a_script_is_taken_over(shell: Shell) -> None:
     said = shell.resil("init", "new", "--from", "old.sh")
     assert "note: --output" in said.out
     assert 'partition = "gpu"' in (shell.folder / "new" / "resil.toml").read_text()
-
-
-def test_what_is_there_is_kept_unless_forced(shell: Shell) -> None:
-    before = (shell.folder / "resil.toml").read_text()
-    said = shell.resil("init")
-    assert said.code == 2 and "exists already" in said.err
-    assert (shell.folder / "resil.toml").read_text() == before
-    assert shell.resil("init", "--force").code == 0
 
 
 def test_broken_settings_keep_nobody_from_writing_new_ones(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,28 +203,6 @@ def test_a_run_that_cannot_be_read_stands_beside_the_others(shell: Shell) -> Non
     assert "gpt  queued" in said.out and "llama  unreadable" in said.out and "Is a directory" in said.out
 
 
-def test_the_json_document_has_these_keys_and_keeps_them(shell: Shell) -> None:
-    shell.resil("submit", "--array", "3")
-    shell.resil("kill", "--why", "x")
-    (shell.run_dir / "attempts" / "0001").write_text('job_id = 101\nlabel = "101_1"\nstart = 1.0\n')
-    document = shell.resil("status", "--json").json
-    assert (document["schema"], document["kind"]) == ("resil/1", "status")
-    (run,) = document["runs"]
-    assert set(run) == {
-        "run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "jobs", "attempts", "switches",
-        "save", "kill", "lost", "trouble", "age_s", "unreadable",
-    }  # fmt: skip
-    assert set(run["jobs"][0]) == {
-        "job", "state", "counts", "words", "advice", "time_left_s", "nodes", "is_alive"
-    }  # fmt: skip
-    assert set(run["attempts"][0]) == {
-        "number", "job_id", "label", "restart", "host", "pid", "start_time", "end_time", "end", "exit_code", "why"
-    }  # fmt: skip
-    assert {"kind", "who", "when", "why", "scope", "label", "honoured", "refusal"} == set(run["switches"][0])
-    assert run["jobs"][0]["counts"] == {"PENDING": 3}
-    assert run["kill"] is None
-
-
 def test_watching_looks_again_and_again_until_somebody_has_enough(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
