@@ -183,7 +183,7 @@ def test_a_run_without_a_log_fails_and_says_where_to_look(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(("scope", "queued"), [("job", "end in seconds"), ("all", "are cancelled as the first")])
-def test_the_switch_is_thrown_with_its_reason_and_reach(shell: Shell, scope: str, queued: str) -> None:
+def test_the_switch_is_set_with_its_reason_and_reach(shell: Shell, scope: str, queued: str) -> None:
     shell.resil("submit")
     said = shell.resil("kill", "--why", "loss is NaN", "--scope", scope)
     switch = shell.run_dir / "switches" / "kill"

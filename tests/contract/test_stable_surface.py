@@ -161,7 +161,7 @@ def alerting(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office(person.shell)
     office.order("list", "down")
     office.tick(full())
-    person.ask("alert", "show", office.episode())  # sent by pager, waits for list
+    person.ask("alert", "show", office.episode())  # sent by pager, queued for list
     office.order("list", "refuse")
     office.resil("flush")
     office.resil("silence", "--check", "fs", "--for", "2h")
