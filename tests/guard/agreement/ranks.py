@@ -29,6 +29,7 @@ class Meeting:
     Attributes:
         address: what `locate` tells; None as long as rank 0 does not listen.
         news: what rank 0's host heard, and (from `heard_by`) what each host did.
+        on_news: what rank 0's host does when it hears news.
     """
 
     def __init__(self, world: int, **settings: Any) -> None:
@@ -36,6 +37,7 @@ class Meeting:
         self.settings = settings
         self.address: Address | None = None
         self.true_address: Address | None = None
+        self.on_news: Callable[[AgreementEvent], object] = lambda event: None
         self.heard_by: list[list[AgreementEvent]] = [[] for _ in range(world)]
         self.gates = [Gate() for _ in range(world)]
         for gate in self.gates:
@@ -57,10 +59,15 @@ class Meeting:
     def news(self) -> list[AgreementEvent]:
         return self.heard_by[0]
 
-    def make(self, rank: int, on_event: Callable[[AgreementEvent], None] | None = None) -> NetworkAgreement:
+    def make(self, rank: int) -> NetworkAgreement:
         """A rank; not started."""
         settings = GuardSettings(**{"agreement_timeout_s": 20.0, **self.settings})
-        on_event = on_event or self.heard_by[rank].append
+
+        def on_event(event: AgreementEvent) -> None:
+            self.heard_by[rank].append(event)
+            if rank == 0:
+                self.on_news(event)
+
         if rank == 0:
             return LeaderAgreement(self.gates[0], self.world, settings, on_event, listen=self.listen)
         return FollowerAgreement(self.gates[rank], rank, self.world, settings, on_event, locate=lambda: self.address)
@@ -72,6 +79,11 @@ class Meeting:
         self.address = self.address or self.true_address
         return listener, TOKEN
 
+    def knock(self) -> socket.socket:
+        """A connection to rank 0 that sends nothing."""
+        assert self.true_address is not None
+        return socket.create_connection((self.true_address.host, self.true_address.port), timeout=10)
+
     def start(self, *ranks: int) -> None:
         """Start these ranks, or all."""
         for rank in ranks or range(self.world):
@@ -82,6 +94,21 @@ class Meeting:
         gate = self.gates[rank]
         gate.count += 1
         return self.ranks[rank].on_step() if gate.count >= gate.limit else None
+
+    def obey(self, rank: int) -> Decision:
+        """Wait until this rank has heard a verdict, and do the step at which it is obeyed."""
+        wait_until(lambda: self.gates[rank].limit < 100)
+        decision = self.step(rank)
+        assert decision
+        return decision
+
+    def agree(self, request: Request | None = None, by: int = 1) -> Decision:
+        """Let the ranks train until all have obeyed a request of one, at the same step. Return the one decision."""
+        with self.training() as given:
+            self.ranks[by].request(request or save())
+            wait_until(lambda: all(given))
+        assert given == [given[0][:1]] * self.world
+        return given[0][0]
 
     def heard(self, kind: str) -> list[AgreementEvent]:
         """What rank 0's host heard of this kind."""
@@ -162,6 +189,20 @@ def stop(why: str = "somebody asks") -> Request:
     return Request("test", why)
 
 
+@contextmanager
+def meeting_over_a_cable(world: int) -> Iterator[tuple[Meeting, Proxy]]:
+    """Ranks that have been started, and find rank 0 at the near end of a cable."""
+    ranks = Meeting(world)
+    cable = Proxy(lambda: ranks.true_address)
+    ranks.address = cable.address
+    ranks.start()
+    try:
+        yield ranks, cable
+    finally:
+        ranks.leave()
+        cable.close()
+
+
 class Proxy:
     """A cable between the ranks and rank 0 that a test can cut, or stop."""
 
@@ -225,8 +266,8 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 class Impostor:
     """A connection to rank 0 that knows the token and says whatever a test wants."""
 
-    def __init__(self, address: Address, rank: object, token: str = TOKEN) -> None:
-        self.socket = socket.create_connection((address.host, address.port), timeout=10)
+    def __init__(self, ranks: Meeting, rank: object, token: str = TOKEN) -> None:
+        self.socket = ranks.knock()
         self._decoder = frames.Decoder()
         greeting = self.hear()
         word = str(greeting["word"])
@@ -245,13 +286,14 @@ class Impostor:
             for message in self._decoder.feed(data):
                 return message
 
-    def is_hung_up(self) -> bool:
-        """Whether rank 0 ends the connection, soon."""
-        try:
-            while self.socket.recv(4096):
-                pass
-        except ConnectionError:
-            return True
-        except TimeoutError:
-            return False
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Whether rank 0 ends the connection, soon."""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
         return True
+    except TimeoutError:
+        return False
+    return True
