@@ -432,7 +432,7 @@ def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_g
         ranks.start(0)
         wait_until(lambda: ranks.address is not None)  # it has joined itself
         with control.changed:
-            control._coordinator.proceed = raise_fault  # type: ignore[method-assign]
+            control._coordinator.proceed = raise_fault  # type: ignore[method-assign, assignment]
         control._wake()
         wait_until(lambda: not control._is_in_contact())
         assert [heard.kind for heard in ranks.news] == ["fault"] * (network.MOST_FAULTS - 1) + ["broken"]
