@@ -96,16 +96,19 @@ class Meeting:
         return self.ranks[rank].on_step() if gate.count >= gate.limit else None
 
     def obey(self, rank: int) -> Decision:
-        """Wait until this rank has heard a verdict, and do the step at which it is obeyed."""
+        """Wait until this rank has heard the first verdict, and do the step at which it is obeyed."""
+        self.wait_for("committed")
         wait_until(lambda: self.gates[rank].limit < 100)
         decision = self.step(rank)
         assert decision
         return decision
 
     def agree(self, request: Request | None = None, by: int = 1) -> Decision:
-        """Let the ranks train until all have obeyed a request of one, at the same step. Return the one decision."""
+        """Let the ranks train until all have obeyed a request of rank `by`, or one that was made before, at the same
+        step. Return the one decision."""
         with self.training() as given:
-            self.ranks[by].request(request or save())
+            if request:
+                self.ranks[by].request(request)
             wait_until(lambda: all(given))
         assert given == [given[0][:1]] * self.world
         return given[0][0]
