@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,7 +81,8 @@ class Meeting:
 
     def knock(self) -> socket.socket:
         """A connection to rank 0 that sends nothing."""
-        assert self.true_address is not None
+        if self.true_address is None:
+            raise ConnectionRefusedError("rank 0 does not listen yet")
         return socket.create_connection((self.true_address.host, self.true_address.port), timeout=10)
 
     def start(self, *ranks: int) -> None:
@@ -124,12 +125,7 @@ class Meeting:
 
     def leave(self, wait_s: float = 10.0) -> None:
         """All ranks leave, at once."""
-        threads = [threading.Thread(target=rank.leave, args=(wait_s,)) for rank in self.ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        leave_together(self.ranks, wait_s)
 
     @contextmanager
     def training(self, step_s: float = 0.002, outcome: str = "saved") -> Iterator[list[list[Decision]]]:
@@ -151,16 +147,30 @@ class Meeting:
                     if decision.stop:
                         return
 
-        threads = [threading.Thread(target=train, args=(rank,)) for rank in range(self.world)]
+        with in_threads(train, range(self.world)):
+            try:
+                yield given
+            finally:
+                together.abort()
+
+
+@contextmanager
+def in_threads(act: Callable[[Any], object], each: Iterable[Any]) -> Iterator[None]:
+    """Do something for each in a thread of its own. At the end all must come to an end."""
+    threads = [threading.Thread(target=act, args=(one,)) for one in each]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
         for thread in threads:
-            thread.start()
-        try:
-            yield given
-        finally:
-            together.abort()
-            for thread in threads:
-                thread.join(30)
-                assert not thread.is_alive()
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def leave_together(agreements: Iterable[Agreement], wait_s: float) -> None:
+    with in_threads(lambda agreement: agreement.leave(wait_s), agreements):
+        pass
 
 
 def client_of(made: Agreement) -> Client:
@@ -196,7 +206,7 @@ def stop(why: str = "somebody asks") -> Request:
 def meeting_over_a_cable(world: int) -> Iterator[tuple[Meeting, Proxy]]:
     """Ranks that have been started, and find rank 0 at the near end of a cable."""
     ranks = Meeting(world)
-    cable = Proxy(lambda: ranks.true_address)
+    cable = Proxy(ranks)
     ranks.address = cable.address
     ranks.start()
     try:
@@ -209,8 +219,8 @@ def meeting_over_a_cable(world: int) -> Iterator[tuple[Meeting, Proxy]]:
 class Proxy:
     """A cable between the ranks and rank 0 that a test can cut, or stop."""
 
-    def __init__(self, target: Callable[[], Address | None]) -> None:
-        self._target = target
+    def __init__(self, ranks: Meeting) -> None:
+        self._ranks = ranks
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listener.getsockname()[1], TOKEN)
         self._ends: list[socket.socket] = []
@@ -240,15 +250,12 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            target = self._target()
-            if target is None:
-                near.close()
-                continue
             try:
-                far = socket.create_connection((target.host, target.port))
+                far = self._ranks.knock()
             except OSError:
                 near.close()
                 continue
+            far.settimeout(None)
             self.connections += 1
             self._ends += [near, far]
             for one, other in ((near, far), (far, near)):

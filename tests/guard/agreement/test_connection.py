@@ -39,13 +39,20 @@ class Pair:
             got += connection.read()
         return got
 
-    def greet(self, rank: int = 3) -> None:
+    def proof(self) -> dict[str, object]:
+        """The coordinator greets; return the answer of rank 3, which proves that it knows the token."""
         self.coordinator.greet()
-        assert not self.member.authenticate_coordinator(self.read(self.member)[0], rank)
-        self.coordinator.authenticate_member(self.read(self.coordinator)[0], 8)
-        assert self.member.authenticate_coordinator(self.read(self.member)[0], rank)
+        assert not self.member.authenticate_coordinator(self.read(self.member)[0], 3)
+        return self.read(self.coordinator)[0]
 
-    def close(self) -> None:
+    def greet(self) -> None:
+        self.coordinator.authenticate_member(self.proof(), 8)
+        assert self.member.authenticate_coordinator(self.read(self.member)[0], 3)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.coordinator.close()
         self.member.close()
         self.selector.close()
@@ -53,9 +60,8 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.close()
+    with Pair() as pair:
+        yield pair
 
 
 def test_after_the_greeting_both_ends_know_who_the_other_is(pair: Pair) -> None:
@@ -64,28 +70,21 @@ def test_after_the_greeting_both_ends_know_who_the_other_is(pair: Pair) -> None:
 
 
 def test_neither_end_believes_one_that_does_not_know_the_token() -> None:
-    pair = Pair(member_token="another")
-    pair.coordinator.greet()
-    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
-    with pytest.raises(ConnectionBroken, match="token"):
-        pair.coordinator.authenticate_member(pair.read(pair.coordinator)[0], 8)
-    with pytest.raises(ConnectionBroken, match="token"):
-        pair.member.authenticate_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
-    assert pair.member.rank is None
-    pair.close()
+    with Pair(member_token="another") as pair:
+        with pytest.raises(ConnectionBroken, match="token"):
+            pair.coordinator.authenticate_member(pair.proof(), 8)
+        with pytest.raises(ConnectionBroken, match="token"):
+            pair.member.authenticate_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
+        assert pair.member.rank is None
 
 
-def test_a_proof_that_was_overheard_does_not_fit_another_greeting(pair: Pair) -> None:
-    pair.coordinator.greet()
-    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
-    overheard = pair.read(pair.coordinator)[0]
-    other = Pair()
-    other.coordinator.greet()
-    with pytest.raises(ConnectionBroken, match="token"):
-        other.coordinator.authenticate_member(overheard, 8)
-    with pytest.raises(ConnectionBroken, match="token"):  # nor another rank
-        pair.coordinator.authenticate_member({**overheard, "rank": 4}, 8)
-    other.close()
+def test_a_proof_that_was_overheard_fits_neither_another_greeting_nor_another_rank(pair: Pair) -> None:
+    overheard = pair.proof()
+    with Pair() as other:
+        other.coordinator.greet()
+        for end, proof in ((other.coordinator, overheard), (pair.coordinator, {**overheard, "rank": 4})):
+            with pytest.raises(ConnectionBroken, match="token"):
+                end.authenticate_member(proof, 8)
 
 
 def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
@@ -93,11 +92,9 @@ def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
     pair.greet()
     pair.member.send(large)
     assert pair.read(pair.coordinator) == [large]
-    stranger = Pair()
-    stranger.member.send(large)
-    with pytest.raises(ConnectionBroken, match="frame of"):
+    with Pair() as stranger, pytest.raises(ConnectionBroken, match="frame of"):
+        stranger.member.send(large)
         stranger.read(stranger.coordinator)
-    stranger.close()
 
 
 def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pair) -> None:

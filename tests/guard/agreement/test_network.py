@@ -286,7 +286,7 @@ def test_to_resume_before_the_first_step_loses_no_request() -> None:
 # ---- rank 0 stands still -------------------------------------------------------------------------------------------
 
 
-def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_without_a_word_from_rank_0_is_only_time() -> None:
     with meeting(2) as ranks, ranks.training() as given:
         wait_until(lambda: ranks.client(1).is_up())
         with ranks.ranks[0].changed:  # rank 0's control thread stands still

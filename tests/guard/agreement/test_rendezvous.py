@@ -29,7 +29,7 @@ from resilience.guard.gate import Gate
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.agreement.ranks import client_of, save
+from tests.guard.agreement.ranks import client_of, leave_together, save
 from tests.guard.guards import wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -63,11 +63,7 @@ class Scene:
         return made
 
     def leave(self) -> None:
-        threads = [threading.Thread(target=made.leave, args=(2.0,)) for made in self.made]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        leave_together(self.made, 2.0)
 
 
 @pytest.fixture
@@ -104,8 +100,7 @@ def test_the_token_is_another_one_for_each_launch(scene: Scene) -> None:
     wait_until(lambda: read_address(path) is not None)
     first = read_address(path)
     scene.meet(0)
-    assert first is not None
-    wait_until(lambda: (found := read_address(path)) is not None and found.token != first.token)
+    wait_until(lambda: (found := read_address(path)) and first and found.token != first.token)
 
 
 def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
