@@ -58,33 +58,22 @@ def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lie
     member = member_at(5)
     assert member.receive(prepare()) == [promise(5)]
     assert step(member) is None
+    assert member.receive(prepare()) == [promise(5)], "a prepare that comes twice gets the same promise"
     assert member.receive(commit(7)) == []
     assert member.on_step() is CONTINUE and step(member) is CONTINUE
     decision = step(member)
     assert decision is not None and (decision.step, decision.save, decision.stop) == (8, True, True)
 
 
-def test_an_abort_sets_it_free() -> None:
+def test_an_abort_releases_a_rank_and_it_promises_nothing_to_a_round_of_the_past() -> None:
     member = promised()
     assert step(member) is None
     member.receive(abort(2))
     assert member.on_step() is None, "of another round"
     member.receive(abort())
-    assert member.on_step() is CONTINUE and member.gate.limit == NEVER and member.state == FREE
-
-
-def test_a_prepare_that_comes_twice_gets_the_same_promise() -> None:
-    member = member_at(5)
-    first = member.receive(prepare())
-    step(member)
-    assert member.receive(prepare()) == first
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_round_of_the_past_is_promised_nothing(number: int) -> None:
-    member = promised()
-    member.receive(abort())
-    assert member.receive(prepare(number)) == [] and member.state == FREE and member.gate.limit == NEVER
+    assert member.on_step() is CONTINUE
+    assert member.receive(prepare(0)) == member.receive(prepare(1)) == [], "rounds of the past"
+    assert member.gate.limit == NEVER and member.state == FREE
 
 
 def test_nothing_is_promised_while_a_verdict_is_not_obeyed_and_reported() -> None:
@@ -92,6 +81,7 @@ def test_nothing_is_promised_while_a_verdict_is_not_obeyed_and_reported() -> Non
     assert member.receive(prepare(2)) == [] and member.state == COMMITTED
     assert step(member)
     assert member.receive(prepare(2)) == [] and member.state == OBEYING
+    assert member.gate.limit == member.gate.count + 1, "the next step asks, too, until the outcome is reported"
     (report,) = member.finish(SAVED, 2)
     assert report == done(SAVED, seconds=2.0)
     assert member.receive(prepare(2)) != []
@@ -124,7 +114,7 @@ def test_a_stop_is_given_again_without_its_save() -> None:
     assert announced is not None and announced.stop and not announced.save
 
 
-def test_the_outcome_is_reported_once_and_sent_again_after_a_reconnection() -> None:
+def test_the_outcome_is_reported_once_and_sent_again_after_a_reconnection_or_a_resume() -> None:
     member = member_at(5)
     assert member.finish(SAVED, 1) == []
     member.receive(prepare())
@@ -136,12 +126,8 @@ def test_the_outcome_is_reported_once_and_sent_again_after_a_reconnection() -> N
     assert again == report and joining["state"] == FREE and joining["verdict"]["steps"] == 5
     for message in (joining, again):
         check_member_message(message)
-
-
-def test_a_rank_that_has_not_reported_its_outcome_asks_at_the_next_step() -> None:
-    member = committed(5, SAVE)
-    step(member)
-    assert member.gate.limit == member.gate.count + 1
+    member.resume()
+    assert report in member.join(), "after a resume, too"
 
 
 # ---- joining again ---------------------------------------------------------------------------------------------------
@@ -268,14 +254,6 @@ def test_a_promise_is_kept_by_a_training_that_goes_back() -> None:
     assert member.on_step() is CONTINUE and step(member) is CONTINUE
     decision = step(member)
     assert decision is not None and decision.step == 803
-
-
-def test_an_outcome_that_was_lost_on_the_way_is_sent_again_after_a_resume() -> None:
-    member = committed(5, SAVE)
-    step(member)
-    (report,) = member.finish(SAVED, 1)
-    member.resume()
-    assert report in member.join()
 
 
 def test_a_signal_while_a_promise_is_made_is_read_by_the_next_step() -> None:

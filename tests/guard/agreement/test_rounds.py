@@ -30,28 +30,22 @@ def hear(requests: RequestQueue, *names: str) -> list[str]:
     return list(requests.open)
 
 
-def test_a_request_that_was_answered_is_not_heard_again() -> None:
+def test_a_request_is_heard_once_and_is_open_again_when_the_verdict_that_answered_it_is_void() -> None:
     requests = RequestQueue()
     assert hear(requests, "w1", "w1") == ["w1"] and requests.open == {"w1": (1, SAVE)}
+    decided = dict(requests.open)
     requests.answer(requests.open)
-    assert hear(requests, "w1") == []
+    assert hear(requests, "w1") == [], "answered"
+    requests.reopen(decided)
+    assert requests.open == decided, "void"
+    requests.answer(decided)
+    assert hear(requests, "w1") == [], "answered again"
 
 
 def test_a_request_answered_before_it_was_heard_here_is_not_heard_at_all() -> None:
     """By a coordinator before this one."""
     requests = RequestQueue()
     requests.answer(["w1"])
-    assert hear(requests, "w1") == []
-
-
-def test_a_request_that_a_void_verdict_had_answered_is_open_again() -> None:
-    requests = RequestQueue()
-    hear(requests, "w1")
-    decided = dict(requests.open)
-    requests.answer(decided)
-    requests.reopen(decided)
-    assert requests.open == decided
-    requests.answer(decided)
     assert hear(requests, "w1") == []
 
 
@@ -146,16 +140,8 @@ def test_ranks_that_count_differently_while_checkpoints_load_are_not_complained_
 
 # What happens to a revoked round of ranks 0, 1 and 2, and which ranks are released then.
 REVOKED: dict[str, list[tuple[str, int, list[int]]]] = {
-    "until all others have given up the round": [
-        ("wait", 1, []),
-        ("acknowledge", 0, []),
-        ("acknowledge", 2, [1]),
-    ],
-    "for the others, and not for one that resumes as well": [
-        ("wait", 1, []),
-        ("wait", 0, []),
-        ("acknowledge", 2, [0, 1]),
-    ],
+    "until all others have given up the round": [("wait", 1, []), ("acknowledge", 0, []), ("acknowledge", 2, [1])],
+    "for the others, and not for one that waits, too": [("wait", 1, []), ("wait", 0, []), ("acknowledge", 2, [0, 1])],
     "for no rank that left or was restarted": [("wait", 1, []), ("acknowledge", 0, []), ("forget", 2, [1])],
 }
 
