@@ -114,7 +114,7 @@ def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, 
     assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
 
 
-def test_after_a_week_the_file_of_another_node_goes_if_nobody_listens(folder: Path, dead_port: int) -> None:
+def test_after_a_week_the_file_of_another_node_goes_if_no_process_listens(folder: Path, dead_port: int) -> None:
     for name, seconds in (("7-0-0", OLD_S + 1), ("8-0-0", OLD_S - 3600)):
         when = time.time() - seconds
         os.utime(write(folder, name, dead_port, node="n2", pid=1, attempt=5), (when, when))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone
 from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request
 from resilience.guard.gate import NEVER, Gate
@@ -24,13 +26,16 @@ class Training(Alone):
         return CONTINUE if self.gate.count < self.gate.limit else self.on_step()
 
 
-def test_nothing_is_asked_while_nothing_is_requested() -> None:
-    training = Training()
+@pytest.fixture
+def training() -> Training:
+    return Training()
+
+
+def test_nothing_is_asked_while_nothing_is_requested(training: Training) -> None:
     assert training.gate.limit == training.gate.poll_limit == NEVER and training.step() is CONTINUE
 
 
-def test_requests_of_the_moment_are_one_decision_at_the_next_step() -> None:
-    training = Training()
+def test_requests_of_the_moment_are_one_decision_at_the_next_step(training: Training) -> None:
     training.request(SAVE)
     training.request(STOP)
     decision = training.step()
@@ -41,8 +46,7 @@ def test_requests_of_the_moment_are_one_decision_at_the_next_step() -> None:
     assert again.stop and not again.save and again.step == 2
 
 
-def test_a_save_lets_the_training_go_on() -> None:
-    training = Training()
+def test_a_save_lets_the_training_go_on(training: Training) -> None:
     training.request(SAVE)
     assert training.step().save
     assert training.gate.limit == 2, "the next step reports that it was obeyed, if nothing did"
@@ -52,8 +56,7 @@ def test_a_save_lets_the_training_go_on() -> None:
     assert training.gate.limit == NEVER and training.step() is CONTINUE
 
 
-def test_a_stop_is_announced_at_a_poll_and_obeyed_at_the_step() -> None:
-    training = Training()
+def test_a_stop_is_announced_at_a_poll_and_obeyed_at_the_step(training: Training) -> None:
     training.request(SAVE)
     assert training.on_poll() is CONTINUE
     training.request(STOP)
@@ -62,8 +65,7 @@ def test_a_stop_is_announced_at_a_poll_and_obeyed_at_the_step() -> None:
     assert training.step().save
 
 
-def test_no_request_is_lost_between_two_threads() -> None:
-    training = Training()
+def test_no_request_is_lost_between_two_threads(training: Training) -> None:
     requests = 3_000
 
     def request() -> None:
@@ -80,15 +82,13 @@ def test_no_request_is_lost_between_two_threads() -> None:
     assert sorted(reasons) == sorted(f"request {number}" for number in range(requests))
 
 
-def test_a_careless_request_is_no_error() -> None:
-    training = Training()
+def test_a_careless_request_is_no_error(training: Training) -> None:
     training.request(Request("mine", None, stop=0))  # type: ignore[arg-type]
     training.request(Request(7, "why", stop=0))  # type: ignore[arg-type]
     assert training.step().save
 
 
-def test_what_is_requested_while_it_saves_is_decided_at_the_next_step() -> None:
-    training = Training()
+def test_what_is_requested_while_it_saves_is_decided_at_the_next_step(training: Training) -> None:
     training.request(SAVE)
     assert training.step().save
     training.request(STOP)
@@ -96,16 +96,14 @@ def test_what_is_requested_while_it_saves_is_decided_at_the_next_step() -> None:
     assert training.step().stop
 
 
-def test_a_request_outlives_the_loading_of_a_checkpoint() -> None:
-    training = Training()
+def test_a_request_outlives_the_loading_of_a_checkpoint(training: Training) -> None:
     training.request(STOP)
     training.gate.count_from(1000)
     training.resumed()
     assert training.step().step == 1001
 
 
-def test_the_first_word_about_the_start_counts() -> None:
-    training = Training()
+def test_the_first_decision_about_the_start_counts(training: Training) -> None:
     assert training.wait_for_start(0.0) is None
     training.decide_start(CONTINUE)
     training.decide_start(Decision(stop=True))
@@ -155,11 +153,11 @@ def test_a_signal_that_the_training_thread_has_not_read_is_not_shut_out() -> Non
 def test_news_does_not_change_after_the_host_has_heard_it() -> None:
     """The host hears it in another thread, while the agreement goes on with its own list."""
     requests = [Request("signal", "SIGUSR1 came")]
-    heard = AgreementEvent("committed", "a sentence", requests=requests)
+    event = AgreementEvent("committed", "a sentence", requests=requests)
     requests.clear()
-    assert [request.why for request in heard.requests] == ["SIGUSR1 came"]
+    assert [request.why for request in event.requests] == ["SIGUSR1 came"]
 
 
 def test_news_of_no_decision_claims_no_save() -> None:
-    heard = AgreementEvent("absent", "rank 3 did not join the guard")
-    assert (heard.decision, heard.requests, heard.outcome, heard.seconds) == (None, (), OBEYED, 0.0)
+    event = AgreementEvent("absent", "rank 3 did not join the guard")
+    assert (event.decision, event.requests, event.outcome, event.seconds) == (None, (), OBEYED, 0.0)

@@ -52,7 +52,7 @@ def test_in_1000_more_runs_as_well(tmp_path: Path) -> None:
     run_seeds(tmp_path, list(range(RUNS, RUNS + SOAK_RUNS)))
 
 
-def test_a_kill_switch_that_lies_there_keeps_every_rank_from_its_first_step(pool: Pool) -> None:
+def test_a_kill_switch_that_is_set_keeps_every_rank_from_its_first_step(pool: Pool) -> None:
     plan = Plan("early", 4, asks_early=True, late_s=[0.0, 0.0, 0.3, 0.0])
     assert_nothing_was_trained(pool.run(plan, before=["kill"]))
 

@@ -97,7 +97,7 @@ def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
         stranger.read(stranger.coordinator)
 
 
-def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pair) -> None:
+def test_messages_that_the_kernel_does_not_take_at_once_wait_and_arrive_whole(pair: Pair) -> None:
     pair.greet()
     pair.coordinator._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
     pair.member._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
@@ -115,7 +115,7 @@ def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pai
     assert pair.selector.get_map()[pair.coordinator._socket].events == selectors.EVENT_READ
 
 
-def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MOST_UNSENT", 200_000)
     with pytest.raises(ConnectionBroken, match="does not read"):
         for _ in range(1000):
@@ -123,7 +123,7 @@ def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch
     assert len(pair.coordinator.outgoing) < 500_000
 
 
-def test_what_was_said_before_the_end_arrives_although_more_was_on_its_way_back(pair: Pair) -> None:
+def test_the_last_message_arrives_although_more_was_on_its_way_back(pair: Pair) -> None:
     pair.greet()
     pair.coordinator.send({"unread": "by the member"})
     pair.member.send({"last": "word"})
@@ -142,7 +142,7 @@ def test_a_drain_ends_in_time_although_the_other_end_stays(pair: Pair) -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_a_lost_connection_is_said_once_and_closing_twice_is_nothing(pair: Pair) -> None:
+def test_a_lost_connection_is_reported_once_and_closing_twice_is_nothing(pair: Pair) -> None:
     pair.member.close()
     pair.member.close()
     with pytest.raises(ConnectionBroken, match="closed the connection"):

@@ -41,6 +41,12 @@ def committed(steps: int, *requests: Request, polls: int = 0) -> Member:
     return member
 
 
+@pytest.fixture
+def member() -> Member:
+    """A rank that has done five steps."""
+    return member_at(5)
+
+
 def step(member: Member) -> Decision | None:
     member.gate.count += 1
     return CONTINUE if member.gate.count < member.gate.limit else member.on_step()
@@ -54,8 +60,7 @@ def poll(member: Member) -> Decision | None:
     return CONTINUE if gate.polls < gate.poll_limit else member.on_poll()
 
 
-def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lies_ahead() -> None:
-    member = member_at(5)
+def test_a_promised_rank_waits_at_the_next_step_and_goes_on_when_the_verdict_lies_ahead(member: Member) -> None:
     assert member.receive(prepare()) == [promise(5)]
     assert step(member) is None
     assert member.receive(prepare()) == [promise(5)], "a prepare that comes twice gets the same promise"
@@ -99,8 +104,7 @@ def test_a_commit_is_obeyed_once_however_often_it_comes() -> None:
     assert [step(member) for _ in range(3)] == [CONTINUE] * 3
 
 
-def test_a_commit_of_a_round_that_was_not_promised_is_not_obeyed() -> None:
-    member = member_at(5)
+def test_a_commit_of_a_round_that_was_not_promised_is_not_obeyed(member: Member) -> None:
     member.receive(commit(5))
     assert member.state == FREE and step(member) is CONTINUE
 
@@ -114,8 +118,7 @@ def test_a_stop_is_given_again_without_its_save() -> None:
     assert announced is not None and announced.stop and not announced.save
 
 
-def test_the_outcome_is_reported_once_and_sent_again_after_a_reconnection_or_a_resume() -> None:
-    member = member_at(5)
+def test_the_outcome_is_reported_once_and_sent_again_after_a_reconnection_or_a_resume(member: Member) -> None:
     assert member.finish(SAVED, 1) == []
     member.receive(prepare())
     member.receive(commit(5, SAVE))
@@ -140,8 +143,7 @@ def test_a_join_carries_the_promise_and_not_the_position() -> None:
     assert (joining["state"], joining["round"], joining["steps"]) == (PROMISED, 1, 5)
 
 
-def test_requests_are_sent_again_until_a_verdict_answers_them() -> None:
-    member = member_at(5)
+def test_requests_are_sent_again_until_a_verdict_answers_them(member: Member) -> None:
     (request,) = member.request(SAVE)
     assert member.join()[0]["requests"] == {request["id"]: request["request"]}
     member.receive(prepare())
@@ -149,16 +151,14 @@ def test_requests_are_sent_again_until_a_verdict_answers_them() -> None:
     assert member.join()[0]["requests"] == {}
 
 
-def test_a_goodbye_is_sent_again_after_a_reconnection_with_its_reason_cut_to_what_travels() -> None:
-    member = member_at(5)
+def test_a_goodbye_is_sent_again_after_a_reconnection_with_its_reason_cut_to_what_travels(member: Member) -> None:
     assert member.leave() == member.join()[1:] == [goodbye(5)]
     failed = member_at(5)
     failed.leave("failed", "x" * 10_000)
     assert failed.join()[1:] == [goodbye(5, "failed", "x" * WHY_LIMIT)]
 
 
-def test_that_a_save_in_flight_is_durable_is_sent_again_after_a_reconnection() -> None:
-    member = member_at(5)
+def test_that_a_save_in_flight_is_durable_is_sent_again_after_a_reconnection(member: Member) -> None:
     (said,) = member.saved(3, "saved", 41.5)
     assert said == saved(number=3, seconds=41.5)
     assert said in member.join()
@@ -167,21 +167,18 @@ def test_that_a_save_in_flight_is_durable_is_sent_again_after_a_reconnection() -
     assert len(member.join()) <= MOST_SAVES + 1
 
 
-def test_a_rank_hears_that_rank_0_has_left() -> None:
-    member = member_at(5)
+def test_a_rank_hears_that_rank_0_has_left(member: Member) -> None:
     assert member.receive({"say": "bye"}) == [] and member.leader_left
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_request_is_sent_once_while_nothing_answers_it() -> None:
-    member = member_at(5)
+def test_the_same_request_is_sent_once_while_nothing_answers_it(member: Member) -> None:
     assert len(member.request(SAVE)) == 1 and member.request(SAVE) == [] and len(member.request(STOP)) == 1
 
 
-def test_a_flood_of_requests_with_ever_other_reasons_is_bounded() -> None:
-    member = member_at(5)
+def test_a_flood_of_requests_with_ever_other_reasons_is_bounded(member: Member) -> None:
     for number in range(10_000):
         member.request(Request("loss", f"the loss is {number}", stop=False))
     assert len(member.requests) == MOST_OPEN
@@ -256,8 +253,7 @@ def test_a_promise_is_kept_by_a_training_that_goes_back() -> None:
     assert decision is not None and decision.step == 803
 
 
-def test_a_signal_while_a_promise_is_made_is_read_by_the_next_step() -> None:
-    member = member_at(5)
+def test_a_signal_while_a_promise_is_made_is_read_by_the_next_step(member: Member) -> None:
     member.look()
     member.hold()
     member.gate.urgent = True  # its handler ran here

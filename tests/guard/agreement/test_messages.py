@@ -61,7 +61,7 @@ def check(message: object) -> Any:
 
 
 @pytest.mark.parametrize("message", MEMBER_SAYS + COORDINATOR_SAYS, ids=lambda message: message["say"])
-def test_what_is_said_is_understood(message: dict[str, Any]) -> None:
+def test_a_message_in_good_form_is_read_as_it_was_sent(message: dict[str, Any]) -> None:
     assert check(json.loads(json.dumps(message))) == message
 
 
@@ -119,7 +119,7 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {},
     ],
 )
-def test_what_means_nothing_is_refused(broken: dict[str, Any]) -> None:
+def test_a_message_that_means_nothing_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         check_member_message(broken)
     with pytest.raises(ValueError):

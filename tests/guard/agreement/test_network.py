@@ -459,7 +459,7 @@ def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
         wait_until(is_over)
 
 
-def test_a_thread_is_woken_however_often_and_nobody_waits_for_that_or_fails_when_it_has_ended() -> None:
+def test_a_thread_is_woken_however_often_and_no_thread_waits_for_that_or_fails_when_it_has_ended() -> None:
     ranks = Meeting(2)
     control = ranks.ranks[1]
     assert not select.select([control._reader], [], [], 0)[0]

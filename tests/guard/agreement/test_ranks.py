@@ -14,7 +14,7 @@ def joined(world: int = 3) -> RankRegistry:
     return ranks
 
 
-def test_who_has_not_joined_or_is_lost_is_missing() -> None:
+def test_a_rank_that_has_not_joined_or_is_lost_is_missing() -> None:
     ranks = RankRegistry(3)
     ranks.join(1, "life1")
     assert not ranks.has_everybody_joined() and not ranks.are_all_there()
@@ -27,7 +27,7 @@ def test_who_has_not_joined_or_is_lost_is_missing() -> None:
     assert ranks.are_all_there()
 
 
-def test_who_never_joined_and_who_was_lost_are_told_apart() -> None:
+def test_a_rank_that_never_joined_and_one_that_was_lost_are_named_differently() -> None:
     ranks = RankRegistry(4)
     for rank in (0, 1):
         ranks.join(rank, f"life{rank}")
@@ -39,7 +39,7 @@ def test_who_never_joined_and_who_was_lost_are_told_apart() -> None:
     assert ranks.name_missing() == "the connection to rank 1 of 4 is lost"
 
 
-def test_who_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
+def test_a_rank_that_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
     ranks = joined()
     ranks.lost(2)
     ranks.leave(2, 100)

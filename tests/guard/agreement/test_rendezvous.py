@@ -169,7 +169,7 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     assert not is_up(other)
     (run / "agreement").unlink()
     wait_until(lambda: is_up(other))  # it was put right
-    wait_until(lambda: any(heard.kind == "committed" for heard in scene.news))
+    wait_until(lambda: any(event.kind == "committed" for event in scene.news))
     assert len(scene.said) == 1
     for made in (first, other):
         made._gate.count += 1
@@ -194,7 +194,7 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
 # ---- where to listen -----------------------------------------------------------------------------------------------
 
 
-def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait() -> None:
+def test_ranks_of_several_nodes_without_a_run_directory_are_warned_and_never_wait() -> None:
     scene = Scene(None, nodes=2)
     for rank in (0, 1):
         made = scene.meet(rank)

@@ -55,7 +55,7 @@ def test_of_the_answers_of_a_long_run_the_oldest_are_forgotten() -> None:
     assert hear(requests, "w0", "w1") == ["w0"]
 
 
-def test_what_is_no_request_is_refused() -> None:
+def test_a_message_that_is_no_request_is_refused() -> None:
     with pytest.raises(ValueError, match="not a request"):
         RequestQueue().add(1, "w1", {"save": True})
 
@@ -101,7 +101,7 @@ def test_a_single_refusal_to_save_is_among_the_few_that_travel() -> None:
     assert len(chosen) == MOST_REQUESTS and not merge(chosen, 1).save
 
 
-def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_who_requests_it_or_why() -> None:
+def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_which_rank_requests_it_or_why() -> None:
     assert effect(Request("signal", "one reason", rank=1)) == effect(Request("signal", "another", rank=2))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", stop=False))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", label="best"))

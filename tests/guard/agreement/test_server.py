@@ -58,14 +58,14 @@ def test_a_stranger_that_talks_nonsense_is_hung_up_on(ranks: Meeting, garbage: b
 
 
 @pytest.mark.parametrize("rank", [1, 0, 3, -1, "1", None, 2**70, True])
-def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: Meeting, rank: object) -> None:
+def test_no_process_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: Meeting, rank: object) -> None:
     impostor = Impostor(ranks, rank, "another run's token" if rank == 1 and rank is not True else TOKEN)
     with impostor.socket:
         assert is_hung_up(impostor.socket)
     assert_they_agree(ranks)
 
 
-def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
+def test_a_stranger_that_sends_nothing_or_one_byte_at_a_time_is_dropped_in_time(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.5)
