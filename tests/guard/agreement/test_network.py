@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ from resilience.guard.agreement.address_file import Address
 from resilience.guard.agreement.base import AgreementEvent, ExitSummary
 from tests.guard.agreement.ranks import TOKEN, Meeting, meeting, meeting_over_a_cable, save, stop
 from tests.guard.guards import wait_until
+
+
+@pytest.fixture
+def ranks() -> Iterator[Meeting]:
+    """Two ranks that have been started."""
+    with meeting(2) as ranks:
+        yield ranks
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -49,13 +56,12 @@ def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
     assert all(decisions == given[0] for decisions in given)
 
 
-def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[1].request(save())
-        for rank, outcome in ((0, "saved"), (1, "failed")):
-            ranks.obey(rank)
-            ranks.ranks[rank].finish(outcome, 1.0 + rank)
-        heard = ranks.wait_for("outcome")
+def test_the_worst_outcome_of_all_ranks_is_heard(ranks: Meeting) -> None:
+    ranks.ranks[1].request(save())
+    for rank, outcome in ((0, "saved"), (1, "failed")):
+        ranks.obey(rank)
+        ranks.ranks[rank].finish(outcome, 1.0 + rank)
+    heard = ranks.wait_for("outcome")
     assert (heard.outcome, heard.seconds) == ("failed", 2.0)
 
 
@@ -183,52 +189,49 @@ def waits(thread: threading.Thread, wait_s: float = 0.3) -> bool:
     return thread.is_alive()
 
 
-def test_rank_0_stays_until_all_have_sent_how_their_save_went() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(stop())
-        for rank in (0, 1):
-            ranks.obey(rank)
-        ranks.ranks[0].finish("saved", 0.1)
+def test_rank_0_stays_until_all_have_sent_how_their_save_went(ranks: Meeting) -> None:
+    ranks.ranks[0].request(stop())
+    for rank in (0, 1):
+        ranks.obey(rank)
+    ranks.ranks[0].finish("saved", 0.1)
 
-        def go() -> None:
-            farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
-            ranks.ranks[0].leave(20)
+    def go() -> None:
+        farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
+        ranks.ranks[0].leave(20)
 
-        farewell: list[ExitSummary] = []
-        gone = act(go)
-        assert waits(gone, 0.5)
-        number = ranks.ranks[1].finish("in_flight", 0.0)
-        assert waits(gone), "it is not durable"
-        ranks.ranks[1].saved(number, "saved", 0.6)
-        ranks.wait_for("outcome")
-        assert waits(gone), "rank 1 has not said good-bye"
-        assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
-        assert not waits(gone, 10)
-        assert ranks.heard("outcome")[0].outcome == "saved"
-        assert (farewell[0].world, farewell[0].well, farewell[0].faults) == (2, 2, ())
-
-
-def test_rank_0_does_not_stay_for_ever() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(save())
-        ranks.obey(0)
-        begin = time.monotonic()
-        ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
-        ranks.ranks[0].leave(0.4)
-        assert 0.4 <= time.monotonic() - begin < 30
+    farewell: list[ExitSummary] = []
+    gone = act(go)
+    assert waits(gone, 0.5)
+    number = ranks.ranks[1].finish("in_flight", 0.0)
+    assert waits(gone), "it is not durable"
+    ranks.ranks[1].saved(number, "saved", 0.6)
+    ranks.wait_for("outcome")
+    assert waits(gone), "rank 1 has not said good-bye"
+    assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
+    assert not waits(gone, 10)
+    assert ranks.heard("outcome")[0].outcome == "saved"
+    assert (farewell[0].world, farewell[0].well, farewell[0].faults) == (2, 2, ())
 
 
-def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(stop())
-        for rank in (0, 1):
-            ranks.obey(rank)
-        ranks.ranks[1].finish("saved", 0.1)
-        gone = act(ranks.ranks[1].leave, 20)
-        assert waits(gone, 0.4)
-        ranks.ranks[0].finish("saved", 0.1)
-        ranks.ranks[0].leave(10)
-        assert not waits(gone, 5)
+def test_rank_0_does_not_stay_for_ever(ranks: Meeting) -> None:
+    ranks.ranks[0].request(save())
+    ranks.obey(0)
+    begin = time.monotonic()
+    ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
+    ranks.ranks[0].leave(0.4)
+    assert 0.4 <= time.monotonic() - begin < 30
+
+
+def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up(ranks: Meeting) -> None:
+    ranks.ranks[0].request(stop())
+    for rank in (0, 1):
+        ranks.obey(rank)
+    ranks.ranks[1].finish("saved", 0.1)
+    gone = act(ranks.ranks[1].leave, 20)
+    assert waits(gone, 0.4)
+    ranks.ranks[0].finish("saved", 0.1)
+    ranks.ranks[0].leave(10)
+    assert not waits(gone, 5)
 
 
 def test_rank_0_that_may_not_start_sends_that_to_all_others_before_it_goes() -> None:
@@ -253,12 +256,11 @@ def resume(ranks: Meeting, rank: int, step: int) -> None:
     ranks.ranks[rank].resumed()
 
 
-def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step() -> None:
-    with meeting(2) as ranks:
-        for rank, count in ((0, 50), (1, 51)):  # rank 0 did not complete the step in which a third rank died
-            ranks.gates[rank].count = count
-            resume(ranks, rank, 40)
-        ranks.agree(stop(), by=0)
+def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step(ranks: Meeting) -> None:
+    for rank, count in ((0, 50), (1, 51)):  # rank 0 did not complete the step in which a third rank died
+        ranks.gates[rank].count = count
+        resume(ranks, rank, 40)
+    ranks.agree(stop(), by=0)
 
 
 def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_asked_anew() -> None:
@@ -275,12 +277,11 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         assert ranks.agree().reasons == ("requested in between",)
 
 
-def test_to_resume_before_the_first_step_loses_no_request() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
-        for rank in (0, 1):
-            resume(ranks, rank, 1000)
-        assert ranks.agree().step > 1000
+def test_to_resume_before_the_first_step_loses_no_request(ranks: Meeting) -> None:
+    ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
+    for rank in (0, 1):
+        resume(ranks, rank, 1000)
+    assert ranks.agree().step > 1000
 
 
 # ---- rank 0 stands still -------------------------------------------------------------------------------------------
@@ -334,12 +335,11 @@ def raise_fault(*_: object) -> Any:
     raise RuntimeError("a fault")
 
 
-def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement() -> None:
-    with meeting(2) as ranks:
-        ranks.on_news = raise_fault
-        for number in range(2):
-            ranks.agree(save(str(number)))
-        assert ranks.heard("committed")
+def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement(ranks: Meeting) -> None:
+    ranks.on_news = raise_fault
+    for number in range(2):
+        ranks.agree(save(str(number)))
+    assert ranks.heard("committed")
 
 
 @pytest.mark.parametrize("fault", ["at any time", "at a request, which is sent again"])
