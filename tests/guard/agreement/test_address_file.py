@@ -1,4 +1,4 @@
-""""""
+"""The address file: which files are swept, which are trusted, and real launches side by side."""
 
 from __future__ import annotations
 
@@ -221,15 +221,19 @@ def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> No
 # ---- real launches -------------------------------------------------------------------------------------------------
 
 
-def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
-    home = tmp_path / "launch"
-    own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1") as launch:
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Where the ranks of one user write their address on a node, without a run directory."""
+    return tmp_path / "launch" / f"resil-{os.getuid()}"
+
+
+def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(own: Path) -> None:
+    with a_launch(own.parent, None, 2, MASTER_PORT="1") as launch:
         launch.wait_for_steps()
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
         launch.kill()
     [left] = own.iterdir()
-    with a_launch(home, None, 2, MASTER_PORT="2") as launch:
+    with a_launch(own.parent, None, 2, MASTER_PORT="2") as launch:
         wait_until(lambda: not left.exists())
         wait_until(lambda: [path for path in own.iterdir() if not path.name.startswith(".")])
         assert left.name not in {path.name for path in own.iterdir()}
@@ -252,16 +256,12 @@ def test_a_requeued_job_sweeps_what_was_left_when_all_was_killed_mirror_and_all(
         wait_until(lambda: not left.exists())
 
 
-def test_two_launches_that_live_side_by_side_leave_each_other_alone(
-    tmp_path: Path, dead_port: int, dead_pid: int
-) -> None:
-    home = tmp_path / "launch"
-    own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1") as first:
+def test_two_launches_that_live_side_by_side_leave_each_other_alone(own: Path, dead_port: int, dead_pid: int) -> None:
+    with a_launch(own.parent, None, 2, MASTER_PORT="1") as first:
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
         first.wait_for_steps()
         dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
-        with a_launch(home, None, 2, MASTER_PORT="2") as other:
+        with a_launch(own.parent, None, 2, MASTER_PORT="2") as other:
             wait_until(lambda: not dead.exists())  # it comes last
             other.wait_for_steps()
             wait_until(lambda: len(list(own.glob("12-*"))) == 2)

@@ -1,4 +1,4 @@
-""""""
+"""One connection: both ends prove that they know the token, and messages arrive whole or the connection ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""How ranks find each other: where rank 0 listens, the address file, and a file system that refuses."""
 
 from __future__ import annotations
 
