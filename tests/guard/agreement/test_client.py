@@ -67,7 +67,7 @@ def test_a_rank_0_that_cannot_be_found_is_searched_for_again_and_is_never_an_err
     assert LAST_RETRY_S / 2 <= waits[-1] <= LAST_RETRY_S
 
 
-def test_one_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:
+def test_a_listener_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = make(selector, lambda: Address("127.0.0.1", silent.getsockname()[1], "x"))
         found = client.find(100.0)

@@ -154,20 +154,19 @@ def test_a_directory_that_another_user_made_before_us_in_tmp_is_refused_and_name
 
 
 def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_module, "RETRY_S", 0.05)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "agreement").write_text("in the way")
-    scene = Scene(run)
+    in_the_way = Path(scene.run_dir, "agreement")
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
     first, other = scene.meet(0), scene.meet(1)
     wait_until(lambda: scene.said)
     assert "no rank can ask the others" in scene.said[0]
     assert other.on_step() is not None  # the training goes on
     other.request(save())
     assert not is_up(other)
-    (run / "agreement").unlink()
+    in_the_way.unlink()
     wait_until(lambda: is_up(other))  # it was put right
     wait_until(lambda: any(event.kind == "committed" for event in scene.news))
     assert len(scene.said) == 1
@@ -175,7 +174,6 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
         made._gate.count += 1
         assert made.on_step().save
         made.finish("saved", 0.1)
-    scene.leave()
 
 
 def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
