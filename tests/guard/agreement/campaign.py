@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -189,10 +190,8 @@ class Rank:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with suppress(OSError):
                     pipe.close()
-                except OSError:
-                    continue
         self._reader.join(10)
         self._log.close()
 
@@ -284,6 +283,12 @@ class Pool:
             self.prepare(self._wanted)  # they import torch while others train
         return results
 
+    def train(self, plan: Plan) -> list[dict[str, Any]]:
+        """Run a training and `check` it; return what each rank reports."""
+        results = self.run(plan)
+        check(plan, results)
+        return results
+
     def log(self) -> str:
         """What all ranks have written to stderr."""
         return self._log.read_text(errors="replace")
@@ -299,6 +304,12 @@ def _pause(rank: Rank, after_s: float, for_s: float) -> None:
         rank.process.send_signal(signal.SIGSTOP)
         time.sleep(for_s)
         rank.process.send_signal(signal.SIGCONT)
+
+
+def assert_nothing_was_trained(results: list[dict[str, Any]]) -> None:
+    """Each rank was told before its first step not to start, and is to be requeued."""
+    for result in results:
+        assert (result["decisions"], result["history"], result["exit_code"]) == ([{"early": True}], [], 75)
 
 
 def check(plan: Plan, results: list[dict[str, Any]]) -> None:

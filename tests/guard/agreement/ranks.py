@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ class Meeting:
     Attributes:
         address: what `locate` tells; None as long as rank 0 does not listen.
         news: what rank 0's host heard, and (from `heard_by`) what each host did.
+        on_news: what rank 0's host does when it hears news.
     """
 
     def __init__(self, world: int, **settings: Any) -> None:
@@ -36,6 +37,7 @@ class Meeting:
         self.settings = settings
         self.address: Address | None = None
         self.true_address: Address | None = None
+        self.on_news: Callable[[AgreementEvent], object] = lambda event: None
         self.heard_by: list[list[AgreementEvent]] = [[] for _ in range(world)]
         self.gates = [Gate() for _ in range(world)]
         for gate in self.gates:
@@ -57,10 +59,15 @@ class Meeting:
     def news(self) -> list[AgreementEvent]:
         return self.heard_by[0]
 
-    def make(self, rank: int, on_event: Callable[[AgreementEvent], None] | None = None) -> NetworkAgreement:
+    def make(self, rank: int) -> NetworkAgreement:
         """A rank; not started."""
         settings = GuardSettings(**{"agreement_timeout_s": 20.0, **self.settings})
-        on_event = on_event or self.heard_by[rank].append
+
+        def on_event(event: AgreementEvent) -> None:
+            self.heard_by[rank].append(event)
+            if rank == 0:
+                self.on_news(event)
+
         if rank == 0:
             return LeaderAgreement(self.gates[0], self.world, settings, on_event, listen=self.listen)
         return FollowerAgreement(self.gates[rank], rank, self.world, settings, on_event, locate=lambda: self.address)
@@ -71,6 +78,12 @@ class Meeting:
         self.true_address = Address("127.0.0.1", listener.getsockname()[1], TOKEN)
         self.address = self.address or self.true_address
         return listener, TOKEN
+
+    def knock(self) -> socket.socket:
+        """A connection to rank 0 that sends nothing."""
+        if self.true_address is None:
+            raise ConnectionRefusedError("rank 0 does not listen yet")
+        return socket.create_connection((self.true_address.host, self.true_address.port), timeout=10)
 
     def start(self, *ranks: int) -> None:
         """Start these ranks, or all."""
@@ -83,6 +96,24 @@ class Meeting:
         gate.count += 1
         return self.ranks[rank].on_step() if gate.count >= gate.limit else None
 
+    def obey(self, rank: int) -> Decision:
+        """Wait until this rank has heard the first verdict, and do the step at which it is obeyed."""
+        self.wait_for("committed")
+        wait_until(lambda: self.gates[rank].limit < 100)
+        decision = self.step(rank)
+        assert decision
+        return decision
+
+    def agree(self, request: Request | None = None, by: int = 1) -> Decision:
+        """Let the ranks train until all have obeyed a request of rank `by`, or one that was made before, at the same
+        step. Return the one decision."""
+        with self.training() as given:
+            if request:
+                self.ranks[by].request(request)
+            wait_until(lambda: all(given))
+        assert given == [given[0][:1]] * self.world
+        return given[0][0]
+
     def heard(self, kind: str) -> list[AgreementEvent]:
         """What rank 0's host heard of this kind."""
         return [heard for heard in self.news if heard.kind == kind]
@@ -94,12 +125,7 @@ class Meeting:
 
     def leave(self, wait_s: float = 10.0) -> None:
         """All ranks leave, at once."""
-        threads = [threading.Thread(target=rank.leave, args=(wait_s,)) for rank in self.ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+        leave_together(self.ranks, wait_s)
 
     @contextmanager
     def training(self, step_s: float = 0.002, outcome: str = "saved") -> Iterator[list[list[Decision]]]:
@@ -121,16 +147,30 @@ class Meeting:
                     if decision.stop:
                         return
 
-        threads = [threading.Thread(target=train, args=(rank,)) for rank in range(self.world)]
+        with in_threads(train, range(self.world)):
+            try:
+                yield given
+            finally:
+                together.abort()
+
+
+@contextmanager
+def in_threads(act: Callable[[Any], object], each: Iterable[Any]) -> Iterator[None]:
+    """Do something for each in a thread of its own. At the end all must come to an end."""
+    threads = [threading.Thread(target=act, args=(one,)) for one in each]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
         for thread in threads:
-            thread.start()
-        try:
-            yield given
-        finally:
-            together.abort()
-            for thread in threads:
-                thread.join(30)
-                assert not thread.is_alive()
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def leave_together(agreements: Iterable[Agreement], wait_s: float) -> None:
+    with in_threads(lambda agreement: agreement.leave(wait_s), agreements):
+        pass
 
 
 def client_of(made: Agreement) -> Client:
@@ -162,11 +202,25 @@ def stop(why: str = "somebody asks") -> Request:
     return Request("test", why)
 
 
+@contextmanager
+def meeting_over_a_cable(world: int) -> Iterator[tuple[Meeting, Proxy]]:
+    """Ranks that have been started, and find rank 0 at the near end of a cable."""
+    ranks = Meeting(world)
+    cable = Proxy(ranks)
+    ranks.address = cable.address
+    ranks.start()
+    try:
+        yield ranks, cable
+    finally:
+        ranks.leave()
+        cable.close()
+
+
 class Proxy:
     """A cable between the ranks and rank 0 that a test can cut, or stop."""
 
-    def __init__(self, target: Callable[[], Address | None]) -> None:
-        self._target = target
+    def __init__(self, ranks: Meeting) -> None:
+        self._ranks = ranks
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listener.getsockname()[1], TOKEN)
         self._ends: list[socket.socket] = []
@@ -196,15 +250,12 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            target = self._target()
-            if target is None:
-                near.close()
-                continue
             try:
-                far = socket.create_connection((target.host, target.port))
+                far = self._ranks.knock()
             except OSError:
                 near.close()
                 continue
+            far.settimeout(None)
             self.connections += 1
             self._ends += [near, far]
             for one, other in ((near, far), (far, near)):
@@ -225,8 +276,8 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 class Impostor:
     """A connection to rank 0 that knows the token and says whatever a test wants."""
 
-    def __init__(self, address: Address, rank: object, token: str = TOKEN) -> None:
-        self.socket = socket.create_connection((address.host, address.port), timeout=10)
+    def __init__(self, ranks: Meeting, rank: object, token: str = TOKEN) -> None:
+        self.socket = ranks.knock()
         self._decoder = frames.Decoder()
         greeting = self.hear()
         word = str(greeting["word"])
@@ -245,13 +296,14 @@ class Impostor:
             for message in self._decoder.feed(data):
                 return message
 
-    def is_hung_up(self) -> bool:
-        """Whether rank 0 ends the connection, soon."""
-        try:
-            while self.socket.recv(4096):
-                pass
-        except ConnectionError:
-            return True
-        except TimeoutError:
-            return False
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Whether rank 0 ends the connection, soon."""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
         return True
+    except TimeoutError:
+        return False
+    return True

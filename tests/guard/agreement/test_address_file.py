@@ -1,4 +1,4 @@
-""""""
+"""The address file: which files are swept, which are trusted, and real launches side by side."""
 
 from __future__ import annotations
 
@@ -65,11 +65,16 @@ def dead_pid() -> int:
     return process.pid
 
 
-def write(folder: Path, name: str, port: int, **fields: object) -> Path:
-    path = folder / name
-    path.write_text(json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(text)
     path.chmod(0o600)
     return path
+
+
+def write(folder: Path, name: str, port: int = 4711, **fields: object) -> Path:
+    """A good address file."""
+    return put(folder / name, json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
 
 
 def the_file(path: Path, **more: Any) -> AddressFile:
@@ -91,7 +96,7 @@ def test_files_of_earlier_starts_and_attempts_go_and_all_others_stay(folder: Pat
     assert sweep(folder) == ["12-2-0", "12-2-1", "12-3-0", "123-0-0", "13-0-0", "2-1-0", "8-0-0"]
 
 
-def test_where_somebody_listens_nothing_is_swept(folder: Path, listener: socket.socket, dead_pid: int) -> None:
+def test_no_file_is_swept_whose_rank_0_listens(folder: Path, listener: socket.socket, dead_pid: int) -> None:
     port = listener.getsockname()[1]
     names = [
         write(folder, "12-0-0", port, node="n2", pid=1, attempt=1).name,
@@ -109,7 +114,7 @@ def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, 
     assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
 
 
-def test_after_a_week_the_file_of_another_node_goes_if_nobody_listens(folder: Path, dead_port: int) -> None:
+def test_after_a_week_the_file_of_another_node_goes_if_no_process_listens(folder: Path, dead_port: int) -> None:
     for name, seconds in (("7-0-0", OLD_S + 1), ("8-0-0", OLD_S - 3600)):
         when = time.time() - seconds
         os.utime(write(folder, name, dead_port, node="n2", pid=1, attempt=5), (when, when))
@@ -123,20 +128,19 @@ def test_a_sweep_touches_only_private_regular_files(folder: Path, tmp_path: Path
     (folder / "12-0-2").mkdir()
     write(folder, "12-0-3", dead_port, node="n2", pid=1, attempt=1).chmod(0o644)
     for number, text in enumerate(["", "{", "[]", "[" * 50_000, '{"port": []}', '{"host": "127.0.0.1", "port": 1e99}']):
-        (folder / f"12-1-{number}").write_text(text)
-        (folder / f"12-1-{number}").chmod(0o600)
+        put(folder / f"12-1-{number}", text)
     before = sorted(path.name for path in folder.iterdir())
     assert sweep(folder) == before
     assert victim.exists() and stat.S_ISFIFO((folder / "12-0-1").lstat().st_mode)
 
 
 @needs_root
-def test_a_file_of_somebody_else_stays(folder: Path, dead_port: int) -> None:
+def test_a_file_of_another_user_stays(folder: Path, dead_port: int) -> None:
     os.chown(write(folder, "12-0-0", dead_port, node="n1", pid=0, attempt=1), NOBODY, NOBODY)
     assert sweep(folder) == ["12-0-0"]
 
 
-def test_what_a_killed_writer_left_beside_goes_after_a_while(folder: Path) -> None:
+def test_the_temporary_file_of_a_killed_writer_goes_after_a_while(folder: Path) -> None:
     for name, when in ((".12-2-0.aa.tmp", time.time() - 3600), (".12-2-0.bb.tmp", time.time())):
         (folder / name).touch(0o600)
         os.utime(folder / name, (when, when))
@@ -165,38 +169,25 @@ def test_only_the_file_of_this_very_process_is_its_own(folder: Path) -> None:
 # ---- which file is trusted ------------------------------------------------------------------------------------------
 
 
-def put(path: Path, text: str = '{"host": "127.0.0.1", "port": 4711, "token": "abc"}') -> Path:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o600)
-    return path
+def test_a_good_file_is_trusted(tmp_path: Path) -> None:
+    found = read_address(write(tmp_path / "agreement", "12"))
+    assert found is not None and (found.host, found.port, found.token) == ("127.0.0.1", 4711, "abc")
 
 
-def test_a_good_file_is_believed(tmp_path: Path) -> None:
-    found = read_address(put(tmp_path / "agreement" / "12"))
-    assert found is not None
-    assert (found.host, found.port, found.token) == ("127.0.0.1", 4711, "abc")
-
-
-def test_a_link_a_fifo_or_a_folder_in_its_place_is_not_followed_and_blocks_nobody(tmp_path: Path) -> None:
-    good = put(tmp_path / "agreement" / "12")
-    link, dangling, fifo = (good.parent / name for name in ("link", "dangling", "fifo"))
+def test_a_link_a_fifo_or_a_directory_in_its_place_is_not_followed_and_blocks_no_rank(tmp_path: Path) -> None:
+    good = write(tmp_path / "agreement", "12")
+    link, dangling, fifo, nothing = (good.parent / name for name in ("link", "dangling", "fifo", "nothing"))
     link.symlink_to(good)
-    dangling.symlink_to(good.parent / "nothing")
+    dangling.symlink_to(nothing)
     os.mkfifo(fifo, 0o600)
-    for path in (link, dangling, fifo, good.parent, good.parent / "nothing", tmp_path / "no folder" / "x"):
-        assert read_address(path) is None
-
-
-def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    good = put(tmp_path / "agreement" / "12")
-    (tmp_path / "elsewhere").symlink_to(good.parent)
-    assert read_address(tmp_path / "elsewhere" / "12") is None
+    (tmp_path / "linked directory").symlink_to(good.parent)
+    for path in (link, dangling, fifo, good.parent, nothing, tmp_path / "none" / "x", tmp_path / "linked directory/12"):
+        assert read_address(path) is None, path
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660, 0o770, 0o777, 0o702])
 def test_a_file_or_a_directory_that_others_can_use_is_not_trusted(tmp_path: Path, mode: int) -> None:
-    path = put(tmp_path / "agreement" / "12")
+    path = write(tmp_path / "agreement", "12")
     (path.parent if mode & 0o100 else path).chmod(mode)
     assert read_address(path) is None
 
@@ -207,14 +198,15 @@ def test_a_file_or_a_directory_that_others_can_use_is_not_trusted(tmp_path: Path
     + [json.dumps({"host": "a", "port": port, "token": "x"}) for port in (0, -1, 65536, 1.5, True, None)]
     + [json.dumps({"host": "a", "port": 1, "token": 7}), "[" * 50_000, '{"host": "a", "port": 1}'],
 )
-def test_a_file_that_says_nothing_sensible_is_waited_over(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_sensible_address_is_ignored(tmp_path: Path, text: str) -> None:
     assert read_address(put(tmp_path / "agreement" / "12", text)) is None
 
 
 @needs_root
-def test_a_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
-    path = put(tmp_path / "agreement" / "12")
-    os.chown(path, NOBODY, NOBODY)
+@pytest.mark.parametrize("owned", ["12", ""], ids=["file", "directory"])
+def test_a_file_of_another_user_or_in_the_directory_of_one_is_not_trusted(tmp_path: Path, owned: str) -> None:
+    path = write(tmp_path / "resil-0", "12")
+    os.chown(path.parent / owned, NOBODY, NOBODY)
     assert read_address(path) is None
 
 
@@ -226,25 +218,22 @@ def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> No
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@needs_root
-def test_what_a_stranger_put_into_tmp_is_not_believed_either(tmp_path: Path) -> None:
-    path = put(tmp_path / "resil-0" / "12")
-    os.chown(path.parent, NOBODY, NOBODY)
-    assert read_address(path) is None
-
-
 # ---- real launches -------------------------------------------------------------------------------------------------
 
 
-def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(tmp_path: Path) -> None:
-    home = tmp_path / "launch"
-    own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1") as launch:
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Where the ranks of one user write their address on a node, without a run directory."""
+    return tmp_path / "launch" / f"resil-{os.getuid()}"
+
+
+def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(own: Path) -> None:
+    with a_launch(own.parent, None, 2, MASTER_PORT="1") as launch:
         launch.wait_for_steps()
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
         launch.kill()
     [left] = own.iterdir()
-    with a_launch(home, None, 2, MASTER_PORT="2") as launch:
+    with a_launch(own.parent, None, 2, MASTER_PORT="2") as launch:
         wait_until(lambda: not left.exists())
         wait_until(lambda: [path for path in own.iterdir() if not path.name.startswith(".")])
         assert left.name not in {path.name for path in own.iterdir()}
@@ -267,16 +256,12 @@ def test_a_requeued_job_sweeps_what_was_left_when_all_was_killed_mirror_and_all(
         wait_until(lambda: not left.exists())
 
 
-def test_two_launches_that_live_side_by_side_leave_each_other_alone(
-    tmp_path: Path, dead_port: int, dead_pid: int
-) -> None:
-    home = tmp_path / "launch"
-    own = home / f"resil-{os.getuid()}"
-    with a_launch(home, None, 2, MASTER_PORT="1") as first:
+def test_two_launches_that_live_side_by_side_leave_each_other_alone(own: Path, dead_port: int, dead_pid: int) -> None:
+    with a_launch(own.parent, None, 2, MASTER_PORT="1") as first:
         wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
         first.wait_for_steps()
         dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
-        with a_launch(home, None, 2, MASTER_PORT="2") as other:
+        with a_launch(own.parent, None, 2, MASTER_PORT="2") as other:
             wait_until(lambda: not dead.exists())  # it comes last
             other.wait_for_steps()
             wait_until(lambda: len(list(own.glob("12-*"))) == 2)

@@ -50,7 +50,7 @@ def unreadable() -> Address:
     ],
     ids=["nobody knows", "no file system", "nobody there", "no host", "no name", "no port", "nothing"],
 )
-def test_who_cannot_be_found_is_looked_for_again_and_never_an_error(
+def test_a_rank_0_that_cannot_be_found_is_searched_for_again_and_is_never_an_error(
     selector: selectors.DefaultSelector, locate: Callable[[], Any]
 ) -> None:
     client = make(selector, locate)
@@ -67,7 +67,7 @@ def test_who_cannot_be_found_is_looked_for_again_and_never_an_error(
     assert LAST_RETRY_S / 2 <= waits[-1] <= LAST_RETRY_S
 
 
-def test_one_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:
+def test_a_listener_that_accepts_and_never_greets_is_left_after_a_while(selector: selectors.DefaultSelector) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = make(selector, lambda: Address("127.0.0.1", silent.getsockname()[1], "x"))
         found = client.find(100.0)
@@ -165,7 +165,7 @@ def test_a_rank_that_expects_nothing_of_rank_0_or_decides_alone_does_not_miss_it
     assert link.monitor.next_deadline() is None
 
 
-def test_rank_0_is_gone_for_good_when_nobody_listens_there_any_more(link: Link) -> None:
+def test_rank_0_is_gone_for_good_when_no_process_listens_there_any_more(link: Link) -> None:
     assert link.why_gone(1.0 + GONE_S - 0.1, is_refused=True) == ""
     assert "nobody has listened there" in link.why_gone(1.0 + GONE_S, is_refused=True)
 
@@ -211,7 +211,7 @@ def wait_for_all(launch: Launch, run: Path) -> None:
     wait_until(lambda: not switch.exists())
 
 
-def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_path: Path) -> None:
+def test_ranks_whose_rank_0_was_killed_warn_once_and_that_a_signal_waits(tmp_path: Path) -> None:
     waiting = {"RESIL_GUARD__ON_LEADER_LOST": "wait"}
     with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=4.0, **waiting) as launch:
         wait_for_all(launch, tmp_path / "run")
@@ -219,8 +219,8 @@ def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_p
         launch.signal(2, signal.SIGUSR1)
         wait_until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
         assert "warning: rank 1 has had no connection to rank 0 for 4 s" in lines(launch, 1, "no connection")[0]
-        told = lines(launch, 2, "no connection")[0]
-        assert "nothing can be decided until it is back. This waits: SIGUSR1 came" in told
+        warning = lines(launch, 2, "no connection")[0]
+        assert "nothing can be decided until it is back. This waits: SIGUSR1 came" in warning
         launch.wait_for_steps()
         assert len(lines(launch, 1, "no connection")) == len(lines(launch, 2, "no connection")) == 1
         launch.start(0)
@@ -228,7 +228,7 @@ def test_ranks_whose_rank_0_was_killed_say_so_once_and_that_a_signal_waits(tmp_p
         assert [launch.processes[rank].wait(30) for rank in range(3)] == [75, 75, 75], "the request was not lost"
 
 
-def test_rank_0_tells_a_rank_that_was_lost_from_one_that_never_came(tmp_path: Path) -> None:
+def test_rank_0_reports_a_lost_rank_as_lost_and_not_as_one_that_never_joined(tmp_path: Path) -> None:
     with a_launch(tmp_path / "launch", make_run(tmp_path / "run"), 3, absent_s=1.0) as launch:
         wait_for_all(launch, tmp_path / "run")
         launch.kill(2)

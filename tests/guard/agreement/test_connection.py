@@ -1,4 +1,4 @@
-""""""
+"""One connection: both ends prove that they know the token, and messages arrive whole or the connection ends."""
 
 from __future__ import annotations
 
@@ -39,13 +39,20 @@ class Pair:
             got += connection.read()
         return got
 
-    def greet(self, rank: int = 3) -> None:
+    def proof(self) -> dict[str, object]:
+        """The coordinator greets; return the answer of rank 3, which proves that it knows the token."""
         self.coordinator.greet()
-        assert not self.member.authenticate_coordinator(self.read(self.member)[0], rank)
-        self.coordinator.authenticate_member(self.read(self.coordinator)[0], 8)
-        assert self.member.authenticate_coordinator(self.read(self.member)[0], rank)
+        assert not self.member.authenticate_coordinator(self.read(self.member)[0], 3)
+        return self.read(self.coordinator)[0]
 
-    def close(self) -> None:
+    def greet(self) -> None:
+        self.coordinator.authenticate_member(self.proof(), 8)
+        assert self.member.authenticate_coordinator(self.read(self.member)[0], 3)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.coordinator.close()
         self.member.close()
         self.selector.close()
@@ -53,9 +60,8 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.close()
+    with Pair() as pair:
+        yield pair
 
 
 def test_after_the_greeting_both_ends_know_who_the_other_is(pair: Pair) -> None:
@@ -64,28 +70,21 @@ def test_after_the_greeting_both_ends_know_who_the_other_is(pair: Pair) -> None:
 
 
 def test_neither_end_believes_one_that_does_not_know_the_token() -> None:
-    pair = Pair(member_token="another")
-    pair.coordinator.greet()
-    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
-    with pytest.raises(ConnectionBroken, match="token"):
-        pair.coordinator.authenticate_member(pair.read(pair.coordinator)[0], 8)
-    with pytest.raises(ConnectionBroken, match="token"):
-        pair.member.authenticate_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
-    assert pair.member.rank is None
-    pair.close()
+    with Pair(member_token="another") as pair:
+        with pytest.raises(ConnectionBroken, match="token"):
+            pair.coordinator.authenticate_member(pair.proof(), 8)
+        with pytest.raises(ConnectionBroken, match="token"):
+            pair.member.authenticate_coordinator({"proof": frames.proof(TOKEN, "coordinator", "x", "y")}, 3)
+        assert pair.member.rank is None
 
 
-def test_a_proof_that_was_overheard_does_not_fit_another_greeting(pair: Pair) -> None:
-    pair.coordinator.greet()
-    pair.member.authenticate_coordinator(pair.read(pair.member)[0], 3)
-    overheard = pair.read(pair.coordinator)[0]
-    other = Pair()
-    other.coordinator.greet()
-    with pytest.raises(ConnectionBroken, match="token"):
-        other.coordinator.authenticate_member(overheard, 8)
-    with pytest.raises(ConnectionBroken, match="token"):  # nor another rank
-        pair.coordinator.authenticate_member({**overheard, "rank": 4}, 8)
-    other.close()
+def test_a_proof_that_was_overheard_fits_neither_another_greeting_nor_another_rank(pair: Pair) -> None:
+    overheard = pair.proof()
+    with Pair() as other:
+        other.coordinator.greet()
+        for end, proof in ((other.coordinator, overheard), (pair.coordinator, {**overheard, "rank": 4})):
+            with pytest.raises(ConnectionBroken, match="token"):
+                end.authenticate_member(proof, 8)
 
 
 def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
@@ -93,14 +92,12 @@ def test_large_messages_pass_only_after_the_greeting(pair: Pair) -> None:
     pair.greet()
     pair.member.send(large)
     assert pair.read(pair.coordinator) == [large]
-    stranger = Pair()
-    stranger.member.send(large)
-    with pytest.raises(ConnectionBroken, match="frame of"):
+    with Pair() as stranger, pytest.raises(ConnectionBroken, match="frame of"):
+        stranger.member.send(large)
         stranger.read(stranger.coordinator)
-    stranger.close()
 
 
-def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pair) -> None:
+def test_messages_that_the_kernel_does_not_take_at_once_wait_and_arrive_whole(pair: Pair) -> None:
     pair.greet()
     pair.coordinator._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
     pair.member._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
@@ -118,7 +115,7 @@ def test_what_the_kernel_does_not_take_at_once_waits_and_arrives_whole(pair: Pai
     assert pair.selector.get_map()[pair.coordinator._socket].events == selectors.EVENT_READ
 
 
-def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MOST_UNSENT", 200_000)
     with pytest.raises(ConnectionBroken, match="does not read"):
         for _ in range(1000):
@@ -126,7 +123,7 @@ def test_who_never_reads_is_given_up_before_memory_grows(pair: Pair, monkeypatch
     assert len(pair.coordinator.outgoing) < 500_000
 
 
-def test_what_was_said_before_the_end_arrives_although_more_was_on_its_way_back(pair: Pair) -> None:
+def test_the_last_message_arrives_although_more_was_on_its_way_back(pair: Pair) -> None:
     pair.greet()
     pair.coordinator.send({"unread": "by the member"})
     pair.member.send({"last": "word"})
@@ -145,7 +142,7 @@ def test_a_drain_ends_in_time_although_the_other_end_stays(pair: Pair) -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_a_lost_connection_is_said_once_and_closing_twice_is_nothing(pair: Pair) -> None:
+def test_a_lost_connection_is_reported_once_and_closing_twice_is_nothing(pair: Pair) -> None:
     pair.member.close()
     pair.member.close()
     with pytest.raises(ConnectionBroken, match="closed the connection"):

@@ -44,7 +44,7 @@ def test_garbage_is_refused_or_waited_for_and_never_anything_else(garbage: bytes
     [b"no JSON", b"[1, 2]", b'"text"', b"17", b"", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"],
     ids=["words", "list", "text", "number", "empty", "no UTF-8", "deep", "a number of 5,000 digits"],
 )
-def test_what_is_no_table_of_json_ends_the_connection(raw: bytes) -> None:
+def test_a_frame_that_is_no_table_of_json_ends_the_connection(raw: bytes) -> None:
     with pytest.raises(BadFrame):
         Decoder().feed(struct.pack(">I", len(raw)) + raw)
 
@@ -62,7 +62,7 @@ def test_strangers_may_say_less_at_once_than_ranks() -> None:
         Decoder(frames.LARGEST_GREETING).feed(frame)
 
 
-def test_nobody_sends_what_nobody_would_read() -> None:
+def test_a_frame_that_no_peer_would_read_is_not_sent() -> None:
     with pytest.raises(ValueError, match="bytes"):
         frames.encode({"text": "x" * frames.LARGEST_FRAME})
 
@@ -82,7 +82,7 @@ def test_a_proof_is_good_for_one_token_one_side_and_these_two_words() -> None:
         assert not frames.is_proof(nonsense, "token", "member 3", "theirs", "mine")
 
 
-def test_words_are_not_said_twice() -> None:
+def test_random_words_do_not_repeat() -> None:
     words = {frames.random_word() for _ in range(1000)}
     assert len(words) == 1000
     assert json.dumps(sorted(words)[0])

@@ -23,35 +23,27 @@ from resilience.guard.agreement.messages import (
 from resilience.guard.agreement.rounds import MOST_REQUESTS
 from resilience.guard.decision import Decision, Request
 from resilience.guard.gate import Gate
+from tests.guard.agreement import sample_messages as say
+from tests.guard.agreement.sample_messages import STOP
 
-REQUEST = Request("kill switch", "bob stops the run").as_dict()
-VERDICT = {"steps": 5, "polls": 0, "requests": [REQUEST], "answers": ["life.1"]}
-JOIN = {
-    "say": "join",
-    "rank": 1,
-    "incarnation": "incarnation",
-    "steps": 5,
-    "polls": 0,
-    "round": 3,
-    "state": "committed",
-    "verdict": VERDICT,
-    "requests": {"life.2": REQUEST},
-}
+REQUEST = STOP.as_dict()
+VERDICT = say.verdict(5, STOP, answers=("life.1",))
+JOIN = say.join(1, steps=5, round=3, state="committed", verdict=VERDICT, requests={"life.2": REQUEST})
 MEMBER_SAYS: list[dict[str, Any]] = [
     JOIN,
-    {"say": "request", "id": "life.1", "request": REQUEST},
-    {"say": "promise", "round": 1, "steps": 5, "polls": 0, "step_s": 0.0},
-    {"say": "done", "round": 1, "outcome": "saved", "seconds": 3},
-    {"say": "done", "round": 1, "outcome": "in_flight", "seconds": 0.0},
-    {"say": "saved", "round": 1, "outcome": "failed", "seconds": 12.5},
-    {"say": "leave", "steps": 9, "how": "done", "why": ""},
+    say.requested(STOP, "life.1"),
+    say.promise(5),
+    say.done(seconds=3),
+    say.done("in_flight", seconds=0.0),
+    say.saved("failed", seconds=12.5),
+    say.goodbye(9),
 ]
 COORDINATOR_SAYS: list[dict[str, Any]] = [
     {"say": "welcome", "round": 1},
     {"say": "start", "decision": Decision(stop=True, reasons=["why"], triggers=["x"]).as_dict()},
-    {"say": "prepare", "round": 1},
-    {"say": "commit", "round": 1, "verdict": VERDICT},
-    {"say": "abort", "round": 1},
+    say.prepare(),
+    {**say.commit(5), "verdict": VERDICT},
+    say.abort(),
     {"say": "bye"},
 ]
 JUNK = st.recursive(
@@ -69,7 +61,7 @@ def check(message: object) -> Any:
 
 
 @pytest.mark.parametrize("message", MEMBER_SAYS + COORDINATOR_SAYS, ids=lambda message: message["say"])
-def test_what_is_said_is_understood(message: dict[str, Any]) -> None:
+def test_a_message_in_good_form_is_read_as_it_was_sent(message: dict[str, Any]) -> None:
     assert check(json.loads(json.dumps(message))) == message
 
 
@@ -97,7 +89,7 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
     except ValueError:
         return
     member = Member(Gate(), 1, "incarnation")  # what passes does no harm
-    member.receive({"say": "prepare", "round": 1})
+    member.receive(say.prepare())
     member.receive(checked)
     member.gate.count += 20
     member.on_step()
@@ -114,9 +106,9 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {**JOIN, "steps": -1},
         {**JOIN, "round": 1 << 62},
         {**JOIN, "extra": 1},
-        {"say": "done", "round": 1, "outcome": "perfect", "seconds": 1.0},
-        {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
-        {"say": "done", "round": 1, "outcome": "saved", "seconds": -1.0},
+        say.done("perfect"),
+        say.done(seconds=float("nan")),
+        say.done(seconds=-1.0),
         {"say": "commit", "round": 1, "verdict": {}},
         {"say": "commit", "round": 1, "verdict": {**VERDICT, "answers": [1]}},
         {"say": "start", "decision": {**Decision().as_dict(), "exit_code": "75"}},
@@ -127,7 +119,7 @@ def test_junk_in_any_place_is_a_value_error_or_still_a_message(
         {},
     ],
 )
-def test_what_means_nothing_is_refused(broken: dict[str, Any]) -> None:
+def test_a_message_that_means_nothing_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         check_member_message(broken)
     with pytest.raises(ValueError):

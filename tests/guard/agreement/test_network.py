@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,19 @@ from resilience.guard import CONTINUE, Decision
 from resilience.guard.agreement import connection, network
 from resilience.guard.agreement.address_file import Address
 from resilience.guard.agreement.base import AgreementEvent, ExitSummary
-from tests.guard.agreement.ranks import TOKEN, Meeting, Proxy, meeting, save, stop
+from tests.guard.agreement.ranks import TOKEN, Meeting, meeting, meeting_over_a_cable, save, stop
 from tests.guard.guards import wait_until
 
 
+@pytest.fixture
+def ranks() -> Iterator[Meeting]:
+    """Two ranks that have been started."""
+    with meeting(2) as ranks:
+        yield ranks
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_whoever_requests_all_ranks_obey_at_the_same_step(world: int) -> None:
+def test_any_rank_requests_and_all_obey_at_the_same_step(world: int) -> None:
     with meeting(world) as ranks, ranks.training() as given:
         for number in range(world):
             ranks.ranks[number].request(save(f"rank {number} asks"))
@@ -34,7 +43,7 @@ def test_whoever_requests_all_ranks_obey_at_the_same_step(world: int) -> None:
         wait_until(lambda: all(decisions and decisions[-1].stop for decisions in given))
     assert all(decisions == given[0] for decisions in given)
     assert len(given[0]) == world + 1
-    assert [heard.outcome for heard in ranks.heard("outcome")] == ["saved"] * (world + 1)
+    assert [event.outcome for event in ranks.heard("outcome")] == ["saved"] * (world + 1)
 
 
 def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
@@ -47,15 +56,12 @@ def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
     assert all(decisions == given[0] for decisions in given)
 
 
-def test_the_worst_outcome_of_all_ranks_is_heard() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[1].request(save())
-        ranks.wait_for("committed")
-        for rank, outcome in ((0, "saved"), (1, "failed")):
-            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
-            assert ranks.step(rank)
-            ranks.ranks[rank].finish(outcome, 1.0 + rank)
-        heard = ranks.wait_for("outcome")
+def test_the_worst_outcome_of_all_ranks_is_heard(ranks: Meeting) -> None:
+    ranks.ranks[1].request(save())
+    for rank, outcome in ((0, "saved"), (1, "failed")):
+        ranks.obey(rank)
+        ranks.ranks[rank].finish(outcome, 1.0 + rank)
+    heard = ranks.wait_for("outcome")
     assert (heard.outcome, heard.seconds) == ("failed", 2.0)
 
 
@@ -77,17 +83,14 @@ def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
 
 @pytest.mark.parametrize("old", ["nobody listens there", "a silent stranger", "a chatty stranger", "another run"])
 def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as stranger, meeting(2, start=False) as ranks:
         port = stranger.getsockname()[1]
         other = Meeting(2)
-        talk = threading.Thread(target=_talk, args=(stranger,), daemon=True)
         if old == "nobody listens there":
             stranger.close()
         elif old == "a chatty stranger":
-            talk.start()
+            threading.Thread(target=_talk, args=(stranger,), daemon=True).start()
         elif old == "another run":
             other.start(0)
             wait_until(lambda: other.address is not None)
@@ -96,85 +99,55 @@ def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, mo
         ranks.address = Address("127.0.0.1", port, "the token of then")
         ranks.start(1)
         time.sleep(0.2)  # it tries the old one
-        with ranks.training() as given:
-            ranks.start(0)
-            wait_until(lambda: ranks.true_address is not None)
-            ranks.address = ranks.true_address
-            ranks.ranks[1].request(save())
-            wait_until(lambda: given[0] and given[1])
-        other.ranks[0].leave(1)
-        other.ranks[1].leave(1)
+        ranks.start(0)
+        wait_until(lambda: ranks.true_address is not None)
+        ranks.address = ranks.true_address
+        ranks.agree(save())
+        for rank in other.ranks:
+            rank.leave(1)
 
 
-def _talk(stranger: Any) -> None:
-    while True:
-        try:
+def _talk(stranger: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
             sock, _ = stranger.accept()
-        except OSError:
-            return
-        with sock:
-            sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            with sock, contextlib.suppress(OSError):
+                sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
 
 
 def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
-    ranks = Meeting(3)
-    cable = Proxy(lambda: ranks.true_address)
-    ranks.address = cable.address
-    ranks.start()
-    try:
-        with ranks.training() as given:
-            for number in range(12):
-                ranks.ranks[number % 3].request(save(f"request {number}"))
-                time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
-                cable.cut()
-                wait_until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
-            wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
-    finally:
-        cable.close()
-        ranks.leave()
+    with meeting_over_a_cable(3) as (ranks, cable), ranks.training() as given:
+        for number in range(12):
+            ranks.ranks[number % 3].request(save(f"request {number}"))
+            time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
+            cable.cut()
+            wait_until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
+        wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
     assert given[0] == given[1] == given[2]
     assert cable.connections > 2
-    assert all(heard.outcome == "saved" for heard in ranks.heard("outcome"))
+    assert all(event.outcome == "saved" for event in ranks.heard("outcome"))
 
 
 def test_a_rank_finds_rank_0_again_although_its_address_file_is_gone() -> None:
-    ranks = Meeting(2)
-    cable = Proxy(lambda: ranks.true_address)
-    ranks.address = cable.address
-    ranks.start()
-    try:
+    with meeting_over_a_cable(2) as (ranks, cable):
         client = ranks.client(1)
         wait_until(client.is_up)
         wait_until(lambda: client._known is not None)
         ranks.address = None
         cable.cut()
         wait_until(lambda: cable.connections == 2)
-        with ranks.training() as given:
-            ranks.ranks[1].request(save())
-            wait_until(lambda: given[0] and given[1])
-    finally:
-        ranks.leave()
-        cable.close()
+        ranks.agree(save())
 
 
-def test_the_outcome_of_a_save_is_told_although_the_connection_broke_meanwhile() -> None:
-    ranks = Meeting(2)
-    cable = Proxy(lambda: ranks.true_address)
-    ranks.address = cable.address
-    ranks.start()
-    try:
+def test_the_outcome_of_a_save_is_sent_although_the_connection_broke_meanwhile() -> None:
+    with meeting_over_a_cable(2) as (ranks, cable):
         ranks.ranks[1].request(save())
-        ranks.wait_for("committed")
-        wait_until(lambda: ranks.gates[1].limit < 100)
-        assert ranks.step(1)
+        ranks.obey(1)
         cable.cut()
         ranks.ranks[1].finish("failed", 3.0)
-        assert ranks.step(0)
+        ranks.obey(0)
         ranks.ranks[0].finish("saved", 1.0)
         assert ranks.wait_for("outcome").outcome == "failed"
-    finally:
-        ranks.leave()
-        cable.close()
 
 
 def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_lost() -> None:
@@ -203,82 +176,75 @@ def test_a_rank_that_never_met_rank_0_leaves_at_once() -> None:
         assert time.monotonic() - begin < 30
 
 
-def test_rank_0_stays_until_all_have_told_how_their_save_went() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(stop())
-        ranks.wait_for("committed")
-        for rank in (0, 1):
-            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
-            assert ranks.step(rank)
-        ranks.ranks[0].finish("saved", 0.1)
-
-        def go() -> None:
-            farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
-            ranks.ranks[0].leave(20)
-
-        farewell: list[ExitSummary] = []
-        gone = threading.Thread(target=go)
-        gone.start()
-        gone.join(0.5)
-        assert gone.is_alive()
-        number = ranks.ranks[1].finish("in_flight", 0.0)
-        gone.join(0.3)
-        assert gone.is_alive(), "it is not durable"
-        ranks.ranks[1].saved(number, "saved", 0.6)
-        ranks.wait_for("outcome")
-        gone.join(0.3)
-        assert gone.is_alive(), "rank 1 has not said good-bye"
-        assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
-        gone.join(10)
-        assert not gone.is_alive()
-        assert ranks.heard("outcome")[0].outcome == "saved"
-        assert (farewell[0].world, farewell[0].well, farewell[0].faults) == (2, 2, ())
+def act(target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Do something that waits, in a thread."""
+    thread = threading.Thread(target=target, args=args)
+    thread.start()
+    return thread
 
 
-def test_rank_0_does_not_stay_for_ever() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(save())
-        ranks.wait_for("committed")
-        wait_until(lambda: ranks.gates[0].limit < 100)
-        assert ranks.step(0)
-        begin = time.monotonic()
-        ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
-        ranks.ranks[0].leave(0.4)
-        assert 0.4 <= time.monotonic() - begin < 30
+def waits(thread: threading.Thread, wait_s: float = 0.3) -> bool:
+    """Whether it still waits, after a while."""
+    thread.join(wait_s)
+    return thread.is_alive()
 
 
-def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(stop())
-        ranks.wait_for("committed")
-        for rank in (0, 1):
-            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
-            assert ranks.step(rank)
-        ranks.ranks[1].finish("saved", 0.1)
-        gone = threading.Thread(target=ranks.ranks[1].leave, args=(20,))
-        gone.start()
-        gone.join(0.4)
-        assert gone.is_alive()
-        ranks.ranks[0].finish("saved", 0.1)
-        ranks.ranks[0].leave(10)
-        gone.join(5)
-        assert not gone.is_alive()
+def test_rank_0_stays_until_all_have_sent_how_their_save_went(ranks: Meeting) -> None:
+    ranks.ranks[0].request(stop())
+    for rank in (0, 1):
+        ranks.obey(rank)
+    ranks.ranks[0].finish("saved", 0.1)
+
+    def go() -> None:
+        farewell.append(ranks.ranks[0].announce_exit("stopped", "", 20))
+        ranks.ranks[0].leave(20)
+
+    farewell: list[ExitSummary] = []
+    gone = act(go)
+    assert waits(gone, 0.5)
+    number = ranks.ranks[1].finish("in_flight", 0.0)
+    assert waits(gone), "it is not durable"
+    ranks.ranks[1].saved(number, "saved", 0.6)
+    ranks.wait_for("outcome")
+    assert waits(gone), "rank 1 has not said good-bye"
+    assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
+    assert not waits(gone, 10)
+    assert ranks.heard("outcome")[0].outcome == "saved"
+    assert (farewell[0].world, farewell[0].well, farewell[0].faults) == (2, 2, ())
 
 
-def test_rank_0_that_may_not_start_tells_all_others_before_it_goes() -> None:
+def test_rank_0_does_not_stay_for_ever(ranks: Meeting) -> None:
+    ranks.ranks[0].request(save())
+    ranks.obey(0)
+    begin = time.monotonic()
+    ranks.ranks[0].announce_exit("done", "", 0.4)  # rank 1 hangs in its step
+    ranks.ranks[0].leave(0.4)
+    assert 0.4 <= time.monotonic() - begin < 30
+
+
+def test_after_a_stop_no_rank_goes_before_rank_0_hangs_up(ranks: Meeting) -> None:
+    ranks.ranks[0].request(stop())
+    for rank in (0, 1):
+        ranks.obey(rank)
+    ranks.ranks[1].finish("saved", 0.1)
+    gone = act(ranks.ranks[1].leave, 20)
+    assert waits(gone, 0.4)
+    ranks.ranks[0].finish("saved", 0.1)
+    ranks.ranks[0].leave(10)
+    assert not waits(gone, 5)
+
+
+def test_rank_0_that_may_not_start_sends_that_to_all_others_before_it_goes() -> None:
     no = Decision(stop=True, reasons=["the kill switch is thrown"])
     with meeting(3, start=False) as ranks:
         ranks.start(0, 1)
         ranks.ranks[0].decide_start(no)
-        gone = threading.Thread(target=ranks.ranks[0].leave, args=(20,))
-        gone.start()
+        gone = act(ranks.ranks[0].leave, 20)
         assert ranks.ranks[1].wait_for_start(10) == no
-        gone.join(0.3)
-        assert gone.is_alive()
+        assert waits(gone)
         ranks.start(2)
         assert ranks.ranks[2].wait_for_start(10) == no
-        gone.join(10)
-        assert not gone.is_alive()
+        assert not waits(gone, 10)
 
 
 # ---- going on from another step ------------------------------------------------------------------------------------
@@ -290,15 +256,11 @@ def resume(ranks: Meeting, rank: int, step: int) -> None:
     ranks.ranks[rank].resumed()
 
 
-def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step() -> None:
-    with meeting(2) as ranks:
-        for rank, count in ((0, 50), (1, 51)):  # rank 0 did not complete the step in which a third rank died
-            ranks.gates[rank].count = count
-            resume(ranks, rank, 40)
-        with ranks.training() as given:
-            ranks.ranks[0].request(stop())
-            wait_until(lambda: given[0] and given[1])
-    assert given[0] == given[1]
+def test_ranks_that_went_back_by_unequal_steps_stop_at_the_same_step(ranks: Meeting) -> None:
+    for rank, count in ((0, 50), (1, 51)):  # rank 0 did not complete the step in which a third rank died
+        ranks.gates[rank].count = count
+        resume(ranks, rank, 40)
+    ranks.agree(stop(), by=0)
 
 
 def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_asked_anew() -> None:
@@ -308,32 +270,24 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         resume(ranks, 0, 8)  # the others come later: a verdict comes in between
         ranks.ranks[1].request(save("requested in between"))
         ranks.wait_for("committed")
-        for rank in range(3):
-            wait_until(lambda rank=rank: ranks.gates[rank].limit < 100)  # type: ignore[misc]
+        wait_until(lambda: all(gate.limit < 100 for gate in ranks.gates))
         for rank in (1, 2):
             resume(ranks, rank, 8)
         assert ranks.heard("void")
-        with ranks.training() as given:
-            wait_until(lambda: all(given))
-    assert given[0] == given[1] == given[2]
-    assert given[0][0].reasons == ("requested in between",)
+        assert ranks.agree().reasons == ("requested in between",)
 
 
-def test_to_resume_before_the_first_step_loses_no_request() -> None:
-    with meeting(2) as ranks:
-        ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
-        for rank in (0, 1):
-            resume(ranks, rank, 1000)
-        with ranks.training() as given:
-            wait_until(lambda: given[0] and given[1])
-    assert given[0] == given[1]
-    assert given[0][0].step > 1000
+def test_to_resume_before_the_first_step_loses_no_request(ranks: Meeting) -> None:
+    ranks.ranks[0].request(save("thrown before the checkpoint was loaded"))
+    for rank in (0, 1):
+        resume(ranks, rank, 1000)
+    assert ranks.agree().step > 1000
 
 
 # ---- rank 0 stands still -------------------------------------------------------------------------------------------
 
 
-def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_without_a_word_from_rank_0_is_only_time() -> None:
     with meeting(2) as ranks, ranks.training() as given:
         wait_until(lambda: ranks.client(1).is_up())
         with ranks.ranks[0].changed:  # rank 0's control thread stands still
@@ -346,24 +300,17 @@ def test_time_without_a_word_from_rank_0_is_only_time(monkeypatch: pytest.Monkey
 
 def test_the_token_never_travels() -> None:
     """What goes over the connection, both ways, in a whole decision."""
-    ranks = Meeting(2)
     seen = bytearray()
-    cable = Proxy(lambda: ranks.true_address)
-    ranks.address = cable.address
-    receive = connection.Connection._decode
+    decode = connection.Connection._decode
 
     def remember(connection: connection.Connection, data: bytes) -> Any:
         seen.extend(data)
-        return receive(connection, data)
+        return decode(connection, data)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection.Connection, "_decode", remember)
-        ranks.start()
-        with ranks.training() as given:
-            ranks.ranks[1].request(save("a reason that travels"))
-            wait_until(lambda: given[0] and given[1])
-        ranks.leave()
-    cable.close()
+        with meeting(2) as ranks:
+            ranks.agree(save("a reason that travels"))
     assert b"a reason that travels" in seen
     assert TOKEN.encode() not in seen
 
@@ -372,70 +319,47 @@ def descriptors() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_news_is_told_with_no_lock_held() -> None:
-    ranks = Meeting(2)
+def test_news_is_reported_with_no_lock_held() -> None:
+    with meeting(2) as ranks, ranks.training():
 
-    def request_again(heard: AgreementEvent) -> None:
-        ranks.news.append(heard)
-        if heard.kind == "outcome" and len(ranks.heard("outcome")) < 3:
-            ranks.ranks[0].request(save(f"after {len(ranks.news)}"))  # waits for the lock
+        def request_again(event: AgreementEvent) -> None:
+            if event.kind == "outcome" and len(ranks.heard("outcome")) < 3:
+                ranks.ranks[0].request(save(f"after {len(ranks.news)}"))  # waits for the lock
 
-    ranks.ranks[0].after_fork_in_child()
-    ranks.ranks[0] = ranks.make(0, on_event=request_again)
-    ranks.start()
-    with ranks.training():
+        ranks.on_news = request_again
         ranks.ranks[1].request(save())
         ranks.wait_for("outcome", 3)
-    ranks.leave()
 
 
-def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement() -> None:
-    ranks = Meeting(2)
-
-    def fail(heard: AgreementEvent) -> None:
-        ranks.news.append(heard)
-        raise RuntimeError("the host's own fault")
-
-    ranks.ranks[0].after_fork_in_child()
-    ranks.ranks[0] = ranks.make(0, on_event=fail)
-    ranks.start()
-    with ranks.training() as given:
-        for number in range(2):
-            ranks.ranks[1].request(save(str(number)))
-            wait_until(lambda number=number: len(given[0]) > number)  # type: ignore[misc]
-    ranks.leave()
+def raise_fault(*_: object) -> Any:
+    raise RuntimeError("a fault")
 
 
-def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement() -> None:
-    with meeting(2) as ranks, ranks.training() as given:
-        control = ranks.leader
-        proceed = control._coordinator.proceed
-
-        def fail_once(now: float) -> list[Any]:
-            control._coordinator.proceed = proceed  # type: ignore[method-assign]
-            raise RuntimeError("once")
-
-        control._coordinator.proceed = fail_once  # type: ignore[method-assign]
-        ranks.ranks[1].request(save())
-        wait_until(lambda: given[0] and given[1])
-    assert "once" in ranks.heard("fault")[0].text
+def test_a_host_that_fails_when_it_hears_news_does_not_end_the_agreement(ranks: Meeting) -> None:
+    ranks.on_news = raise_fault
+    for number in range(2):
+        ranks.agree(save(str(number)))
+    assert ranks.heard("committed")
 
 
-def test_a_message_that_was_lost_in_a_fault_is_said_again() -> None:
+@pytest.mark.parametrize("fault", ["at any time", "at a request, which is sent again"])
+def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement(fault: str) -> None:
     with meeting(2) as ranks, ranks.training() as given:
         coordinator = ranks.leader._coordinator
-        receive = coordinator.receive
+        name = "proceed" if fault == "at any time" else "receive"
+        method = getattr(coordinator, name)
 
-        def fail_at_the_request(rank: int, message: dict[str, Any], now: float) -> list[tuple[int, dict[str, Any]]]:
-            if message["say"] == "request":
-                coordinator.receive = receive  # type: ignore[method-assign]
-                raise RuntimeError("once")
-            return receive(rank, message, now)
+        def fail_once(*args: Any) -> Any:
+            if name == "receive" and args[1]["say"] != "request":
+                return method(*args)
+            setattr(coordinator, name, method)
+            return raise_fault()
 
         wait_until(lambda: ranks.client(1).is_up())
-        coordinator.receive = fail_at_the_request  # type: ignore[method-assign]
+        setattr(coordinator, name, fail_once)
         ranks.ranks[1].request(save())
         wait_until(lambda: given[0] and given[1])
+    assert "a fault" in ranks.heard("fault")[0].text
 
 
 def test_nothing_is_left_open() -> None:
@@ -444,9 +368,8 @@ def test_nothing_is_left_open() -> None:
     before = descriptors()
     threads = threading.active_count()
     for _ in range(3):
-        with meeting(3) as ranks, ranks.training() as given:
-            ranks.ranks[1].request(save())
-            wait_until(lambda given=given: all(given))  # type: ignore[misc]
+        with meeting(3) as ranks:
+            ranks.agree(save())
     assert descriptors() == before
     assert threading.active_count() == threads
 
@@ -483,12 +406,9 @@ def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
 def test_a_thread_that_cannot_be_started_costs_the_decisions_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_thread(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     ranks = Meeting(2)
     with monkeypatch.context() as context:
-        context.setattr(threading.Thread, "start", no_thread)
+        context.setattr(threading.Thread, "start", raise_fault)
         ranks.start(1)
     assert "did not start" in ranks.heard_by[1][0].text
     assert ranks.step(1) is None
@@ -501,18 +421,14 @@ def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_g
     monkeypatch.setattr(network, "FAULT_PAUSE_S", 0.0)
     with meeting(2, start=False) as ranks:
         control = ranks.leader
-
-        def fail(now: float) -> list[Any]:
-            raise RuntimeError("always")
-
         ranks.start(0)
         wait_until(lambda: ranks.address is not None)  # it has joined itself
         with control.changed:
-            control._coordinator.proceed = fail  # type: ignore[method-assign]
+            control._coordinator.proceed = raise_fault  # type: ignore[method-assign, assignment]
         control._wake()
         wait_until(lambda: not control._is_in_contact())
         assert [heard.kind for heard in ranks.news] == ["fault"] * (network.MOST_FAULTS - 1) + ["broken"]
-        assert "nothing will be decided" in ranks.news[-1].text and "always" in ranks.news[-1].text
+        assert "nothing will be decided" in ranks.news[-1].text and "a fault" in ranks.news[-1].text
         ranks.ranks[0].request(save())
         assert ranks.step(0) is None
         with control.changed:
@@ -521,19 +437,15 @@ def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_g
 
 def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
     hold, heard = threading.Event(), threading.Event()
-    ranks = Meeting(2)
 
-    def hear(news: AgreementEvent) -> None:
-        ranks.news.append(news)
-        if news.kind == "outcome":
+    def hear(event: AgreementEvent) -> None:
+        if event.kind == "outcome":
             heard.set()
             assert hold.wait(20)
 
-    ranks.ranks[0].after_fork_in_child()
-    ranks.ranks[0] = ranks.make(0, on_event=hear)
-    ranks.start()
-    control = ranks.leader
-    with ranks.training():
+    with meeting(2) as ranks, ranks.training():
+        control = ranks.leader
+        ranks.on_news = hear
         ranks.ranks[1].request(save())
         assert heard.wait(20)
         with control.changed:
@@ -545,10 +457,9 @@ def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
                 return control._is_over()
 
         wait_until(is_over)
-    ranks.leave()
 
 
-def test_a_thread_is_woken_however_often_and_nobody_waits_for_that_or_fails_when_it_has_ended() -> None:
+def test_a_thread_is_woken_however_often_and_no_thread_waits_for_that_or_fails_when_it_has_ended() -> None:
     ranks = Meeting(2)
     control = ranks.ranks[1]
     assert not select.select([control._reader], [], [], 0)[0]

@@ -14,32 +14,24 @@ def joined(world: int = 3) -> RankRegistry:
     return ranks
 
 
-def test_who_has_not_joined_or_is_lost_is_missing() -> None:
-    ranks = RankRegistry(3)
-    ranks.join(1, "life1")
-    assert not ranks.has_everybody_joined() and not ranks.are_all_there()
-    ranks.join(0, "life0")
-    ranks.join(2, "life2")
-    assert ranks.has_everybody_joined() and ranks.are_all_there()
-    ranks.lost(1)
-    assert ranks.has_everybody_joined() and not ranks.are_all_there()
-    assert not ranks.join(1, "life1"), "the same process"
-    assert ranks.are_all_there()
-
-
-def test_who_never_joined_and_who_was_lost_are_told_apart() -> None:
+def test_a_rank_that_never_joined_or_is_lost_is_missing_and_named_so() -> None:
     ranks = RankRegistry(4)
     for rank in (0, 1):
         ranks.join(rank, f"life{rank}")
+        assert not ranks.has_everybody_joined() and not ranks.are_all_there()
     assert ranks.name_missing() == "ranks 2, 3 of 4 did not join the guard"
     ranks.lost(1)
     assert ranks.name_missing() == "ranks 2, 3 of 4 did not join the guard and the connection to rank 1 of 4 is lost"
     ranks.join(2, "life2")
     ranks.join(3, "life3")
+    assert ranks.has_everybody_joined() and not ranks.are_all_there()
     assert ranks.name_missing() == "the connection to rank 1 of 4 is lost"
+    assert ranks.training() == [0, 1, 2, 3] and ranks.count_training() == 4, "a lost rank trains on"
+    assert not ranks.join(1, "life1"), "the same process"
+    assert ranks.has_everybody_joined() and ranks.are_all_there()
 
 
-def test_who_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
+def test_a_rank_that_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no_more() -> None:
     ranks = joined()
     ranks.lost(2)
     ranks.leave(2, 100)
@@ -48,12 +40,6 @@ def test_who_has_left_is_not_missing_even_when_its_connection_goes_and_trains_no
     assert ranks.training() == [0, 1] and ranks.count_training() == 2 and ranks.left == {2: 100}
     ranks.join(2, "life2")
     assert ranks.training() == [0, 1, 2] and ranks.left == {}
-
-
-def test_a_lost_rank_trains_on() -> None:
-    ranks = joined()
-    ranks.lost(0)
-    assert ranks.training() == [0, 1, 2] and ranks.count_training() == 3
 
 
 def test_a_process_that_comes_back_after_another_took_its_place_is_a_twin() -> None:

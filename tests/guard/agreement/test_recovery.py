@@ -6,21 +6,20 @@ from typing import Any
 
 from resilience.guard.agreement.messages import COMMITTED, FREE, OBEYING, PROMISED
 from resilience.guard.agreement.recovery import EarlierRounds, recover
-from resilience.guard.decision import FAILED, SAVED, Request, merge
+from resilience.guard.decision import FAILED, SAVED, merge
+from tests.guard.agreement import sample_messages as say
+from tests.guard.agreement.sample_messages import SAVE, STOP
 
-SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
-STOP = Request("kill switch", "bob stops the run")
 
-
-def verdict(*requests: str) -> dict[str, Any]:
-    return {"steps": 10, "polls": 0, "requests": [SAVE.as_dict()], "answers": list(requests)}
+def verdict(*answers: str) -> dict[str, Any]:
+    return say.verdict(10, SAVE, answers=answers)
 
 
 def join(state: str = FREE, number: int = 7, **more: Any) -> dict[str, Any]:
-    return {"say": "join", "round": number, "state": state, "verdict": {}, "requests": {}, **more}
+    return say.join(0, state=state, round=number, **more)
 
 
-def test_what_one_rank_has_heard_holds_for_all_and_who_has_only_promised_is_told() -> None:
+def test_a_verdict_that_one_rank_has_heard_holds_for_all_and_a_rank_that_has_only_promised_hears_it() -> None:
     found = recover({0: join(COMMITTED, verdict=verdict("w0")), 1: join(PROMISED), 2: join(OBEYING, verdict=verdict())})
     assert found.number == 7 and found.is_held
     assert found.decided is not None and found.decided.verdict == verdict() and found.decided.pending == {0, 1, 2}
@@ -28,13 +27,13 @@ def test_what_one_rank_has_heard_holds_for_all_and_who_has_only_promised_is_told
     assert found.answered == ["w0"]
 
 
-def test_where_nobody_has_heard_a_verdict_all_promises_are_set_free() -> None:
+def test_where_no_rank_has_heard_a_verdict_all_promises_are_released() -> None:
     found = recover({0: join(PROMISED), 1: join(FREE), 2: join(PROMISED)})
     assert found.decided is None and not found.is_held
     assert found.waiting == [(0, 7), (2, 7)]
 
 
-def test_only_the_last_round_counts_and_a_promise_of_one_before_is_set_free() -> None:
+def test_only_the_last_round_counts_and_a_promise_of_one_before_is_released() -> None:
     found = recover({0: join(COMMITTED, 6, verdict=verdict("old")), 1: join(PROMISED, 6), 2: join(PROMISED, 7)})
     assert found.number == 7
     assert found.decided is None, "round 7 was begun, so all have obeyed round 6"
@@ -81,7 +80,7 @@ def test_a_process_that_was_started_again_need_not_obey_what_the_one_before_has_
     assert earlier.joins[0]["requests"] == {}
 
 
-def test_what_a_rank_has_given_up_holds_for_nobody() -> None:
+def test_a_verdict_that_a_rank_has_given_up_holds_for_no_rank() -> None:
     earlier = EarlierRounds()
     earlier.joined(0, join(COMMITTED, verdict=verdict("w0")))
     earlier.resumed(0)

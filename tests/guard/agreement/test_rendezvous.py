@@ -1,4 +1,4 @@
-""""""
+"""How ranks find each other: where rank 0 listens, the address file, and a file system that refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from resilience.guard.gate import Gate
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.agreement.ranks import client_of, save
+from tests.guard.agreement.ranks import client_of, leave_together, save
 from tests.guard.guards import wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -39,36 +39,31 @@ ADDRESS = Address("127.0.0.1", 4711, "abc")
 class Scene:
     """Ranks of one run, and what they say."""
 
-    def __init__(self, run: Path | None, world: int = 2, nodes: int = 1) -> None:
+    def __init__(self, run: Path | None, nodes: int = 1) -> None:
         self.said: list[str] = []
         self.news: list[AgreementEvent] = []
-        self.world, self.nodes = world, nodes
-        self.run_dir = str(run) if run is not None else ""
+        self.nodes = nodes
+        self.run_dir = str(run or "")
         self.made: list[Agreement] = []
 
     def place(self, rank: int) -> RankInfo:
         return RankInfo(
-            rank=rank, world=self.world, nodes=self.nodes, run_dir=self.run_dir, job_id="12", meeting="12-0", host="n17"
+            rank=rank, world=2, nodes=self.nodes, run_dir=self.run_dir, job_id="12", meeting="12-0", host="n17"
         )
 
     def recorder(self, rank: int = 0) -> Recorder:
         return Recorder(self.place(rank), self.said.append)
 
-    def meet(self, rank: int, **settings: object) -> Agreement:
+    def meet(self, rank: int) -> Agreement:
         gate = Gate()
         gate.open()
-        chosen = GuardSettings(**settings)  # type: ignore[arg-type]
-        made = rendezvous(gate, self.news.append, self.place(rank), chosen, None, self.recorder(rank))
+        made = rendezvous(gate, self.news.append, self.place(rank), GuardSettings(), None, self.recorder(rank))
         self.made.append(made)
         made.start()
         return made
 
     def leave(self) -> None:
-        threads = [threading.Thread(target=made.leave, args=(2.0,)) for made in self.made]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        leave_together(self.made, 2.0)
 
 
 @pytest.fixture
@@ -105,8 +100,7 @@ def test_the_token_is_another_one_for_each_launch(scene: Scene) -> None:
     wait_until(lambda: read_address(path) is not None)
     first = read_address(path)
     scene.meet(0)
-    assert first is not None
-    wait_until(lambda: (found := read_address(path)) is not None and found.token != first.token)
+    wait_until(lambda: (found := read_address(path)) and first and found.token != first.token)
 
 
 def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
@@ -123,8 +117,8 @@ def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("kind", ["folder", "link", "file", "fifo"])
-def test_a_folder_that_somebody_made_before_us_in_tmp_is_refused_with_a_clear_word(
+@pytest.mark.parametrize("kind", ["directory", "link", "file", "fifo"])
+def test_a_directory_that_another_user_made_before_us_in_tmp_is_refused_and_named(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = tmp_path / "tmp"
@@ -135,7 +129,7 @@ def test_a_folder_that_somebody_made_before_us_in_tmp_is_refused_with_a_clear_wo
     loot = shared / "loot"
     with acting_as(NOBODY):
         loot.mkdir(0o777)
-        if kind == "folder":
+        if kind == "directory":
             trap.mkdir(0o777)
         elif kind == "link":
             trap.symlink_to(loot)
@@ -150,41 +144,36 @@ def test_a_folder_that_somebody_made_before_us_in_tmp_is_refused_with_a_clear_wo
     scene.meet(0)
     wait_until(lambda: scene.said)
     scene.leave()
-    assert "address could not be written" in scene.said[0]
-    assert str(trap) in scene.said[0]
-    assert ("belongs to another user" in scene.said[0]) or ("not a directory" in scene.said[0])
-    assert len(scene.said) == 1
-    assert list(loot.iterdir()) == []
-    if kind == "folder":
-        assert list(trap.iterdir()) == []
+    (warning,) = scene.said
+    assert "address could not be written" in warning and str(trap) in warning
+    assert "belongs to another user" in warning or "not a directory" in warning
+    assert list(loot.iterdir()) == [] and (kind != "directory" or list(trap.iterdir()) == [])
 
 
 # ---- a file system that refuses ------------------------------------------------------------------------------------
 
 
 def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_module, "RETRY_S", 0.05)
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "agreement").write_text("in the way")
-    scene = Scene(run)
+    in_the_way = Path(scene.run_dir, "agreement")
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
     first, other = scene.meet(0), scene.meet(1)
     wait_until(lambda: scene.said)
     assert "no rank can ask the others" in scene.said[0]
     assert other.on_step() is not None  # the training goes on
     other.request(save())
     assert not is_up(other)
-    (run / "agreement").unlink()
+    in_the_way.unlink()
     wait_until(lambda: is_up(other))  # it was put right
-    wait_until(lambda: any(heard.kind == "committed" for heard in scene.news))
+    wait_until(lambda: any(event.kind == "committed" for event in scene.news))
     assert len(scene.said) == 1
     for made in (first, other):
         made._gate.count += 1
         assert made.on_step().save
         made.finish("saved", 0.1)
-    scene.leave()
 
 
 def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
@@ -203,17 +192,15 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
 # ---- where to listen -----------------------------------------------------------------------------------------------
 
 
-def test_ranks_of_several_nodes_without_a_run_directory_are_told_and_never_wait() -> None:
+def test_ranks_of_several_nodes_without_a_run_directory_are_warned_and_never_wait() -> None:
     scene = Scene(None, nodes=2)
     for rank in (0, 1):
         made = scene.meet(rank)
         assert type(made) is Agreement
         made.request(save())
         decision = made.wait_for_start(60)
-        assert decision is not None
-        assert not decision.stop
-        assert not made.on_step()
-        assert not made.on_poll()
+        assert decision is not None and not decision.stop
+        assert not made.on_step() and not made.on_poll()
         made.decide_start(decision)
         made.finish("saved", 0.1)
         made.resumed()
@@ -240,16 +227,14 @@ def test_several_nodes_are_what_slurm_says_or_a_master_elsewhere(nodes: int, mas
     assert are_on_several_nodes(RankInfo(rank=1, world=4, nodes=nodes), master) is several
 
 
-def test_an_interface_that_is_not_there_is_named_and_another_one_taken(scene: Scene) -> None:
-    listener = open_listener(scene.place(0), "192.0.2.77", scene.recorder())
-    with listener:
+@pytest.mark.parametrize("interface", ["", "192.0.2.77"])
+def test_one_node_listens_on_loopback_only_and_names_an_interface_that_is_not_there(
+    scene: Scene, interface: str
+) -> None:
+    with open_listener(scene.place(0), interface, scene.recorder()) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    assert "cannot listen on the interface '192.0.2.77'" in scene.said[0]
-
-
-def test_one_node_listens_on_loopback_only(scene: Scene) -> None:
-    with open_listener(scene.place(0), "", scene.recorder()) as listener:
-        assert listener.getsockname()[0] == "127.0.0.1"
+    assert bool(scene.said) == bool(interface)
+    assert all("cannot listen on the interface '192.0.2.77'" in line for line in scene.said)
 
 
 def test_one_connection_per_rank_is_allowed_for() -> None:
@@ -266,16 +251,19 @@ def test_one_connection_per_rank_is_allowed_for() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_ranks_of_one_node_listen_on_loopback_whatever_the_environment_says() -> None:
-    assert listening_host("", local=True, names=("192.0.2.77", socket.gethostname())) == "127.0.0.1"
-
-
-def test_the_setting_wins_as_an_address_a_name_or_an_interface() -> None:
-    for local in (True, False):
-        assert listening_host("192.0.2.77", local=local, names=()) == "192.0.2.77"
-        assert listening_host("localhost", local=local, names=()) == "127.0.0.1"
-        assert listening_host("lo", local=local, names=()) == "127.0.0.1"
-    assert listening_host("no-such-interface-at-all", local=False, names=()) == "no-such-interface-at-all"
+@pytest.mark.parametrize(
+    ("setting", "local", "names", "host"),
+    [
+        *(("192.0.2.77", local, (), "192.0.2.77") for local in (True, False)),
+        *((loopback, local, (), "127.0.0.1") for loopback in ("localhost", "lo") for local in (True, False)),
+        ("no-such-interface-at-all", False, (), "no-such-interface-at-all"),
+        ("", True, ("192.0.2.77", socket.gethostname()), "127.0.0.1"),
+    ],
+)
+def test_the_setting_wins_as_an_address_a_name_or_an_interface_and_without_it_one_node_takes_loopback(
+    setting: str, local: bool, names: tuple[str, ...], host: str
+) -> None:
+    assert listening_host(setting, local=local, names=names) == host
 
 
 def own_address() -> str:
@@ -302,11 +290,11 @@ def test_without_any_name_the_address_towards_others_is_taken_and_never_all_of_t
     assert listening_host("", local=False, names=()) == "127.0.0.1"
 
 
-def test_what_is_ours() -> None:
-    assert is_ours("127.0.0.1")
-    assert is_ours("localhost")
-    assert is_ours("::1")
-    assert not is_ours("203.0.113.5")
-    assert not is_ours("no-such-host.invalid")
-    assert not is_ours("")
-    assert not is_ours("x" * 300)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_an_address_of_this_machine_is_ours(host: str) -> None:
+    assert is_ours(host)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.5", "no-such-host.invalid", "", "x" * 300])
+def test_no_other_host_is_ours(host: str) -> None:
+    assert not is_ours(host)

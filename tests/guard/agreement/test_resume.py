@@ -15,12 +15,15 @@ from resilience.guard.gate import NEVER, Gate
 class Ranks:
     """Members and a coordinator; messages arrive at once, unless they are held back."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, count: int = 0) -> None:
+        """All have joined, and have done `count` steps."""
         self.coordinator = Coordinator(world)
         self.members = [Member(Gate(), rank, f"life{rank}") for rank in range(world)]
         self.held: dict[int, list[dict[str, Any]]] = {}  # by rank, what it is not told yet
         for member in self.members:
             member.gate.open()
+            member.gate.count = count
+        self.join(*range(world))
 
     def join(self, *ranks: int) -> None:
         for rank in ranks:
@@ -49,15 +52,20 @@ class Ranks:
         gate.count += 1
         return self.members[rank].on_step() if gate.count >= gate.limit else None
 
+    def assert_all_obey_at(self, step: int) -> None:
+        assert self.states() == ["committed"] * len(self.members)
+        assert [self.step(member.rank).step for member in self.members] == [step] * len(self.members)
+
     def states(self) -> list[str]:
         return [member.state for member in self.members]
 
+    def count(self, kind: str) -> int:
+        """How often rank 0 has reported this."""
+        return [event.kind for event in self.coordinator.events].count(kind)
+
 
 def test_a_promise_of_before_is_asked_for_anew_at_the_step_of_now() -> None:
-    ranks = Ranks(3)
-    ranks.join(0, 1, 2)
-    for member in ranks.members:
-        member.gate.count = 50
+    ranks = Ranks(3, count=50)
     ranks.held[2] = []  # rank 2 hangs: no verdict
     ranks.request(0)
     assert ranks.states() == ["promised", "promised", "free"]
@@ -67,38 +75,30 @@ def test_a_promise_of_before_is_asked_for_anew_at_the_step_of_now() -> None:
     ranks.resume(2, 40)
     for message in held:
         ranks.say(2, ranks.members[2].receive(message))
-    assert ranks.states() == ["committed"] * 3
-    assert [ranks.step(rank).step for rank in range(3)] == [41, 41, 41]
+    ranks.assert_all_obey_at(41)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_a_verdict_that_one_rank_gives_up_is_void_for_those_that_resumed_before_it(last: int) -> None:
-    ranks = Ranks(3)
-    ranks.join(0, 1, 2)
-    early = [rank for rank in range(3) if rank != last]
-    for member in ranks.members:
-        member.gate.count = 10
-    for rank in early:
+    ranks = Ranks(3, count=10)
+    for rank in {0, 1, 2} - {last}:
         ranks.resume(rank, 8)
     ranks.request(1)
     assert ranks.states() == ["committed"] * 3  # at step 10, with the promise of a training that is no more
     ranks.resume(last, 8)
-    assert [heard.kind for heard in ranks.coordinator.events].count("void") == 1
+    assert ranks.count("void") == 1
     assert not ranks.members[last].is_revoking
-    assert ranks.states() == ["committed"] * 3  # asked anew at once: the request is as true as before
-    assert [ranks.step(rank).step for rank in range(3)] == [9, 9, 9]
+    ranks.assert_all_obey_at(9)  # asked anew at once: the request is as true as before
 
 
-def test_who_has_obeyed_before_does_not_obey_again_and_the_request_is_met_anew() -> None:
+def test_a_rank_that_has_obeyed_does_not_obey_again_and_the_request_is_met_anew() -> None:
     ranks = Ranks(2)
-    ranks.join(0, 1)
     ranks.request(0)
     assert ranks.step(0).save
     ranks.say(0, ranks.members[0].finish("failed", 0.1))  # rank 1's process hangs before its step, and all form anew
     for rank in (0, 1):
         ranks.resume(rank, 0)
-    assert ranks.states() == ["committed"] * 2
-    assert [ranks.step(rank).step for rank in range(2)] == [1, 1]
+    ranks.assert_all_obey_at(1)
 
 
 def test_to_resume_with_nothing_promised_takes_nothing_back() -> None:
@@ -111,31 +111,27 @@ def test_to_resume_with_nothing_promised_takes_nothing_back() -> None:
 
 def test_ranks_agree_as_soon_as_all_have_resumed_and_not_when_patience_allows() -> None:
     ranks = Ranks(2)
-    ranks.join(0, 1)
     ranks.members[0].gate.count = 50
     ranks.request(0)  # rank 1 was started again and loads its checkpoint: 50 steps apart
     assert [heard.kind for heard in ranks.coordinator.events] == ["aborted"]
     ranks.resume(0, 40)
     ranks.resume(1, 40)
-    assert ranks.states() == ["committed"] * 2
-    assert [ranks.step(rank).step for rank in range(2)] == [41, 41]
+    ranks.assert_all_obey_at(41)
 
 
-def test_a_resume_that_was_lost_with_the_connection_is_told_after_it() -> None:
+def test_a_resume_that_was_lost_with_the_connection_is_sent_after_it() -> None:
     ranks = Ranks(2)
-    ranks.join(0, 1)
     ranks.request(0)
     ranks.carry(ranks.coordinator.lost(1, 0.0))
     ranks.members[1].gate.count_from(5)
     assert ranks.members[1].resume()  # nobody hears it
     assert ranks.members[0].state == "committed"
     ranks.join(1)
-    assert [heard.kind for heard in ranks.coordinator.events].count("void") == 1
+    assert ranks.count("void") == 1
 
 
 def test_a_new_coordinator_does_not_wait_for_a_verdict_that_was_given_up() -> None:
     ranks = Ranks(3)
-    ranks.join(0, 1, 2)
     ranks.request(1)
     assert ranks.states() == ["committed"] * 3
     ranks.coordinator = Coordinator(3)  # rank 0 died and was started again
@@ -146,5 +142,4 @@ def test_a_new_coordinator_does_not_wait_for_a_verdict_that_was_given_up() -> No
         ranks.resume(rank, 0)
     ranks.join(2, 0)
     ranks.request(2, "another")
-    assert ranks.states() == ["committed"] * 3
-    assert [ranks.step(rank).step for rank in range(3)] == [1, 1, 1]
+    ranks.assert_all_obey_at(1)

@@ -20,49 +20,42 @@ from resilience.guard.agreement.rounds import (
     select,
 )
 from resilience.guard.decision import EXIT_ERROR, FAILED, OBEYED, SAVED, Request, merge
+from tests.guard.agreement.sample_messages import SAVE, STOP
 
-SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
+
+def hear(requests: RequestQueue, *names: str) -> list[str]:
+    """Rank 1 sends requests of these names. Return the names of those that are open."""
+    for name in names:
+        requests.add(1, name, SAVE.as_dict())
+    return list(requests.open)
 
 
-def test_a_request_that_was_answered_is_not_heard_again() -> None:
+def test_a_request_is_heard_once_and_is_open_again_when_the_verdict_that_answered_it_is_void() -> None:
     requests = RequestQueue()
-    requests.add(1, "w1", SAVE.as_dict())
-    requests.add(1, "w1", SAVE.as_dict())
-    assert requests.open == {"w1": (1, SAVE)}
+    assert hear(requests, "w1", "w1") == ["w1"] and requests.open == {"w1": (1, SAVE)}
+    decided = dict(requests.open)
     requests.answer(requests.open)
-    requests.add(1, "w1", SAVE.as_dict())
-    assert requests.open == {}
+    assert hear(requests, "w1") == [], "answered"
+    requests.reopen(decided)
+    assert requests.open == decided, "void"
+    requests.answer(decided)
+    assert hear(requests, "w1") == [], "answered again"
 
 
 def test_a_request_answered_before_it_was_heard_here_is_not_heard_at_all() -> None:
     """By a coordinator before this one."""
     requests = RequestQueue()
     requests.answer(["w1"])
-    requests.add(1, "w1", SAVE.as_dict())
-    assert requests.open == {}
-
-
-def test_what_a_void_verdict_had_answered_is_requested_anew() -> None:
-    requests = RequestQueue()
-    requests.add(1, "w1", SAVE.as_dict())
-    decided = dict(requests.open)
-    requests.answer(decided)
-    requests.reopen(decided)
-    assert requests.open == decided
-    requests.answer(decided)
-    requests.add(1, "w1", SAVE.as_dict())
-    assert requests.open == {}
+    assert hear(requests, "w1") == []
 
 
 def test_of_the_answers_of_a_long_run_the_oldest_are_forgotten() -> None:
     requests = RequestQueue()
     requests.answer(f"w{number}" for number in range(MOST_ANSWERED + 1))
-    for name in ("w0", "w1"):
-        requests.add(1, name, SAVE.as_dict())
-    assert list(requests.open) == ["w0"]
+    assert hear(requests, "w0", "w1") == ["w0"]
 
 
-def test_what_is_no_request_is_refused() -> None:
+def test_a_message_that_is_no_request_is_refused() -> None:
     with pytest.raises(ValueError, match="not a request"):
         RequestQueue().add(1, "w1", {"save": True})
 
@@ -98,11 +91,8 @@ def test_the_signal_of_4096_ranks_is_one_request() -> None:
 
 def test_few_different_requests_all_travel_and_the_lowest_rank_speaks_for_the_others() -> None:
     requests = [Request("signal", f"reason {number % 3}", rank=9 - number) for number in range(9)]
-    assert sorted((request.why, request.rank) for request in select(requests)) == [
-        ("reason 0", 3),
-        ("reason 1", 2),
-        ("reason 2", 1),
-    ]
+    chosen = sorted((request.why, request.rank) for request in select(requests))
+    assert chosen == [("reason 0", 3), ("reason 1", 2), ("reason 2", 1)]
 
 
 def test_a_single_refusal_to_save_is_among_the_few_that_travel() -> None:
@@ -111,7 +101,7 @@ def test_a_single_refusal_to_save_is_among_the_few_that_travel() -> None:
     assert len(chosen) == MOST_REQUESTS and not merge(chosen, 1).save
 
 
-def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_who_requests_it_or_why() -> None:
+def test_the_effect_of_a_request_is_what_all_ranks_do_and_not_which_rank_requests_it_or_why() -> None:
     assert effect(Request("signal", "one reason", rank=1)) == effect(Request("signal", "another", rank=2))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", stop=False))
     assert effect(Request("signal", "why")) != effect(Request("signal", "why", label="best"))
@@ -148,49 +138,35 @@ def test_ranks_that_count_differently_while_checkpoints_load_are_not_complained_
     assert not timer.is_skewed_long(5.0 + LAST_RETRY_S)
 
 
-def test_who_goes_on_from_another_step_waits_until_all_have_given_up_the_round() -> None:
+# What happens to a revoked round of ranks 0, 1 and 2, and which ranks are released then.
+REVOKED: dict[str, list[tuple[str, int, list[int]]]] = {
+    "until all others have given up the round": [("wait", 1, []), ("acknowledge", 0, []), ("acknowledge", 2, [1])],
+    "for the others, and not for one that waits, too": [("wait", 1, []), ("wait", 0, []), ("acknowledge", 2, [0, 1])],
+    "for no rank that left or was restarted": [("wait", 1, []), ("acknowledge", 0, []), ("forget", 2, [1])],
+}
+
+
+@pytest.mark.parametrize("story", REVOKED)
+def test_a_rank_that_goes_on_from_another_step_waits(story: str) -> None:
     revoked = RevokedRound()
+    assert not RevokedRound().is_open and revoked.release() == [], "nothing is void at first"
     revoked.begin(4, [0, 1, 2])
-    revoked.wait(1)
-    assert revoked.is_open and revoked.release() == []
-    revoked.acknowledge(0)
-    assert revoked.release() == []
-    revoked.acknowledge(2)
-    assert revoked.release() == [1]
-    assert revoked.release() == []
+    for happens, rank, released in REVOKED[story]:
+        getattr(revoked, happens)(rank)
+        assert revoked.is_open and revoked.release() == released, (happens, rank)
+    assert not revoked.is_open and revoked.release() == [], "each is released once"
 
 
-def test_ranks_that_go_on_at_the_same_time_wait_for_the_others_and_not_for_each_other() -> None:
-    revoked = RevokedRound()
-    revoked.begin(4, [0, 1, 2])
-    revoked.wait(1)
-    revoked.wait(0)
-    revoked.acknowledge(2)
-    assert revoked.release() == [0, 1]
-
-
-def test_nobody_waits_for_a_rank_that_left_or_was_started_again() -> None:
-    revoked = RevokedRound()
-    revoked.begin(4, [0, 1, 2])
-    revoked.wait(1)
-    revoked.acknowledge(0)
-    revoked.forget(2)
-    assert revoked.release() == [1]
-
-
-def test_nothing_is_void_at_first() -> None:
-    assert not RevokedRound().is_open
-    assert RevokedRound().release() == []
-
-
-STOP = Request("kill switch", "bob stops the run")
-TOLD = Request("a trigger", "only to tell", save=False, stop=True)
+def promised(*steps: int) -> OpenRound:
+    """A round in which rank 0 has promised the first, rank 1 the second ..."""
+    opened = OpenRound(10.0)
+    for rank, count in enumerate(steps):
+        opened.promise(rank, count, 0)
+    return opened
 
 
 def committed(*requests: Request, world: int = 3) -> OpenRound:
-    queue, opened = RequestQueue(), OpenRound(10.0)
-    for rank in range(world):
-        opened.promise(rank, 10, 0)
+    queue, opened = RequestQueue(), promised(*[10] * world)
     for number, request in enumerate(requests or (SAVE,)):
         queue.add(number % world, f"w{number}", request.as_dict())
     opened.commit((10, 0), queue)
@@ -198,10 +174,8 @@ def committed(*requests: Request, world: int = 3) -> OpenRound:
     return opened
 
 
-def test_a_verdict_carries_all_requests_and_tells_each_rank_which_of_its_own_it_answers() -> None:
-    queue, opened = RequestQueue(), OpenRound(10.0)
-    for rank in range(3):
-        opened.promise(rank, 10 + rank, 0)
+def test_a_verdict_carries_all_requests_and_names_to_each_rank_which_of_its_own_it_answers() -> None:
+    queue, opened = RequestQueue(), promised(10, 11, 12)
     queue.add(1, "w1", SAVE.as_dict())
     queue.add(2, "w2", STOP.as_dict())
     news = opened.commit((12, 3), queue)
@@ -234,15 +208,18 @@ def test_the_worst_outcome_and_the_longest_save_are_those_of_all(words: tuple[st
     assert news.requests == (SAVE,)
 
 
-def test_who_only_looked_on_does_not_hide_that_others_have_saved() -> None:
+def test_a_rank_that_saved_nothing_does_not_hide_that_others_have_saved() -> None:
     opened = committed(world=2)
     opened.obeyed(0, SAVED, 1.0)
     opened.obeyed(1, OBEYED, 0.0)
     assert opened.end().outcome == SAVED
 
 
-@pytest.mark.parametrize(("request_", "outcome"), [(SAVE, FAILED), (TOLD, OBEYED)])
-def test_nobody_may_say_that_all_have_saved_when_a_rank_went_before(request_: Request, outcome: str) -> None:
+STOP_WITHOUT_SAVE = Request("a trigger", "no save", save=False, stop=True)
+
+
+@pytest.mark.parametrize(("request_", "outcome"), [(SAVE, FAILED), (STOP_WITHOUT_SAVE, OBEYED)])
+def test_a_save_that_a_rank_left_before_is_not_reported_as_made(request_: Request, outcome: str) -> None:
     opened = committed(request_, world=2)
     opened.obeyed(0, OBEYED, 0.0)
     opened.forget(1)
@@ -251,15 +228,12 @@ def test_nobody_may_say_that_all_have_saved_when_a_rank_went_before(request_: Re
 
 
 def test_the_promise_of_a_rank_that_went_does_not_count() -> None:
-    opened = OpenRound(10.0)
-    opened.promise(1, 10, 0)
-    opened.forget(1)
+    opened = promised(10)
+    opened.forget(0)
     assert opened.promises == {}
 
 
 def test_ranks_that_count_differently_are_named() -> None:
-    opened = OpenRound(10.0)
-    for rank, steps in enumerate((1000, 3, 1000, 3)):
-        opened.promise(rank, steps, 0)
+    opened = promised(1000, 3, 1000, 3)
     assert opened.skew(997) == ""
     assert opened.skew(996) == "ranks 1, 3 count 3 steps where others count 1,000"

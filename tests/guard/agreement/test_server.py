@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from resilience.guard.agreement import connection, frames, server
-from tests.guard.agreement.ranks import Impostor, Meeting, meeting, save
+from tests.guard.agreement.ranks import TOKEN, Impostor, Meeting, is_hung_up, meeting, save
+from tests.guard.agreement.sample_messages import done, goodbye, join, promise
 from tests.guard.guards import wait_until
 
 
@@ -24,30 +25,10 @@ def ranks() -> Iterator[Meeting]:
         yield ranks
 
 
-def knock(ranks: Meeting) -> socket.socket:
-    assert ranks.true_address is not None
-    return socket.create_connection((ranks.true_address.host, ranks.true_address.port), timeout=10)
-
-
-def is_hung_up(sock: socket.socket) -> bool:
-    """Whether rank 0 ends the connection, soon."""
-    try:
-        while sock.recv(4096):
-            pass
-    except ConnectionError:
-        return True
-    except TimeoutError:
-        return False
-    return True
-
-
 def assert_they_agree(ranks: Meeting) -> None:
     before = len(ranks.heard("outcome"))
-    with ranks.training() as given:
-        ranks.ranks[2].request(save(f"after all that {before}"))
-        ranks.wait_for("outcome", before + 1)
-    assert given[0] == given[1] == given[2]
-    assert len(given[0]) == 1
+    ranks.agree(save(f"after all that {before}"), by=2)
+    ranks.wait_for("outcome", before + 1)
     assert not ranks.heard("broken")
     assert not ranks.heard("fault")
 
@@ -59,7 +40,7 @@ GARBAGE = {
     "no JSON": struct.pack(">I", 4) + b"{{{{",
     "a list": frames.encode({})[:3] + b"\x02[]",
     "an empty table": frames.encode({}),
-    "a message of a member": frames.encode({"say": "leave", "steps": 0, "how": "done", "why": ""}),
+    "a message of a member": frames.encode(goodbye(0)),
     "a rank that is no number": frames.encode({"word": "mine", "rank": [1], "proof": "x" * 64}),
     "no proof": frames.encode({"word": "mine", "rank": 1}),
     "a proof that is no text": frames.encode({"word": "mine", "rank": 1, "proof": 17}),
@@ -69,7 +50,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_a_stranger_that_talks_nonsense_is_hung_up_on(ranks: Meeting, garbage: bytes) -> None:
-    with knock(ranks) as sock:
+    with ranks.knock() as sock:
         sock.sendall(garbage)
         assert is_hung_up(sock)
     assert_they_agree(ranks)
@@ -77,20 +58,18 @@ def test_a_stranger_that_talks_nonsense_is_hung_up_on(ranks: Meeting, garbage: b
 
 
 @pytest.mark.parametrize("rank", [1, 0, 3, -1, "1", None, 2**70, True])
-def test_nobody_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: Meeting, rank: object) -> None:
-    assert ranks.true_address is not None
-    token = "another run's token" if rank == 1 and rank is not True else "the run's token"
-    impostor = Impostor(ranks.true_address, rank, token)
+def test_no_process_gets_in_with_a_wrong_token_or_a_rank_that_does_not_exist(ranks: Meeting, rank: object) -> None:
+    impostor = Impostor(ranks, rank, "another run's token" if rank == 1 and rank is not True else TOKEN)
     with impostor.socket:
-        assert impostor.is_hung_up()
+        assert is_hung_up(impostor.socket)
     assert_they_agree(ranks)
 
 
-def test_who_says_nothing_or_one_byte_at_a_time_is_dropped_in_time(
+def test_a_stranger_that_sends_nothing_or_one_byte_at_a_time_is_dropped_in_time(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.5)
-    with knock(ranks) as silent, knock(ranks) as slow:
+    with ranks.knock() as silent, ranks.knock() as slow:
         begin = time.monotonic()
         with contextlib.suppress(OSError):
             for byte in frames.encode({"word": "mine", "rank": 1, "proof": "x" * 200}):
@@ -107,7 +86,7 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
     try:
         for number in range(3000):
             with contextlib.suppress(OSError):
-                held.append(knock(ranks))
+                held.append(ranks.knock())
                 held[-1].sendall(struct.pack(">I", 900) + b"x" * 800)  # a greeting that is never complete
             if number % 500 == 0:
                 assert len(ranks.leader._server._unauthenticated) <= server.MOST_UNAUTHENTICATED + 3
@@ -121,7 +100,7 @@ def test_thousands_of_connections_cost_no_memory_and_no_rank_its_place(ranks: Me
 
 
 def test_a_rank_whose_connection_was_lost_comes_in_through_a_crowd(ranks: Meeting) -> None:
-    crowd = [knock(ranks) for _ in range(100)]
+    crowd = [ranks.knock() for _ in range(100)]
     client = ranks.client(1)
     with ranks.ranks[1].changed:
         client.close()
@@ -136,22 +115,13 @@ NONSENSE = [
     {"say": "nothing we know"},
     {"say": ["join"]},
     {"no": "say"},
-    {"say": "promise", "round": "one", "steps": 1, "polls": 1, "step_s": 0.0},
-    {"say": "promise", "round": 1, "steps": -1, "polls": 1, "step_s": 0.0},
+    {**promise(1), "round": "one"},
+    promise(-1),
     {"say": "request", "id": "x", "request": {}},
     {"say": "request", "id": "x", "request": {"save": 1}},
-    {"say": "done", "round": 1, "outcome": "eaten", "seconds": 1.0},
-    {"say": "done", "round": 1, "outcome": "saved", "seconds": float("nan")},
-    {
-        "say": "join",
-        "rank": 2,
-        "incarnation": "x",
-        "steps": 0,
-        "polls": 0,
-        "round": 0,
-        "state": "committed",
-        "verdict": {},
-    },
+    done("eaten"),
+    done(seconds=float("nan")),
+    {name: value for name, value in join(2, state="committed").items() if name != "requests"},
 ]
 
 
@@ -159,13 +129,12 @@ NONSENSE = [
 def test_a_true_member_that_says_nonsense_is_dropped_and_may_come_again(
     ranks: Meeting, message: dict[str, object]
 ) -> None:
-    assert ranks.true_address is not None
     for _ in range(20):
-        impostor = Impostor(ranks.true_address, 2)
+        impostor = Impostor(ranks, 2)
         with impostor.socket:
             assert set(impostor.hear()) == {"proof"}
             impostor.say(message)
-            assert impostor.is_hung_up()
+            assert is_hung_up(impostor.socket)
         if ranks.heard("nonsense"):  # else the true rank 2 came again before we spoke: the machine is busy
             break
     assert_they_agree(ranks)  # the true rank 2, whose place was taken, has come again
@@ -176,8 +145,7 @@ def test_a_member_that_never_reads_is_dropped_before_memory_grows(
     ranks: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MOST_UNSENT", 10_000)
-    assert ranks.true_address is not None
-    impostor = Impostor(ranks.true_address, 2)
+    impostor = Impostor(ranks, 2)
     with impostor.socket:
         assert set(impostor.hear()) == {"proof"}
         leader = ranks.leader
@@ -196,12 +164,13 @@ def test_without_a_free_descriptor_rank_0_waits_and_does_not_spin(ranks: Meeting
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = [socket.socket() for _ in range(3)]
     used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    assert ranks.true_address is not None
+    address = ranks.true_address
+    assert address is not None
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no new one, whatever is free
         assert used >= 3
         for sock in waiting:
-            sock.connect((ranks.true_address.host, ranks.true_address.port))
+            sock.connect((address.host, address.port))
         begin = time.process_time()
         ranks.wait_for("door")
         time.sleep(0.5)

@@ -18,6 +18,7 @@ from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.decision import SAVED, Decision, Request
 from resilience.guard.gate import Gate
+from tests.guard.agreement.sample_messages import STOP
 
 
 class Training:
@@ -43,7 +44,6 @@ class Training:
         self.in_step = 0
         self.messages: Counter[str] = Counter()
         self.committed_at: list[float] = []
-        self.over = False
         for rank, member in enumerate(self.members):
             member.gate.open()
             for message in member.join():
@@ -143,10 +143,6 @@ class Training:
             assert obeyed == first, f"rank {rank}: {obeyed}, rank 0: {first}"
 
 
-def stop(rank: int = 0) -> Request:
-    return Request("kill switch", "bob stops the run", rank=rank)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     world=st.integers(2, 24),
@@ -172,7 +168,7 @@ def test_every_rank_obeys_the_same_at_the_same_step(
         save = Request("save switch", f"save {number}", stop=False, label=label)
         training.at(chance.random() * 20 * step_ms / 1000, functools.partial(training.request, wisher, save))
     last_s = (25 * step_ms + 30 * delay_ms) / 1000  # what is still on its way when all stop is answered by nobody
-    training.at(last_s, lambda: training.request(chance.randrange(world), stop()))
+    training.at(last_s, lambda: training.request(chance.randrange(world), STOP))
     training.run(training.all_have_stopped)
     training.check()
     reasons = [reason for _, decision in training.obeyed[0] for reason in decision.reasons]
@@ -197,7 +193,7 @@ def test_a_decision_costs_four_messages_a_rank(world: int, wishers: str) -> None
     training.run(lambda: training.now > 1.1)
     asked_s = training.now
     for rank in range(world) if wishers == "all" else [world - 1]:
-        training.request(rank, stop())
+        training.request(rank, STOP)
     training.run(lambda: training.all_have_stopped() and training.coordinator.is_over())
     training.check()
     counted = training.messages
@@ -226,6 +222,6 @@ def test_uncoupled_ranks_in_large_worlds(seed: int) -> None:
     for number in range(3):
         save = Request("save switch", f"save {number}", stop=False)
         training.at(chance.random(), functools.partial(training.request, chance.randrange(world), save))
-    training.at(1.5, lambda: training.request(chance.randrange(world), stop()))
+    training.at(1.5, lambda: training.request(chance.randrange(world), STOP))
     training.run(training.all_have_stopped)
     training.check()

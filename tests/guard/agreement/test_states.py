@@ -10,12 +10,12 @@ import pytest
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
 from resilience.guard.agreement.rounds import OpenRound
-from resilience.guard.decision import SAVED, Decision, Request
+from resilience.guard.decision import Decision
 from resilience.guard.gate import Gate
 from tests.guard.agreement.explorer import Case, explore
+from tests.guard.agreement.sample_messages import SAVE, done, join, prepare, promise
 from tests.guard.agreement.states import FOR_OTHERS, SAID, changed_tables, copied, key_of
 
-SAVE = Request("save switch", "alice wants a checkpoint", stop=False)
 Place = tuple[Any, str]
 
 
@@ -29,10 +29,9 @@ def busy_coordinator() -> Coordinator:
     for message in members[1].request(SAVE):
         coordinator.receive(1, message, 0.0)
     for rank in range(3):
-        coordinator.receive(rank, {"say": "promise", "round": 1, "steps": rank, "polls": 0, "step_s": 0.0}, 0.0)
-    coordinator.receive(0, {"say": "done", "round": 1, "outcome": SAVED, "seconds": 1.0}, 0.0)
-    joining = {"rank": 2, "incarnation": "later", "steps": 0, "polls": 0, "round": 7, "state": "promised"}
-    coordinator.receive(2, {"say": "join", **joining, "verdict": {}, "requests": {}}, 0.0)
+        coordinator.receive(rank, promise(rank), 0.0)
+    coordinator.receive(0, done(), 0.0)
+    coordinator.receive(2, join(2, "later", round=7, state="promised"), 0.0)
     coordinator.decide_start(Decision())
     coordinator.events = []  # the host has taken them
     assert isinstance(coordinator._open, OpenRound)
@@ -44,7 +43,7 @@ def busy_member() -> Member:
     member = Member(Gate(), 1, "life1")
     member.gate.count = 5
     member.request(SAVE)
-    member.receive({"say": "prepare", "round": 1})
+    member.receive(prepare())
     return member
 
 
