@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import UsageError
-from resilience.plugins import PLUGIN_PATH, Family
+from resilience.plugins import PACKAGES, PLUGIN_PATH, Family
 
 Drop = Callable[[str, str], Path]
 
@@ -129,6 +129,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     module = type(sys)("resilience.testfamily")
     module.__path__ = [str(folder)]
     monkeypatch.setitem(sys.modules, "resilience.testfamily", module)
+    monkeypatch.setitem(PACKAGES, "testfamily", ("resilience.testfamily",))
     for name in ("taken", "shared", "own"):
         monkeypatch.delitem(sys.modules, f"resilience.testfamily.{name}", raising=False)
     return "testfamily"
