@@ -15,7 +15,8 @@ from typing import Any
 from resilience.alerts.incident import Incident, incident_from_json, incident_to_json
 from resilience.alerts.ledger_copy import LedgerCopy
 from resilience.errors import StateDirectoryError, UsageError
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.system.files import NotRegularFile
+from resilience.system.spare_folder import SpareFolder
 
 _INCIDENT = ".json"
 _ACKNOWLEDGED = ".ack"
@@ -179,7 +180,15 @@ class Ledger:
             incident = incident_from_json(json.loads(content))
             if incident.fingerprint + _INCIDENT != name:
                 raise ValueError("it is about another incident")
-        except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        except (
+            NotRegularFile,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             aside = self.folder.set_aside(name)
             self._say(f"the incident file {name} makes no sense ({_reason(error)}); it was set aside as {aside}")
             return None
@@ -204,7 +213,15 @@ class Ledger:
                 acknowledged_at=float(record["acknowledged_at"]),
                 acknowledged_note=str(record.get("acknowledged_note", "")),
             )
-        except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        except (
+            NotRegularFile,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             aside = self.folder.set_aside(name)
             self._say(f"the acknowledgement {name} makes no sense ({_reason(error)}); it was set aside as {aside}")
         except StateDirectoryError as error:
@@ -233,6 +250,6 @@ def _text(record: dict[str, Any]) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OddFile):
+    if isinstance(error, NotRegularFile):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

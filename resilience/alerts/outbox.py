@@ -23,7 +23,8 @@ from resilience.alerts.channel_memory import ChannelMemory, bound
 from resilience.alerts.digest import FOLD_AT, bounded, compose_digest, digest_id, merge
 from resilience.alerts.entry import Entry, channel_of, decode, encode, entry_name, trimmed
 from resilience.errors import StateDirectoryError
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.system.files import NotRegularFile
+from resilience.system.spare_folder import SpareFolder
 
 SENT_KEPT_S = 7 * 86400.0
 SENT_MOST = 2000
@@ -202,7 +203,7 @@ class Outbox:
             entry = decode(raw)
             if entry.name != name:
                 raise ValueError("its content is another's")
-        except (OddFile, ValueError) as error:
+        except (NotRegularFile, ValueError) as error:
             aside = folder.set_aside(name)
             if folder is self._waiting:
                 self.damaged.add(name)

@@ -8,7 +8,8 @@ import json
 from resilience.alerts.incident import Incident
 from resilience.alerts.silence import Silence, silence_from_json, silence_to_json
 from resilience.errors import StateDirectoryError, UsageError
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.system.files import NotRegularFile
+from resilience.system.spare_folder import SpareFolder
 
 _SILENCE = ".json"
 
@@ -69,7 +70,15 @@ class Silences:
                 content = self.folder.read(name)
                 if content is not None:
                     found.append(silence_from_json(json.loads(content)))
-            except (OddFile, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            except (
+                NotRegularFile,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+                OverflowError,
+            ) as error:
                 aside = self.folder.set_aside(name)
                 self._say(f"the silence {name} makes no sense ({error}); it was set aside as {aside}")
             except StateDirectoryError as error:

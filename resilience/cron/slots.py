@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.system.files import explain_os_error, make_folder, read_regular, sync_folder
+from resilience.base.files import sync_directory
+from resilience.system.files import explain_os_error, make_folder, read_regular
 from resilience.system.process_tree import is_alive, start_ticks
 
 KEPT_SLOTS = 8
@@ -123,7 +124,7 @@ class Slots:
             create_once(mine, content, mode=self._file_mode)
             if link_once(mine, place, content, mode=self._file_mode):
                 undo = (place, mine)
-                sync_folder(self._slots)
+                sync_directory(self._slots)
                 undo = () if self._tidy(key, slot, clock) else undo
         except OSError as error:
             raise explain_os_error(error, "take the slot", Path(place)) from error

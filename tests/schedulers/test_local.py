@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.files import STALE_S
 from resilience.errors import NoSuchJob, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers._local.broom import prune
@@ -26,7 +27,6 @@ from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.system.clock import SystemClock
-from resilience.system.files import STALE_S
 from resilience.system.process import ProcessRunner
 from tests.schedulers.spooled import Lab, lab, until
 

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.base.files import STALE_S
 from resilience.errors import StateDirectoryError
-from resilience.system import files
 from resilience.system.files import (
     append_line,
     explain_os_error,
@@ -52,7 +52,7 @@ def leftovers(folder: Path) -> list[str]:
 def age(folder: Path) -> None:
     """Make what a crashed writer left look as old as it will be when somebody cares."""
     for name in leftovers(folder):
-        past = (folder / name).stat().st_mtime - files.STALE_S - 1
+        past = (folder / name).stat().st_mtime - STALE_S - 1
         os.utime(folder / name, (past, past))
 
 
