@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience.base.files import sync_directory
+from resilience.base.processes import is_same, pid_space, start_ticks
 from resilience.system.files import explain_os_error, make_folder, read_regular
-from resilience.system.process_tree import is_alive, start_ticks
 
 KEPT_SLOTS = 8
 """So many taken slots of an entry stay as files: a scheduler that lags behind still finds that its slot was taken."""
@@ -74,7 +74,7 @@ class Claim(NamedTuple):
         where, pid, ticks, began = self.owner.split("-")
         if where != machine():
             return abs(now - float(began)) > FOREIGN_OPEN_S
-        return not is_alive(int(pid)) or start_ticks(int(pid)) != int(ticks)
+        return not is_same(int(pid), int(ticks))
 
 
 class Slots:
@@ -278,9 +278,5 @@ def _owner(now: float) -> str:
 @cache
 def machine() -> str:
     """This boot of this machine, and the namespace that process numbers belong to (pid_namespaces(7))."""
-    facts = [os.uname().nodename]
-    with suppress(OSError):
-        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
-    with suppress(OSError):
-        facts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115
-    return f"{crc32(' '.join(facts).encode('utf-8', 'surrogateescape')):08x}"
+    facts = " ".join((os.uname().nodename, *pid_space()))
+    return f"{crc32(facts.encode('utf-8', 'surrogateescape')):08x}"

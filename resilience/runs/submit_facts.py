@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from resilience import layout
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ResilError, UsageError
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
@@ -15,7 +16,6 @@ from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
 from resilience.submission import ArrayExpression
 from resilience.system.files import read_lines
-from resilience.system.mounts import current_mounts, mount_of
 
 SMALL_ARRAY = 1000
 """Up to this index every cluster agrees (MaxArraySize is 1001 by default): no need to ask."""

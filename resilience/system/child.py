@@ -25,9 +25,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from resilience.base.processes import descendants, is_alive, is_waiting_in_kernel, switches
 from resilience.errors import ProbeError, ResilError
 from resilience.system.child_life import BLOCKED, HEADER, KINDS, LIMIT_BYTES, MAGIC, live
-from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, switches
 
 GRACE_S = 0.2
 """How long a killed child may take to end, and a waiting one to go on, before it is abandoned."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resilience.base.processes import is_same, pid_space, start_ticks
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.system.child import Answer, KeyT, run_apart
 from resilience.system.files import own_folder, read_regular, short_digest, write_atomic
-from resilience.system.process_tree import is_alive, start_ticks
 
 if TYPE_CHECKING:
     from resilience.system.ports import Clock
@@ -183,13 +183,8 @@ def _name(place: str) -> str:
 
 
 def _numbers() -> dict[str, str]:
-    """What process numbers mean something in: this boot, this namespace (pid_namespaces(7))."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path: pid:[4026531836]
-    except OSError:
-        return {"boot": "", "namespace": ""}
-    return {"boot": boot, "namespace": namespace}
+    """The boot and the namespace that process numbers belong to."""
+    return dict(zip(("boot", "namespace"), pid_space(), strict=True))
 
 
 def _sweep(folder: Path, now: float) -> None:
@@ -208,13 +203,9 @@ def _read(path: Path, place: str, now: float) -> Stuck | None:
         record = json.loads(found[0]) if found is not None else {}
         if record["place"] != place or {key: record[key] for key in ("boot", "namespace")} != _numbers():
             return None
-        alive = [int(pid) for pid, ticks in record["processes"].items() if _is_that(int(pid), int(ticks))]
+        alive = [int(pid) for pid, ticks in record["processes"].items() if is_same(int(pid), int(ticks))]
         if not alive and abs(now - float(record["seen"])) > FRESH_S:
             return None
         return Stuck(float(record["since"]), tuple(alive))
     except (StateDirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _is_that(pid: int, ticks: int) -> bool:
-    return start_ticks(pid) == ticks and is_alive(pid)

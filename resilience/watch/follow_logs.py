@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.system.deadlines import Deadlines
-from resilience.system.mounts import current_mounts, mount_of
 from resilience.system.ports import Clock
 
 LEAST_S = 0.05

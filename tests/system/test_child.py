@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from resilience.base.processes import is_alive
 from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
 from resilience.system import child, child_life
 from resilience.system.child import Answer, run_apart
-from resilience.system.process_tree import is_alive
 
 REPOSITORY = Path(__file__).parents[2]
 

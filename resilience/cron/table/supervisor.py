@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.base.processes import start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.books import close_book, with_note
@@ -30,7 +31,6 @@ from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.clock import SystemClock
 from resilience.system.ports import Clock
-from resilience.system.process_tree import start_ticks
 
 NAP_S = 0.5
 """While somebody waits, whoever wants it to end is asked so often."""

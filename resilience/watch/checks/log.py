@@ -20,11 +20,11 @@ from pathlib import Path
 from string import Template
 
 from resilience import layout
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
 from resilience.runs.context import Scene
 from resilience.runs.run_directory import RunDirectory
-from resilience.system.mounts import current_mounts, mount_of
 from resilience.watch.checks._log.clocks import jump_s, shifted
 from resilience.watch.checks._log.look_paths import look_at
 from resilience.watch.checks._log.look_runs import look_at_runs

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.base.mounts import Mount, current_mounts, mount_of
 from resilience.errors import ProbeError
-from resilience.system.mounts import Mount, current_mounts, mount_of
 
 _GONE = {
     errno.ESTALE: "stale file handle: what was mounted there has been replaced or taken away on the server",

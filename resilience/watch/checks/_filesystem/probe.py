@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from resilience import layout
+from resilience.base.mounts import Mount, current_mounts, mount_of
 from resilience.errors import ProbeError
 from resilience.runs.context import Scene
-from resilience.system.mounts import Mount, current_mounts, mount_of
 from resilience.watch.checks._filesystem.look import Look
 from resilience.watch.checks._filesystem.place_state import PlaceState, look_at
 from resilience.watch.checks._filesystem.reading import FileSystemReading, history_after, is_whole, unanswered

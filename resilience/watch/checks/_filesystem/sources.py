@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from resilience.base.mounts import Mount
 from resilience.errors import ProbeError
 from resilience.quantities import format_duration
-from resilience.system.mounts import Mount
 from resilience.system.world import World
 from resilience.watch.checks._filesystem.amount import BYTES, FILE_SYSTEM, INODES, Amount
 from resilience.watch.checks._filesystem.look import Look

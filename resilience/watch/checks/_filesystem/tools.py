@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from resilience.base.mounts import Mount
 from resilience.errors import ProbeError
-from resilience.system.mounts import Mount
 from resilience.watch.checks._filesystem.amount import Amount
 
 if TYPE_CHECKING:
