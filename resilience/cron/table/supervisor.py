@@ -22,13 +22,13 @@ from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.books import close_book, with_note
 from resilience.cron.table.ended import why_not_started
-from resilience.cron.table.launch import fork
 from resilience.cron.table.leftovers import end_session
 from resilience.cron.table.running import Here, Mark, here, look, marks
 from resilience.cron.table.watched_run import Order, live, longest_s
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
+from resilience.system.child import fork
 from resilience.system.clock import SystemClock
 from resilience.system.ports import Clock
 
