@@ -7,19 +7,18 @@ and never blocks.
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
-import stat
 from pathlib import Path
 
 from resilience import layout
+from resilience.base.files import open_directory
+from resilience.base.switches import find_switch, name_of_user, recorded_policy, refusal_of
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.quantities import quote_toml
 from resilience.runs.run_directory import RunDirectory
-from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.switch import OwnerPolicy, Switch, parse_switch, policy_of_mode
 from resilience.system.clock import iso_time
-from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
+from resilience.system.files import FULL, explain_os_error, write_atomic
 
 
 def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:
@@ -38,14 +37,10 @@ def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
     Raise StateDirectoryError if even those cannot be looked at.
     """
     try:
-        recorded = directory.settings().get("run")
+        recorded = recorded_policy(directory.settings())
     except StateDirectoryError:
         recorded = None
-    if isinstance(recorded, dict):
-        wanted = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
-        if wanted in set(OwnerPolicy):
-            return OwnerPolicy(wanted)
-    return policy_of(directory)
+    return recorded or policy_of(directory)
 
 
 def throw_switch(directory: RunDirectory, switch: Switch) -> Path:
@@ -100,26 +95,23 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     """
     path = directory.path / layout.SWITCHES / kind
     try:
-        found = read_regular(path)
-    except StateDirectoryError as error:
-        if error.transient:
-            raise
-        unreadable = _look_at(path) if isinstance(error.__cause__, PermissionError) else None
-        if unreadable is None:
-            return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
-        # A colleague's umask closed the file to us. That it lies there is the wish; the text is only a comment.
-        found = b"", unreadable
+        switches = open_directory(path.parent)
+        try:
+            found = find_switch(kind, switches)
+        finally:
+            os.close(switches)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        explained = explain_os_error(error, "read", path)
+        if explained.transient:
+            raise explained from error
+        return Switch(kind, "?", 0.0, honoured=False, refusal=explained.message)
     if found is None:
         return None
-    content, info = found
-    return parse_switch(
-        kind,
-        content,
-        who=_user_name(info.st_uid),
-        written=info.st_mtime,
-        run=directory.run,
-        refusal=_refusal(info, directory, policy),
-    )
+    who = name_of_user(found.info.st_uid)
+    refusal = found.refusal or refusal_of(found.info, policy, _stat(directory.path), who=who)
+    return parse_switch(kind, found.content, who=who, written=found.info.st_mtime, run=directory.run, refusal=refusal)
 
 
 def clear_switch(directory: RunDirectory, kind: str) -> bool:
@@ -134,37 +126,8 @@ def clear_switch(directory: RunDirectory, kind: str) -> bool:
     return True
 
 
-def _refusal(info: os.stat_result, directory: RunDirectory, policy: OwnerPolicy) -> str:
-    run_uid = directory.owner_uid()
-    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run_uid, run_gid=_stat(directory.path).st_gid):
-        return ""
-    return refuse_owner(policy, _user_name(info.st_uid), _group_name(info.st_gid))
-
-
-def _look_at(path: Path) -> os.stat_result | None:
-    try:
-        info = path.lstat()
-    except OSError:
-        return None
-    return info if stat.S_ISREG(info.st_mode) else None
-
-
 def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
         raise explain_os_error(error, "look at", path) from error
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
