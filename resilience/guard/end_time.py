@@ -21,7 +21,7 @@ import os
 import threading
 import time
 
-from resilience.guard.small_files import read_regular
+from resilience.base.files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

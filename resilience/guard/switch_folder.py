@@ -6,8 +6,8 @@ import os
 import time
 
 from resilience import layout
+from resilience.base.files import open_directory, read_regular, remove_same
 from resilience.base.switches import find_switch, name_of_group, name_of_user, recorded_policy, refusal_of
-from resilience.guard.small_files import open_folder, read_regular, remove_same
 from resilience.switch import OwnerPolicy, Switch, parse_switch, policy_of_mode
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ class SwitchFolder:
         With `ours_too`, a file of this process's own user is obeyed whatever the policy.
         """
         try:
-            folder = open_folder(self.path)
+            folder = open_directory(self.path)
             try:
                 found = self._find(kind, folder, ours_too)
             finally:
@@ -91,9 +91,9 @@ class SwitchFolder:
     def remove(self, found: FoundSwitch) -> bool:
         """Remove a switch that was obeyed; False if it is gone, or another lies there now. Raise OSError."""
         inode, mtime_ns, _ = found.identity
-        folder = open_folder(self.path)
+        folder = open_directory(self.path)
         try:
-            return remove_same(found.switch.kind, inode, mtime_ns, folder=folder)
+            return remove_same(found.switch.kind, inode, mtime_ns, directory=folder)
         finally:
             os.close(folder)
 

@@ -31,6 +31,11 @@ def test_each_line_is_a_mount_with_its_type_source_and_options() -> None:
     assert mounts[5][:3] == ("/mnt/odd folder\\x\ty", "nfs", "filer:/odd export")
 
 
+def test_optional_fields_and_escaped_blanks_of_a_mount_are_understood() -> None:
+    (mount,) = parse_mountinfo(r"32 23 0:28 /a\134b /with\040blank rw shared:9 master:1 - cgroup2 none rw,nsdelegate")
+    assert (mount.root, mount.point, mount.type) == ("/a\\b", "/with blank", "cgroup2")
+
+
 @pytest.mark.parametrize("character", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "é"])
 def test_a_character_that_some_take_for_a_line_end_stays_in_a_mounts_name(character: str) -> None:
     text = f"30 1 0:1 / /mnt/a{character}b rw - nfs4 filer:/x rw\n"
@@ -39,7 +44,16 @@ def test_a_character_that_some_take_for_a_line_end_stays_in_a_mounts_name(charac
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "\n\n", "22 1 0:20 / /", "22 1 0:20 / / rw - overlay", " - - - ", "a b 0:1 / /x rw - nfs y rw", "x" * 9999],
+    [
+        "",
+        "\n\n",
+        "22 1 0:20 / /",
+        "22 1 0:20 / / rw - overlay",
+        " - - - ",
+        "a b 0:1 / /x rw - nfs y rw",
+        "1 2 3",
+        "x" * 9999,
+    ],
 )
 def test_a_line_that_is_none_is_passed_over(damage: str) -> None:
     assert parse_mountinfo(damage) == ()

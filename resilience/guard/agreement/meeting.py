@@ -16,13 +16,13 @@ import threading
 from pathlib import Path
 
 from resilience import layout
+from resilience.base.files import read_own, replace_file
 from resilience.guard.agreement.alone import Agreement
 from resilience.guard.agreement.frames import random_word
 from resilience.guard.agreement.interface import is_ours, listening_host
 from resilience.guard.agreement.network import NetworkAgreement
 from resilience.guard.agreement.stale import owner_fields, remove_stale
 from resilience.guard.agreement.wire import Address
-from resilience.guard.small_files import read_own, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import os
 import socket
 import time
 
+from resilience.base.files import open_directory, read_regular, remove_same
 from resilience.guard.mirror.run_folder import remove_remains
-from resilience.guard.small_files import open_folder, read_regular, remove_same
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,14 +120,14 @@ def _fields(text: str) -> dict[str, Any]:
 def _remove_if(path: str, is_wanted: Any) -> bool:
     """Remove a private file of our own that is wanted away, unless another one has taken its place meanwhile."""
     parent, name = os.path.split(path)
-    folder = open_folder(parent)
+    folder = open_directory(parent)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
             return False
-        found = read_regular(name, folder=folder)
+        found = read_regular(name, directory=folder)
         if found is None or found[1].st_uid != os.geteuid() or found[1].st_mode & 0o077:
             return False
         text, info = found[0].decode("utf-8", "replace"), found[1]
-        return is_wanted(text, info) and remove_same(name, info.st_ino, info.st_mtime_ns, folder=folder)
+        return is_wanted(text, info) and remove_same(name, info.st_ino, info.st_mtime_ns, directory=folder)
     finally:
         os.close(folder)

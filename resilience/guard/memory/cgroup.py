@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from resilience.base.mounts import Mount, parse_mountinfo
 from resilience.guard.memory.kept_file import KeptFile
 
 NO_LIMIT = 2**62
@@ -18,19 +19,6 @@ NO_LIMIT = 2**62
 STAT_BYTES = 16384
 MOST_SEARCHED = 2000
 """So many cgroups are searched for this process where the names do not tell its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo: `root` of the file system `kind` is mounted at `point`; `device` is `major:minor`."""
-
-    ident: int
-    parent: int
-    device: str
-    root: str
-    point: str
-    kind: str
-    options: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +45,6 @@ class Stat:
     shared_bytes: int
     above_bytes: int | None = None
     above_with_swap_bytes: int | None = None
-
-
-def parse_mounts(text: str) -> list[Mount]:
-    """Given mountinfo, return its mounts in order; lines that are none are passed over."""
-    found = []
-    for line in text.splitlines():
-        left, dash, right = line.partition(" - ")
-        fields, last = left.split(" "), right.split(" ")
-        if not dash or len(fields) < 6 or not fields[0].isdigit() or not fields[1].isdigit():
-            continue
-        options = frozenset(last[2].split(",")) if len(last) > 2 else frozenset()
-        root, point = _unescape(fields[3]), _unescape(fields[4])
-        found.append(Mount(int(fields[0]), int(fields[1]), fields[2], root, point, last[0], options))
-    return found
 
 
 def parse_memberships(text: str) -> dict[str, str]:
@@ -146,7 +120,7 @@ def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
     """
     pid = os.getpid() if pid is None else pid
     memberships = parse_memberships(_read(os.path.join(root, "proc/self/cgroup")))
-    mounts = visible(parse_mounts(_read(os.path.join(root, "proc/self/mountinfo"))))
+    mounts = visible(parse_mountinfo(_read(os.path.join(root, "proc/self/mountinfo"))))
     for version, controller in ((1, "memory"), (2, "")):
         path = memberships.get(controller)
         if path is None:
@@ -158,7 +132,7 @@ def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
     return []
 
 
-def visible(mounts: list[Mount]) -> list[Mount]:
+def visible(mounts: tuple[Mount, ...]) -> list[Mount]:
     """Leave out mounts that another one lies over at the same point."""
     hidden = {(mount.parent, mount.point) for mount in mounts}
     return [mount for mount in mounts if (mount.ident, mount.point) not in hidden]
@@ -268,7 +242,7 @@ def _is_above(root: str, path: str) -> bool:
 
 
 def _is_memory(mount: Mount, version: int) -> bool:
-    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and "memory" in mount.options
+    return mount.type == "cgroup2" if version == 2 else mount.type == "cgroup" and "memory" in mount.super_options
 
 
 def _parts(path: str) -> list[str]:
@@ -278,10 +252,3 @@ def _parts(path: str) -> list[str]:
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
-
-
-def _unescape(text: str) -> str:
-    """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
-    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(octal, character)
-    return text

@@ -11,6 +11,7 @@ import threading
 import time
 
 from resilience import layout
+from resilience.base.files import read_own, replace_file
 from resilience.guard.agreement.stale import remove_own
 from resilience.guard.mirror.beats_file import GONE, RankBeat, compose, file_name
 from resilience.guard.mirror.journal import append
@@ -23,7 +24,6 @@ from resilience.guard.mirror.run_folder import (
     subfolder,
     write_learned,
 )
-from resilience.guard.small_files import read_own, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import threading
 import time
 
 from resilience import layout
+from resilience.base.files import replace_file
 from resilience.guard.mirror import journal
 from resilience.guard.mirror.beat import Pulse
 from resilience.guard.mirror.beats_file import RankBeat, compose, file_name
 from resilience.guard.mirror.run_folder import file_mode, read_learned, remove_remains, subfolder, write_learned
-from resilience.guard.small_files import replace_file
 from resilience.guard.stacks import StacksOnDemand
 
 TYPE_CHECKING = False

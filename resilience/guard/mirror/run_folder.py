@@ -10,7 +10,7 @@ import os
 import stat
 
 from resilience import layout
-from resilience.guard.small_files import open_folder, read_regular, replace_file
+from resilience.base.files import open_directory, read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read_learned(run_dir: str, rank: int) -> str | None:
 
 def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
     """Which wish for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
-    folder = open_folder(os.path.join(run_dir, layout.SWITCHES))
+    folder = open_directory(os.path.join(run_dir, layout.SWITCHES))
     try:
         info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

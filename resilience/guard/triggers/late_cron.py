@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 
-from resilience.guard.small_files import read_regular, replace_file
+from resilience.base.files import read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.files import replace_file
 from resilience.guard.mirror.line import socket_name
 from resilience.guard.place import Place
-from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.small_files import LIMIT, kind_of, open_folder, read_own, read_regular, remove_same, replace_file
+from resilience.base.files import (
+    LIMIT_BYTES,
+    kind_of,
+    open_directory,
+    read_own,
+    read_regular,
+    remove_same,
+    replace_file,
+)
 from tests.system.people import acting_as, needs_root, open_the_way
 
 SOMEBODY = 65532
@@ -20,22 +28,22 @@ SOMEBODY = 65532
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[int]:
-    folder = open_folder(tmp_path)
+    folder = open_directory(tmp_path)
     yield folder
     os.close(folder)
 
 
 def test_a_file_is_read_with_its_status(tmp_path: Path, opened: int) -> None:
     (tmp_path / "kill").write_text("enough")
-    for found in (read_regular(tmp_path / "kill"), read_regular("kill", folder=opened)):
+    for found in (read_regular(tmp_path / "kill"), read_regular("kill", directory=opened)):
         assert found is not None and (found[0], found[1].st_size) == (b"enough", 6)
-    assert read_regular("save", folder=opened) is None
+    assert read_regular("save", directory=opened) is None
 
 
 def test_no_more_is_read_than_anybody_has_to_say(tmp_path: Path) -> None:
-    (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT)
+    (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT_BYTES)
     found = read_regular(tmp_path / "kill")
-    assert found is not None and len(found[0]) == LIMIT
+    assert found is not None and len(found[0]) == LIMIT_BYTES
 
 
 @pytest.mark.timeout(10)
@@ -84,8 +92,8 @@ def test_a_folder_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) -> No
     tmp_path.chmod(0o711)
     (tmp_path / "kill").write_text("enough")
     with acting_as(SOMEBODY):
-        folder = open_folder(tmp_path)
-        found = read_regular("kill", folder=folder)
+        folder = open_directory(tmp_path)
+        found = read_regular("kill", directory=folder)
         os.close(folder)
         assert found is not None and found[0] == b"enough"
 
@@ -122,8 +130,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_p
 def test_the_same_file_is_removed(tmp_path: Path, opened: int) -> None:
     (tmp_path / "save").touch()
     info = (tmp_path / "save").stat()
-    assert remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
-    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,14 +148,14 @@ def test_another_file_is_put_back(
     (tmp_path / "old").touch()
     info = (tmp_path / "old").stat()
     (tmp_path / "save").write_text("new")
-    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
     assert (tmp_path / "save").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "save"]
 
 
 def test_a_folder_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
     (tmp_path / "save").mkdir()
-    assert not remove_same("save", 1, 1, folder=opened)
+    assert not remove_same("save", 1, 1, directory=opened)
     assert (tmp_path / "save").is_dir()
 
 
@@ -163,11 +171,11 @@ def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: in
     thrower.start()
     while True:
         is_over = not thrower.is_alive()
-        found = read_regular("save", folder=opened)
+        found = read_regular("save", directory=opened)
         if found is not None:
             assert int(found[0]) >= seen
             seen = int(found[0])
-            remove_same("save", found[1].st_ino, found[1].st_mtime_ns, folder=opened)
+            remove_same("save", found[1].st_ino, found[1].st_mtime_ns, directory=opened)
         elif is_over:
             break
     assert seen == last
