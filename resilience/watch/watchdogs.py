@@ -11,7 +11,7 @@ from resilience.plugins import Family
 from resilience.runs.context import Scene
 from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
-from resilience.settings.plugin_table import plugin_settings
+from resilience.settings.convert import plugin_settings
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
