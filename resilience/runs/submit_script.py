@@ -15,8 +15,7 @@ from resilience.runs.templates.library import TemplateLibrary
 from resilience.runs.templates.script import ScriptSpec, render
 from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings
-from resilience.system.files import own_folder, read_regular
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import own_folder, read_regular, shipped_folder
 
 TEMPLATES = "slurm_templates"
 SCRIPT_LIMIT_BYTES = 4 * 2**20

@@ -17,8 +17,8 @@ from resilience.errors import StateDirectoryError, UsageError
 from resilience.quantities import quote_toml
 from resilience.runs.run_directory import RunDirectory
 from resilience.switch import OwnerPolicy, Switch, parse_switch, policy_of_mode
-from resilience.system.clock import iso_time
 from resilience.system.files import FULL, explain_os_error, write_atomic
+from resilience.system.world import iso_time
 
 
 def policy_of(directory: RunDirectory, wanted: str = "") -> OwnerPolicy:

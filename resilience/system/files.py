@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.base import files
-from resilience.errors import StateDirectoryError
+from resilience.errors import ResilError, StateDirectoryError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Neither the disk nor the quota has room: for data, or for one more name."""
@@ -156,3 +156,21 @@ def _json_line(record: Mapping[str, Any]) -> bytes:
 def open_without_waiting(path: str, flags: int) -> int:
     """Open, but never wait for the other end of a FIFO that lies in a file's place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped_folder(kind: str) -> Path:
+    """Given `slurm_templates` or `cron`, return the folder, in a clone, an editable install and a wheel alike.
+
+    A wheel holds them below the package (`_shipped`, see pyproject.toml); a clone beside it. Raise ResilError if the
+    installation lacks them.
+    """
+    for folder in (_PACKAGE / "_shipped" / kind, _PACKAGE.parent / kind):
+        if folder.is_dir():
+            return folder
+    raise ResilError(
+        f"this installation of resil lacks its {kind} folder (looked beside and below {_PACKAGE})",
+        hint="install it again: pip install --force-reinstall resil",
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from resilience.errors import DeliveryError, SettingsError
+from resilience.messages import cut
 from resilience.system.redaction import redact
 from resilience.system.time_limit import CONNECT_S, TimeLimit
 
@@ -172,7 +173,7 @@ def quoted(body: str, secrets: Sequence[str] = ()) -> str:
     """What a server said, without secrets, short enough for one line. Redacted before it is cut: half of one is one."""
     shown = redact(body[:BODY_LIMIT_BYTES], secrets)[:2000]
     line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
-    return line if len(line) <= 200 else line[:199] + "…"
+    return cut(line, 200)
 
 
 def proxies_for(url: str, environ: Mapping[str, str]) -> dict[str, str]:

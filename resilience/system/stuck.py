@@ -23,8 +23,7 @@ from resilience.system.child import Answer, KeyT, run_apart
 from resilience.system.files import own_folder, read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
-    from resilience.system.ports import Clock
-    from resilience.system.world import World
+    from resilience.system.world import Clock, World
 
 FRESH_S = 3600.0
 """What did not answer longer ago than this, and left nobody waiting, may have answered since: it begins anew."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 from resilience.watch.follow_logs import FollowedLog
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.system.deadlines import Deadlines
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 
 LEAST_S = 0.05
 """Two looks at one log are never closer than this, whatever its times are."""

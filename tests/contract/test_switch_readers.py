@@ -23,7 +23,7 @@ from resilience.guard.switch_folder import SwitchFolder
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import policy_of, read_switch
 from resilience.switch import OwnerPolicy, Switch
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import shipped_folder
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 ME, FRIEND, STRANGER_GID = 65532, 65531, 65533

@@ -26,15 +26,15 @@ from resilience.schedulers._local.keeper import daemon_environment
 from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
-from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
+from resilience.system.world import SystemClock
 from tests.schedulers.spooled import Lab, lab, until
 
 IMPORTS = """
 import os, signal, threading
 from resilience.submission import Submission
 from resilience.schedulers.local import LocalScheduler as S
-from resilience.system.clock import SystemClock as C
+from resilience.system.world import SystemClock as C
 from resilience.system.process import ProcessRunner as R
 """
 

@@ -21,13 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.base.files import STALE_S
-from resilience.errors import StateDirectoryError
+from resilience.errors import ResilError, StateDirectoryError
+from resilience.system import files as shipped
 from resilience.system.files import (
     append_line,
     explain_os_error,
     make_folder,
     read_lines,
     read_regular,
+    shipped_folder,
     write_atomic,
 )
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -412,3 +414,19 @@ def test_a_file_we_may_not_read_is_an_error_and_not_absent(tmp_path: Path) -> No
     (tmp_path / "switch").touch(mode=0o600)
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
         read_regular(tmp_path / "switch")
+
+
+@pytest.mark.parametrize("kind", ["slurm_templates", "cron"])
+def test_a_clone_has_them_beside_the_package(kind: str) -> None:
+    assert shipped_folder(kind).is_dir()
+
+
+def test_a_wheel_has_them_below_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    from pathlib import Path
+
+    package = Path(str(tmp_path)) / "site-packages" / "resilience"
+    (package / "_shipped" / "cron").mkdir(parents=True)
+    monkeypatch.setattr(shipped, "_PACKAGE", package)
+    assert shipped_folder("cron") == package / "_shipped" / "cron"
+    with pytest.raises(ResilError, match="lacks its slurm_templates folder"):
+        shipped_folder("slurm_templates")

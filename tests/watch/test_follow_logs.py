@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from resilience.watch.follow_logs import FollowedLog, LogDeadlines, LogFollower, followed_ticks
 from tests.guard.guards import wait_until
 from tests.system.hung import hung_folder

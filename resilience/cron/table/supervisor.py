@@ -29,8 +29,7 @@ from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.child import fork
-from resilience.system.clock import SystemClock
-from resilience.system.ports import Clock
+from resilience.system.world import Clock, SystemClock
 
 NAP_S = 0.5
 """While somebody waits, whoever wants it to end is asked so often."""

@@ -39,7 +39,7 @@ from resilience.cron.table.output import OutputFile, prune
 from resilience.cron.table.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
 from resilience.cron.table.scribe import Scribe, Task
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, Watch, Watched, Wishes
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 
 PATIENCE_S = 10.0
 """The scheduler hears of an end at the latest so long after it, even if it cannot be written down."""

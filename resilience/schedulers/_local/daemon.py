@@ -23,7 +23,7 @@ from resilience.schedulers._local import processes
 from resilience.schedulers._local.engine import LOCK_S, Engine, say
 from resilience.schedulers._local.shims import write_shims
 from resilience.schedulers._local.spool import Spool
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 
 IDLE_VARIABLE = "RESIL_LOCAL_IDLE_S"
 _IDLE_S = 30.0

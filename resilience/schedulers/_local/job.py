@@ -27,8 +27,8 @@ from resilience.schedulers._local.processes import (
     start_ticks,
 )
 from resilience.schedulers._local.rules import Exit
-from resilience.system.clock import SystemClock
 from resilience.system.files import write_atomic
+from resilience.system.world import SystemClock
 
 EXIT_FILE = "exit.json"
 BATCH_FILE = "batch"

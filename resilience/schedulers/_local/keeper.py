@@ -13,7 +13,7 @@ from resilience.errors import ProbeError
 from resilience.schedulers._local.spool import Spool
 
 if TYPE_CHECKING:
-    from resilience.system.ports import Runner
+    from resilience.system.world import Runner
 
 _DAEMON = "resilience.schedulers._local.daemon"
 _START_TIMEOUT_S = 15.0

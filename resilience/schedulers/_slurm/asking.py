@@ -10,8 +10,8 @@ from resilience.job import Job, JobId
 from resilience.schedulers._slurm import commands, json_records, records
 from resilience.schedulers._slurm.errors import complains, diagnose, runner_error
 from resilience.schedulers._slurm.queue import Wanted, scan_jobs
-from resilience.system.ports import Clock, Runner
 from resilience.system.process import CommandFailed, Completed
+from resilience.system.world import Clock, Runner
 
 
 class Budget:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resilience.errors import ResilError
 from resilience.job import Job
 from resilience.schedulers import Keep, Scheduler
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 
 EMBEDDED = "local"
 

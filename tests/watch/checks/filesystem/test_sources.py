@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.base.mounts import Mount
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from resilience.watch.checks._filesystem import sources
 from resilience.watch.checks._filesystem.amount import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.look import Look, Thresholds

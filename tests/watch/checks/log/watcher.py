@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from resilience.finding import Finding
 from resilience.runs.context import Scene
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
 from resilience.watch.readings import from_record, to_record
