@@ -11,7 +11,7 @@ from resilience.errors import UsageError
 
 
 class Fault(StrEnum):
-    """Whose doing the end of a job was."""
+    """The party that ended a job."""
 
     NOBODY = "nobody"
     TRAINING = "training"
@@ -68,27 +68,27 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job will never run again under this id unless somebody requeues it."""
+        """Return whether the job will never run again under this id unless somebody requeues it."""
         return self in _FINAL
 
     @property
     def is_alive(self) -> bool:
-        """Whether processes may run now or later."""
+        """Return whether processes may run now or later."""
         return self not in _FINAL
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job sits in the queue with no process of its own."""
+        """Return whether the job sits in the queue with no process of its own."""
         return self in _WAITING
 
     @property
     def may_have_processes(self) -> bool:
-        """Whether processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
+        """Return whether processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
         return self.is_alive and not self.is_waiting
 
     @property
     def fault(self) -> Fault:
-        """Whose doing the end was, as far as the state alone can tell."""
+        """The party that ended the job, as far as the state alone tells."""
         if self in {JobState.FAILED, JobState.OUT_OF_MEMORY}:
             return Fault.TRAINING
         if self in {JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL}:
@@ -140,7 +140,7 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Whether a job exists, and how we know.
+    """Return whether a job exists, and how we know.
 
     Attributes:
         liveness: the answer. UNKNOWN is never acted upon.
@@ -256,13 +256,13 @@ class Job:
 
     @property
     def is_array_record(self) -> bool:
-        """Whether this record stands for the pending tasks of an array."""
+        """Return whether this record stands for the pending tasks of an array."""
         return bool(self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """What may be changed of a job that is already queued or running. None leaves a thing as it is.
+    """Changes to a job that is already queued or running. None leaves a property as it is.
 
     Attributes:
         exclude: hostlist of nodes never to use; an empty text clears it.

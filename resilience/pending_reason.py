@@ -133,7 +133,7 @@ def _find(reason: str) -> PendingReason | None:
 
 
 def _limit(reason: str) -> PendingReason | None:
-    """What a limit's own name says: one of a single job never passes, nor do hours that are used up."""
+    """The verdict that a limit's own name allows: a limit of one job never passes, nor do hours that are used up."""
     if not reason.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax")) or " " in reason:
         return None
     if "PerJob" in reason or "PerNode" in reason:

@@ -37,7 +37,7 @@ class BackgroundCall(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has returned or raised: `result` does not wait then."""
+        """Return whether the call has returned or raised: `result` does not wait then."""
         return self._over.is_set()
 
     def result(self, timeout_s: float = 0.0) -> T:

@@ -76,7 +76,7 @@ class Mount(NamedTuple):
 
     @property
     def is_node_local(self) -> bool:
-        """Whether other nodes most probably see something else under the same path."""
+        """Return whether other nodes most probably see something else under the same path."""
         return self.type in NODE_LOCAL_TYPES
 
 

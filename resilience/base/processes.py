@@ -19,12 +19,12 @@ _PARENT, _START = 1, 19
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there; one that only waits to be reaped is not alive."""
+    """Return whether a process is there; one that only waits to be reaped is not alive."""
     return (_stat(pid) or (b"X",))[0] not in (b"Z", b"X", b"x")
 
 
 def is_there(pid: int) -> bool:
-    """Whether there is a process of this number, also one that /proc hides from us (hidepid, proc(5)); kill(2)."""
+    """Return whether a process of this number exists, also one that /proc hides from us (hidepid, proc(5)); kill(2)."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -35,7 +35,7 @@ def is_there(pid: int) -> bool:
 
 
 def is_waiting_in_kernel(pid: int) -> bool:
-    """Whether a process is in uninterruptible sleep: it waits for a disk or a file server."""
+    """Return whether a process is in uninterruptible sleep: it waits for a disk or a file server."""
     return (_stat(pid) or (b"",))[0] == b"D"
 
 
@@ -49,7 +49,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_same(pid: int, ticks: int) -> bool:
-    """Whether the process of this number and start is alive, in this boot."""
+    """Return whether the process of this number and start is alive, in this boot."""
     return pid > 0 and ticks > 0 and start_ticks(pid) == ticks and is_alive(pid)
 
 

@@ -74,7 +74,7 @@ def refusal_of(
 
 
 def recorded_policy(run_toml: object) -> OwnerPolicy | None:
-    """Whose switches a run obeys as it was submitted, given what run.toml holds; None where that does not tell."""
+    """The owner policy that a run was submitted with, given the content of run.toml; None where that does not tell."""
     recorded = run_toml.get("run") if isinstance(run_toml, dict) else None
     if not isinstance(recorded, dict):
         return None

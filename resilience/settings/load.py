@@ -154,7 +154,7 @@ def load(
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
+    """Return whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
     try:
         path.lstat()
         if path.is_file():

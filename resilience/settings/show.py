@@ -14,7 +14,7 @@ from resilience.settings.sections import PluginTable
 from resilience.system.redaction import REDACTED
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-"""What needs no quotes: https://toml.io/en/v1.0.0#keys."""
+"""Keys that need no quotes: https://toml.io/en/v1.0.0#keys."""
 
 
 _WRITTEN = {"launcher": "template", "watches": "watch", "channels": "channel"}

@@ -67,7 +67,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Answer(NamedTuple):
-    """What became of one child.
+    """The result of one child.
 
     Attributes:
         value: what its function returned.
@@ -154,7 +154,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                     crowded = crowded or now
                 if crowded is not None and now - crowded > longest_s:  # and nobody has answered since
                     while waiting:
-                        error = ProbeError("not looked at: too many other looks hang", transient=True)
+                        error = ProbeError("not probed: too many other probes hang", transient=True)
                         yield waiting.popleft()[0], Answer(error=error)
         finally:
             _end_all(children.values())
@@ -218,7 +218,7 @@ def _receive(child: _Child) -> bool:
 
 
 def _answer_of(child: _Child) -> Answer:
-    """What a child that has ended, or has said everything, had to say."""
+    """The answer of a child that has ended, or has written all of its answer."""
     took_s = time.monotonic() - child.started
     _leaving.add(child.pid)
     raw = bytes(child.received[HEADER.size :])
@@ -228,14 +228,14 @@ def _answer_of(child: _Child) -> Answer:
             raise ValueError
         kind, value, said = marshal.loads(raw)
     except (struct.error, ValueError, EOFError, TypeError):
-        return Answer(error=ProbeError(f"the look ended without an answer: {_end_of(child)}"), took_s=took_s)
+        return Answer(error=ProbeError(f"the probe ended without an answer: {_end_of(child)}"), took_s=took_s)
     error: ResilError | None = None
     if kind == "error":
         name, message, hint, transient = value
         owner = next((owner for owner in _KINDS if owner.__name__ == name), ProbeError)
         error, value = owner(message, hint=hint, transient=transient), None
     elif kind == "fault":
-        error, value = ProbeError(f"the look failed: {value[0]}", hint=value[1] or "this is a bug of the look"), None
+        error, value = ProbeError(f"the probe failed: {value[0]}", hint=value[1] or "this is a bug of the probe"), None
     return Answer(value, error, took_s, said=said)
 
 
@@ -255,7 +255,7 @@ def _end_of(child: _Child) -> str:
 def _not_started(error: OSError) -> Answer:
     return Answer(
         error=ProbeError(
-            f"no process could be started for the look: {error.strerror}",
+            f"no process could be started for the probe: {error.strerror}",
             hint="see `ulimit -u`, `ulimit -n` and the memory of this machine",
             transient=True,
         )
@@ -300,7 +300,7 @@ def _kill(pid: int) -> tuple[int, ...]:
 
 
 def _end_all(children: Collection[_Child]) -> None:
-    """Whoever asked has gone away."""
+    """End all children: the caller takes no more answers."""
     for child in children:
         if not child.killed:
             _kill(child.pid)
@@ -435,7 +435,7 @@ class Detached:
         self._alive = alive
 
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:

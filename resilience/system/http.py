@@ -32,7 +32,7 @@ _TRANSIENT = {408, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said.
+    """The answer of a server.
 
     Attributes:
         status: HTTP's number.
@@ -51,7 +51,7 @@ class Answer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
+    """Return whether a name or address can only mean this machine."""
     return _LOOPBACK.fullmatch(host.strip("[]").lower()) is not None
 
 
@@ -170,7 +170,7 @@ def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryE
 
 
 def quoted(body: str, secrets: Sequence[str] = ()) -> str:
-    """What a server said, without secrets, short enough for one line. Redacted before it is cut: half of one is one."""
+    """The body of an answer without secrets, cut to one line. Redacted first: half of a secret is a secret too."""
     shown = redact(body[:BODY_LIMIT_BYTES], secrets)[:2000]
     line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
     return cut(line, 200)

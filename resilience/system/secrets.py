@@ -61,7 +61,7 @@ class Secret:
 
 
 def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
-    """Whether settings say where the secret `name` lies. Looks at nothing.
+    """Return whether settings say where the secret `name` lies. Looks at nothing.
 
     Raise SettingsError if they name no place (and one is required), two places, or the secret itself.
     """

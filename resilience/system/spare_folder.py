@@ -1,6 +1,6 @@
 """A folder of small files that has a spare on this node, for when its own disk is full, read-only or gone.
 
-What is written here is wanted most when a disk is in trouble, and it may be this very disk. Readers see one folder: the
+These files are needed most when a disk fails, and it may be this very disk. Readers see one folder: the
 union of both, the spare's files first. When the disk is well again, the files move home.
 """
 
@@ -75,7 +75,7 @@ class SpareFolder:
 
     @property
     def is_away(self) -> bool:
-        """Whether `folder` must not even be touched."""
+        """Return whether `folder` must not even be touched."""
         return bool(self._away)
 
     def beside(self, name: str) -> SpareFolder:
@@ -264,7 +264,7 @@ class SpareFolder:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can put another folder in the place of one in here: in /tmp, anybody may have been first."""
+    """Return whether nobody else can replace a folder in here by another: in /tmp, anybody may have been first."""
     for level in (folder, *folder.parents):
         try:
             info = level.lstat()

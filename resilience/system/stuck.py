@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from resilience.system.world import Clock, World
 
 FRESH_S = 3600.0
-"""What did not answer longer ago than this, and left nobody waiting, may have answered since: it begins anew."""
+"""A place that did not answer longer ago than this, and left no process waiting, may have answered since: forgotten."""
 
 KEPT_S = 86400.0
 """A record that is older, and whose processes have all ended, is removed by whoever writes the next."""
@@ -47,7 +47,7 @@ class Look(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """What is remembered of a place that did not answer.
+    """The record of a place that did not answer.
 
     Attributes:
         since: when the first look began that got no answer, seconds since the epoch.
@@ -79,7 +79,7 @@ class StuckMemory:
         return cls(folders)
 
     def find(self, place: str, now: float) -> Stuck | None:
-        """What is remembered of a place; nothing where a reboot has ended it, or nobody has looked for long."""
+        """The record of a place; None after a reboot, or when no probe ran for long."""
         found = [record for path in self._named(place) if (record := _read(path, place, now)) is not None]
         if not found:
             return None
@@ -155,9 +155,10 @@ def look_apart(looks: Mapping[KeyT, Look], memory: StuckMemory, clock: Clock) ->
 
 
 def _still_stuck(stuck: Stuck, now: float) -> ProbeError:
+    pids = ", ".join(map(str, stuck.pids))
     return ProbeError(
-        f"STUCK since {_since(stuck.since, now)}: a look that began then still hangs",
-        hint=f"it is process {', '.join(map(str, stuck.pids))}; `cat /proc/{stuck.pids[0]}/wchan` as root says where",
+        f"STUCK since {_since(stuck.since, now)}: a probe started then still hangs",
+        hint=f"process {pids} waits in the kernel; as root, `cat /proc/{stuck.pids[0]}/wchan` shows where",
         transient=True,
     )
 
@@ -167,7 +168,7 @@ def _overdue(answer: Answer, look: Look, stuck: Stuck | None, now: float) -> Pro
     if stuck is not None:
         text += f"; STUCK since {_since(stuck.since, now)}"
     hangs = bool(answer.abandoned)
-    hint = "it hangs in the kernel: a file server or a disk does not answer" if hangs else ""
+    hint = "the probe waits in the kernel: a file server or a disk does not respond" if hangs else ""
     return ProbeError(text, hint=hint, transient=True)
 
 

@@ -100,7 +100,7 @@ class Host(NamedTuple):
 
 
 def is_account(name: str) -> bool:
-    """Whether this machine knows a login name: a journal may name people who have left."""
+    """Return whether this machine knows a login name: a journal may name people who have left."""
     try:
         pwd.getpwnam(name)
     except KeyError:

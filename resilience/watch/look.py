@@ -85,7 +85,7 @@ def findings_of(dog: Watchdog, target: Target, answer: Answer) -> list[Finding]:
     wanted = target.subjects or (target.name,)
     if answer.error is not None:
         error = answer.error
-        if error.hint == "this is a bug of the look":
+        if error.hint == "this is a bug of the probe":
             error = type(error)(error.message, hint=_bug(dog))
         return [unknown(subject, error, fault=STUCK if answer.is_overdue else "") for subject in wanted]
     findings = [unpack(packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
