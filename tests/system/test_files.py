@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from resilience.base.files import STALE_S
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.system import files as shipped
 from resilience.system.files import (
+    NotRegularFile,
     append_line,
     explain_os_error,
     make_folder,
@@ -32,6 +32,7 @@ from resilience.system.files import (
     shipped_folder,
     write_atomic,
 )
+from tests.base.test_files import ODD_FILES
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.system.writer import OF_THE_INTERPRETER, REFUSED, writer
 
@@ -370,41 +371,15 @@ def test_a_fifo_in_a_journals_place_does_not_block_its_reader(tmp_path: Path) ->
 # ---- read_regular
 
 
-def test_a_regular_file_comes_with_its_status(tmp_path: Path) -> None:
-    path = tmp_path / "switch"
-    path.write_bytes(b"x" * 100)
-    found = read_regular(path, limit_bytes=10)
-    assert found is not None
-    assert (found[0], found[1].st_size) == (b"x" * 10, 100)
-
-
-def test_a_file_that_is_not_there_is_none_and_no_error(tmp_path: Path) -> None:
-    assert read_regular(tmp_path / "switch") is None
-
-
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", ["link", "dangling link", "looping link", "fifo", "folder", "socket", "device"])
-def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "switch"
-    target = tmp_path / "target"
-    target.write_text("secret")
-    if kind == "link":
-        path.symlink_to(target)
-    elif kind == "dangling link":
-        path.symlink_to(tmp_path / "nowhere")
-    elif kind == "looping link":
-        path.symlink_to(path)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path = Path("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-    with pytest.raises(StateDirectoryError, match="link" if "link" in kind else "not a regular file") as caught:
-        read_regular(path)
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_anything_but_a_regular_file_is_refused_without_waiting(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ODD_FILES[kind].make(tmp_path / "switch")
+    with pytest.raises(NotRegularFile, match="link" if "link" in kind else "not a regular file") as caught:
+        read_regular(tmp_path / "switch")
     assert not caught.value.transient
 
 

@@ -357,15 +357,6 @@ def given(folder: Path, script: str, text: str = "", timeout_s: float = 5) -> Co
     return run_with_input(argv, text, make_world(folder), timeout_s=timeout_s, environment=environment)
 
 
-def test_the_text_arrives_whole(tmp_path: Path) -> None:
-    text = "größe\n" * 100_000
-    assert given(tmp_path, "cat", text).stdout == text
-
-
-def test_a_program_that_reads_nothing_is_no_failure(tmp_path: Path) -> None:
-    assert given(tmp_path, "exit 0", "x" * 1_000_000).returncode == 0
-
-
 @pytest.mark.parametrize("code", [1, 69, 71, 75, 126, 127, 64, 65, 67, 77, 78])
 def test_sysexits_say_whether_to_try_again(tmp_path: Path, code: int) -> None:
     with pytest.raises(DeliveryError) as caught:
