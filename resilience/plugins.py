@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import UsageError
+from resilience.messages import suggest
 
 if TYPE_CHECKING:  # importlib.metadata costs 15 ms, and only those pay who look for plugins
     from importlib.metadata import EntryPoint
@@ -91,11 +92,7 @@ class Family:
         """The constant, or the UsageError that says why there is none."""
         source = self._sources.get(name)
         if source is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, self.names(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self.names())}"
-            return UsageError(f"no {self.name} plugin is called {name!r}", hint=hint)
+            return UsageError(f"no {self.name} plugin is called {name!r}", hint=suggest(name, self.names()))
         try:
             if isinstance(source, str):
                 return getattr(importlib.import_module(source), self.constant)
@@ -145,7 +142,7 @@ _SUFFIXES = (".py", ".pyc", ".so")
 
 
 def _may_be_offered(group: str) -> bool:
-    """Whether some installed package may have entry points of a group.
+    """Return whether some installed package may have entry points of a group.
 
     importlib.metadata knows for certain, and takes 20 ms to be imported; mostly a look into the files that it would
     read says no. Format: https://packaging.python.org/en/latest/specifications/entry-points/. What cannot be looked

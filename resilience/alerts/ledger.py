@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.incident import Incident, Silence, read_incident
 from resilience.errors import StateDirectoryError, UsageError
-from resilience.system.files import own_folder, read_regular, write_atomic
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.system.files import NotRegularFile, own_folder, read_regular, write_atomic
+from resilience.system.spare_folder import SpareFolder
 
 COPY_FRESH_S = 3600.0
 """An older copy is not believed: other nodes have gone on since."""
@@ -31,7 +31,7 @@ SILENCE_KEPT_S = 7 * 86400.0
 
 _JSON = ".json"
 _ACKNOWLEDGED = ".ack"
-_DAMAGED = (OddFile, UsageError, ValueError, KeyError, TypeError, RecursionError)
+_DAMAGED = (NotRegularFile, UsageError, ValueError, KeyError, TypeError, RecursionError)
 
 ContentT = TypeVar("ContentT")
 
@@ -336,6 +336,6 @@ def _text(record: dict[str, Any]) -> bytes:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, OddFile | UsageError):
+    if isinstance(error, NotRegularFile | UsageError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -34,7 +34,8 @@ from resilience.alerts.digest import (
 )
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.system.files import NotRegularFile
+from resilience.system.spare_folder import SpareFolder
 
 LIMIT_BYTES = 16384
 """An alert is never longer in the outbox: evidence is cut first, then the last notices, which are still counted."""
@@ -364,7 +365,7 @@ class Outbox:
             entry = decode(raw)
             if entry.name != name:
                 raise ValueError("its content is another's")
-        except (OddFile, ValueError) as error:
+        except (NotRegularFile, ValueError) as error:
             aside = folder.set_aside(name)
             if folder is self._waiting:
                 self.damaged.add(name)

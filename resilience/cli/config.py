@@ -8,8 +8,7 @@ import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, open_project
 from resilience.cli.output import print_json, table
-from resilience.settings.hide import hidden
-from resilience.settings.show import rows
+from resilience.settings.show import hidden, rows
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 

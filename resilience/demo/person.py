@@ -12,9 +12,8 @@ from typing import Any
 
 from resilience.demo.receivers import Inbox
 from resilience.errors import ResilError
-from resilience.system.ports import Runner
 from resilience.system.process import Completed
-from resilience.system.world import World
+from resilience.system.world import Runner, World
 
 COMMAND_S = 30.0
 LINE = 110

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience import layout
+from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
 from resilience.doctor.cluster import Diagnosis, diagnose_cluster
 from resilience.errors import ResilError, UsageError
@@ -16,7 +17,6 @@ from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
-from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 

@@ -20,8 +20,8 @@ import threading
 import time
 
 from resilience import layout
+from resilience.base.files import open_directory, read_regular, replace_file
 from resilience.guard.heartbeat.beat import compose, file_name
-from resilience.guard.small_files import open_folder, read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def read_learned(run_dir: str, rank: int) -> str | None:
 
 def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
     """Which request for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
-    folder = open_folder(os.path.join(run_dir, layout.SWITCHES))
+    folder = open_directory(os.path.join(run_dir, layout.SWITCHES))
     try:
         info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.base.files import replace_file
 from resilience.guard.heartbeat.run_directory import (
     LONGEST_LINE,
     append_journal,
@@ -24,7 +25,6 @@ from resilience.guard.heartbeat.run_directory import (
     remove_remains,
     subfolder,
 )
-from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 
 def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "finished"
-    module = "resilience.guard.small_files"
+    module = "resilience.base.files"
     request = f"from {module} import *; replace_file({str(path)!r}, 'new', mode=0o600, durable=True)"
     with writer(tmp_path / "strace.log") as process:
         seen = set()
