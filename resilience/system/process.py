@@ -17,15 +17,12 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from resilience.base.background import BackgroundCall
 from resilience.errors import EX_TEMPFAIL, DeliveryError, ProbeError
-
-if TYPE_CHECKING:
-    from resilience.system.world import World
 
 # vfork suspends this thread, with the interpreter's lock in its hand, until the child has exec'ed: a program or a
 # folder on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond more.
@@ -322,15 +319,16 @@ _LAST_CHARACTERS = 100_000
 
 
 def run_with_input(
-    argv: Sequence[str], text: str, world: World, *, timeout_s: float, environment: Mapping[str, str]
+    argv: Sequence[str], text: str, run: Callable[..., Completed], *, timeout_s: float, environment: Mapping[str, str]
 ) -> Completed:
     """Run a program with a text on its standard input; return how it ended, which is well.
 
-    Raise DeliveryError: transient unless it said by its exit code that trying again is of no use.
+    `run`: that of the world's runner. Raise DeliveryError: transient unless the program said by its exit code that
+    trying again is of no use.
     """
     program = argv[0]
     try:
-        done = world.runner.run(list(argv), timeout_s=timeout_s, env=environment, stdin=text)
+        done = run(list(argv), timeout_s=timeout_s, env=environment, stdin=text)
     except ProgramMissing as error:  # another node may have it
         raise DeliveryError(error.message, hint=error.hint) from None
     except DeadlineExceeded as error:

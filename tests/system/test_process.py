@@ -354,7 +354,7 @@ def test_all_of_the_input_is_there_before_the_program_starts_even_if_we_are_kill
 def given(folder: Path, script: str, text: str = "", timeout_s: float = 5) -> Completed:
     environment = {"PATH": "/usr/bin:/bin"}
     argv = ["/bin/sh", "-c", script]
-    return run_with_input(argv, text, make_world(folder), timeout_s=timeout_s, environment=environment)
+    return run_with_input(argv, text, make_world(folder).runner.run, timeout_s=timeout_s, environment=environment)
 
 
 @pytest.mark.parametrize("code", [1, 69, 71, 75, 126, 127, 64, 65, 67, 77, 78])

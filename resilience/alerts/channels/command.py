@@ -61,7 +61,7 @@ class CommandChannel:
         """Run the program. Raise DeliveryError if it did not end with 0 in time."""
         environment = scrubbed_environment(world.environ, settings.environment)
         done = run_with_input(
-            settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment
+            settings.argv, message + "\n", world.runner.run, timeout_s=settings.timeout_s, environment=environment
         )
         said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}

@@ -177,7 +177,9 @@ def _by_sendmail(message: Mail, settings: EmailSettings, world: World, sender: s
     argv = [*(settings.sendmail or _sendmail(world)), "-f", sender, *recipients]
     # As lines of Unix: sendmail makes CR LF of them itself.
     text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
-    run_with_input(argv, text, world, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ))
+    run_with_input(
+        argv, text, world.runner.run, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ)
+    )
     return f"{argv[0]} took it for {', '.join(recipients)}"
 
 
