@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+END_S = 1.0
+"""A thread whose call is over gets so long to end, which takes microseconds, unless `late` still works in it."""
+
 
 class BackgroundCall(Generic[T]):
     """One call of a function in a thread of its own, begun by `start`, or else by the first `result`."""
@@ -53,6 +56,8 @@ class BackgroundCall(Generic[T]):
         finally:
             with self._lock:
                 self._is_abandoned = not self._over.is_set()
+        if self._over.is_set():
+            self._thread.join(END_S)  # os.fork warns in a process with threads since Python 3.12
         if self._error is not None:
             raise self._error
         if not self._values:
