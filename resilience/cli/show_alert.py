@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resilience.alerts.codec import to_record
 from resilience.alerts.commands import NO_CHANNEL, Details, Known, Listing
 from resilience.alerts.delivery import Delivery
 from resilience.alerts.incident import Incident, Silence
@@ -15,6 +14,7 @@ from resilience.alerts.sending import DeliveryStatus, Outcome
 from resilience.cli.output import clean, paint, table
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
+from resilience.records import to_record
 
 COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
 _HEADERS = ("ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "ACKNOWLEDGED", "SUMMARY")
@@ -98,7 +98,7 @@ def listing_to_json(found: Listing) -> dict[str, Any]:
     """The listing as JSON's own types."""
     return {
         "incidents": [_known_to_json(known) for known in found.known],
-        "silences": [to_record(silence) for silence in found.silences],
+        "silences": [to_record(silence, complete=True) for silence in found.silences],
         "waiting": found.waiting,
         "dead": [entry_to_json(entry) for entry in found.dead],
         "channels": list(found.channels),
@@ -107,7 +107,7 @@ def listing_to_json(found: Listing) -> dict[str, Any]:
 
 
 def _known_to_json(known: Known) -> dict[str, Any]:
-    record: dict[str, Any] = to_record(known.incident)
+    record: dict[str, Any] = to_record(known.incident, complete=True)
     return record | {
         "open": known.incident.is_open,
         "silenced_by": known.silence.id if known.silence is not None else None,
