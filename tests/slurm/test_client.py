@@ -292,7 +292,7 @@ def test_other_peoples_jobs_are_refused_with_a_hint(cluster: Cluster, slurm: SCH
         lambda: slurm.update(job, JobUpdate(time_limit_s=60)),
     ]
     for call in calls:
-        with pytest.raises(SchedulerError, match="somebody else's") as caught:
+        with pytest.raises(SchedulerError, match="another user's") as caught:
             call()
         assert not isinstance(caught.value, SchedulerUnavailable) and caught.value.hint
     assert slurm.presence(job).liveness is Liveness.ALIVE

@@ -552,8 +552,8 @@ def test_a_signal_to_a_training_that_hangs_before_its_first_step_is_wished_never
 with guarded() as guard:
     ready()
     end = time.monotonic() + 20
-    while not guard._runtime.agreement._wishes and time.monotonic() < end: time.sleep(0.01)
-    print("wished", guard._runtime.agreement._wishes, flush=True)
+    while not guard._runtime.agreement._requests and time.monotonic() < end: time.sleep(0.01)
+    print("wished", guard._runtime.agreement._requests, flush=True)
 """
     ) as run:
         run.until("ready")
@@ -569,8 +569,8 @@ def wait_in_c():  # a mutex (pthread_mutex_lock(3)) goes on waiting after a sign
     ready()
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 def report():
-    while not guard._runtime.agreement._wishes: time.sleep(0.01)
-    print("wished", guard._runtime.agreement._wishes, flush=True)
+    while not guard._runtime.agreement._requests: time.sleep(0.01)
+    print("wished", guard._runtime.agreement._requests, flush=True)
 guard = guarded()
 """
 

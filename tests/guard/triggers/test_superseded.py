@@ -160,7 +160,7 @@ def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wis
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         guard.start()
-        wait_until(lambda: len(guard._runtime.agreement._wishes) == 2)  # type: ignore[union-attr]
+        wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
     assert (decision.stop, decision.save, guard.exit_code) == (True, False, 75)
     assert "attempt 4 of job 12 has begun on n17: this attempt 3 stops without saving" in decision.reasons

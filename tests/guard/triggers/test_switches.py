@@ -329,7 +329,7 @@ def test_a_superseded_training_leaves_the_save_switch_to_its_successor(tmp_path:
     (run / "attempts" / "0004").write_text("number = 4\njob_id = 12\n")
     with make_guard(run) as guard:
         guard.start()
-        wait_until(lambda: len(guard._runtime.agreement._wishes) == 2)  # type: ignore[union-attr]
+        wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
         assert (decision.stop, decision.save) == (True, False)
     assert (run / "switches" / "save").exists()

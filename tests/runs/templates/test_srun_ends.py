@@ -77,6 +77,7 @@ def test_when_slurm_does_not_answer_the_code_is_kept_and_the_run_not_marked(slur
 def test_another_code_of_srun_is_kept_whatever_slurm_says(slurm: Slurm) -> None:
     slurm.says("7 COMPLETING\n")
     assert slurm.run("exit 3").wait() == 3
+    assert slurm.batch.end(1)["end"] == "terminated", "SLURM 24.11: a lost node makes srun exit with 1"
 
 
 def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(slurm: Slurm, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(s
     slurm.says("7 FAILED\n9 RUNNING\n")
     script = slurm.run("exit 4", job=9)
     assert script.wait() == 4
-    assert slurm.batch.end(1)["end"] == "exited", "what it said itself is kept"
+    assert slurm.batch.end(1)["end"] == "terminated", "its own record of its end is kept"
 
 
 def test_squeue_is_asked_once_for_all_and_never_for_one_job(slurm: Slurm) -> None:
