@@ -18,8 +18,7 @@ import threading
 import time
 
 from resilience import layout
-from resilience.base.files import open_directory, read_own, read_regular, remove_same, replace_file
-from resilience.guard.heartbeat.run_directory import remove_remains
+from resilience.base.files import open_directory, read_own, read_regular, remove_same, remove_stale, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class AddressFile:
     def _remove_stale(self) -> None:
         """Remove the files of launches that have ended without removing theirs."""
         directory = os.fspath(self._path.parent)
-        remove_remains(directory, time.time())
+        remove_stale(directory, time.time())
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(directory))[:MOST_FILES]:
                 if self._over.is_set():
