@@ -1,13 +1,15 @@
 # Each target does all its own set-up, on a machine that has just been unpacked.
 #   make demo    see a training crash, resume and finish
-#   make test    lint, types, floors and every test; real SLURM and its accounting where they can be installed
-.PHONY: demo test lint size bench soak docs clean
+#   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed
+#   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
+.PHONY: demo test quick lint size bench soak releases coverage docs docs-site docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-WORKERS ?= 5
+WORKERS ?= 6
+SLURM_RELEASE ?= /var/cache/resil/slurm-trixie
 
 demo:
 	@scripts/environment
@@ -16,6 +18,9 @@ demo:
 test: lint
 	@scripts/system-packages --accounting
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+
+quick: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q --quick
 
 lint:
 	@scripts/environment dev
@@ -27,6 +32,20 @@ lint:
 # Lines of code by room; docs/measured/ keeps them.
 size:
 	@python3 scripts/size.py
+
+# The tests of tests/slurm once more, against another release of SLURM (Debian trixie's 24.11). Needs root.
+releases:
+	@scripts/environment dev
+	@scripts/system-packages --accounting
+	@scripts/slurm-release $(SLURM_RELEASE)
+	RESIL_TEST_SLURM=$(SLURM_RELEASE) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q tests/slurm
+
+coverage:
+	@scripts/environment dev
+	@$(BIN)/python -m pip install -q -c requirements-dev.lock coverage
+	$(BIN)/coverage run -m pytest -q --quick
+	$(BIN)/coverage report --skip-covered --sort=cover
+	$(BIN)/coverage html -d build/coverage -q
 
 # Long campaigns, run by hand; their results are kept under docs/measured/.
 soak:
@@ -44,5 +63,30 @@ docs:
 	@scripts/environment dev
 	$(BIN)/python scripts/make_docs.py
 
+# The documentation as a site, in build/site.
+docs-site:
+	@scripts/environment dev
+	@$(BIN)/python -m pip install -q -c requirements-dev.lock mkdocs-material
+	$(BIN)/mkdocs build --strict -q
+
+docs-serve: docs-site
+	$(BIN)/mkdocs serve
+
+# Both distributions, checked, installed into a bare environment and run there.
+dist:
+	@scripts/environment dev
+	@$(BIN)/python -m pip install -q -c requirements-dev.lock build twine
+	rm -rf dist
+	$(BIN)/python -m build -o dist
+	$(BIN)/twine check --strict dist/*
+	scripts/try-dist dist/*.whl
+
+# The versions of everything that tests, documentation and releases are made with.
+lock:
+	@scripts/environment dev
+	@$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --extra dev --group dev --group docs --group release --universal \
+		--python-version 3.11 --upgrade --no-header --no-annotate -o requirements-dev.lock
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

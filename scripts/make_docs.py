@@ -22,8 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from resilience.cli.commands import COMMANDS
-from resilience.cli.main import app
+from resilience.cli.main import COMMANDS, app
 from resilience.guard.settings import GuardSettings
 from resilience.plugins import Family
 from resilience.settings.cron_settings import CronSettings

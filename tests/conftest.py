@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -45,6 +46,22 @@ HOW_TO_GET = {
     "RESIL_SOAK": "make soak",
     "openssl": "apt-get install openssl",
 }
+
+
+HERE = Path(__file__).parent
+SLOW = frozenset(line for line in (HERE / "slow.txt").read_text().splitlines() if not line.startswith("#"))
+"""Files of tests, and whole directories, that `make quick` has no time for; scripts/slow-tests writes them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow.txt (make quick)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what takes long, when asked to. None lets the other rules of pytest decide."""
+    if not config.getoption("--quick"):
+        return None
+    return True if str(collection_path.relative_to(HERE)) in SLOW else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from resilience.alerts import commands as alerts
-from resilience.cli import show_alert
-from resilience.cli.options import ConfigOption, JsonOption, open_project
-from resilience.cli.output import clean, patience, print_json
+from resilience.alerts.commands import NO_CHANNEL, Details, Known, Listing
+from resilience.alerts.delivery import Delivery
+from resilience.alerts.incident import Incident, Silence
+from resilience.alerts.outbox import Entry
+from resilience.alerts.sending import DeliveryStatus, Outcome
+from resilience.cli.options import ConfigOption, JsonOption, completion, open_project
+from resilience.cli.output import (
+    chosen,
+    clean,
+    paint,
+    patience,
+    plain,
+    print_indented,
+    print_json,
+    print_table,
+    verdict_colour,
+)
 from resilience.errors import EX_TEMPFAIL, QuantityError, UsageError
+from resilience.messages import cut, plural
 from resilience.quantities import format_duration, parse_duration_s
 from resilience.runs.project import Project
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def complete_incidents(incomplete: str) -> list[str]:
-    """Ids of open incidents for tab completion."""
-    try:
-        return [id for id in alerts.incident_ids(open_project(banner=False)) if id.startswith(incomplete)]
-    except Exception:  # completion must never print a traceback into somebody's prompt
-        return []
+@completion
+def complete_incidents() -> Iterable[str]:
+    """Ids of open incidents."""
+    return alerts.incident_ids(open_project(banner=False))
 
 
-def complete_silences(incomplete: str) -> list[str]:
-    """Ids of silences for tab completion."""
-    try:
-        return [id for id in alerts.silence_ids(open_project(banner=False)) if id.startswith(incomplete)]
-    except Exception:
-        return []
+@completion
+def complete_silences() -> Iterable[str]:
+    """Ids of silences."""
+    return alerts.silence_ids(open_project(banner=False))
 
 
-def complete_channels(incomplete: str) -> list[str]:
-    """Names of channels for tab completion."""
-    try:
-        from resilience.alerts.routes import routes_of
+@completion
+def complete_channels() -> Iterable[str]:
+    """Names of channels."""
+    from resilience.alerts.routes import routes_of
 
-        return [name for name in routes_of(open_project(banner=False)) if name.startswith(incomplete)]
-    except Exception:
-        return []
+    return routes_of(open_project(banner=False))
 
 
-def complete_subjects(incomplete: str) -> list[str]:
-    """Subjects of open incidents for tab completion."""
-    try:
-        known = alerts.listing(open_project(banner=False)).known
-        return sorted({k.incident.subject for k in known if k.incident.subject.startswith(incomplete)})
-    except Exception:
-        return []
+@completion
+def complete_subjects() -> Iterable[str]:
+    """Subjects of open incidents."""
+    return sorted({known.incident.subject for known in alerts.listing(open_project(banner=False)).known})
 
 
 IncidentArgument = Annotated[
@@ -74,7 +82,7 @@ def alert_group(context: typer.Context) -> None:
 
 @app.command("list", epilog="Examples: resil alert list; resil alert list --all; resil alert list --json")
 def list_incidents(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Those that ended of late as well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Recently resolved incidents as well.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -85,9 +93,9 @@ def list_incidents(
     project = open_project(config, banner=False)
     found = alerts.listing(project, everything=everything)
     if as_json:
-        print_json("alerts", show_alert.listing_to_json(found))
+        print_json("alerts", listing_to_json(found))
     else:
-        show_alert.show_listing(found, project.world.clock.now(), everything=everything)
+        show_listing(found, project.world.clock.now(), everything=everything)
     if found.is_partial:
         raise typer.Exit(EX_TEMPFAIL)
 
@@ -98,9 +106,9 @@ def show(incident: IncidentArgument, as_json: JsonOption = False, config: Config
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
-        print_json("alert", show_alert.details_to_json(found))
+        print_json("alert", details_to_json(found))
     else:
-        show_alert.show_details(found, project.world.clock.now())
+        show_details(found, project.world.clock.now())
 
 
 @app.command(epilog='Examples: resil alert ack 3f9a1c04; resil alert ack 3f9 77e -m "deleting old checkpoints"')
@@ -119,7 +127,7 @@ def ack(
     """
     for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
         said = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
-        print(f"{incident.episode} {clean(show_alert.what(incident))}: {clean(said)}")
+        print(f"{incident.episode} {clean(what(incident))}: {clean(said)}")
 
 
 @app.command(
@@ -153,7 +161,7 @@ def silence(
     now = project.world.clock.now()
     if show_all:
         found = alerts.listing(project).silences
-        show_alert.show_silences(found, now)
+        show_silences(found, now)
         if not found:
             print("nothing is silenced")
         return
@@ -167,9 +175,9 @@ def silence(
         until=_end(duration, until, now),
         why=why,
     )
-    print(f"silence {made.id} for {format_duration(made.until - now)}: {clean(show_alert.scope(made))}")
+    print(f"silence {made.id} for {format_duration(made.until - now)}: {clean(scope(made))}")
     for one in covered:
-        print(f"  it covers {one.episode} {clean(show_alert.what(one))}")
+        print(f"  it covers {one.episode} {clean(what(one))}")
     if not covered:
         print("  no open incident fits it now; what comes will")
     print(f"  end it: resil alert unsilence {made.id}")
@@ -200,7 +208,7 @@ def unsilence(
 ) -> None:
     """End silences now."""
     for ended in alerts.unsilence(open_project(config, banner=False), silences):
-        print(f"silence {ended.id} ended: {clean(show_alert.scope(ended))}")
+        print(f"silence {ended.id} ended: {clean(scope(ended))}")
 
 
 @app.command(epilog="Examples: resil alert flush; resil alert flush --dry-run; resil alert flush --retry-dead")
@@ -222,14 +230,10 @@ def flush(
         _show_drafts(project)
         return
     if discard_dead:
-        print(f"{_letters(len(alerts.discard(project)))} removed")
+        print(f"{plural(len(alerts.discard(project)), 'dead letter')} removed")
     if retry_dead:
-        print(f"{_letters(len(alerts.requeue(project)))} queued again")
+        print(f"{plural(len(alerts.requeue(project)), 'dead letter')} queued again")
     raise typer.Exit(_flush(project, patient=due))
-
-
-def _letters(count: int) -> str:
-    return "1 dead letter" if count == 1 else f"{count} dead letters"
 
 
 def _flush(project: Project, *, patient: bool) -> int:
@@ -240,7 +244,7 @@ def _flush(project: Project, *, patient: bool) -> int:
     with patience("a channel takes its time; messages that are not sent stay queued"):
         for last in alerts.deliver(project, notes=notes, patient=patient):
             for delivery in (*last.sent, *last.failed, *last.dead):
-                print(show_alert.delivery_line(delivery), flush=True)
+                print(delivery_line(delivery), flush=True)
             sent += len(last.sent)
             dead += len(last.dead)
     assert last is not None, "there is always one round"
@@ -249,7 +253,7 @@ def _flush(project: Project, *, patient: bool) -> int:
     if last.error:
         print(f"  {clean(last.error)}")
     if last.waiting:
-        print(f"{last.waiting} {'message' if last.waiting == 1 else 'messages'} still queued")
+        print(f"{plural(last.waiting, 'message')} still queued")
     elif not sent and not dead and last.error:
         print("the outbox cannot be read")
         return EX_TEMPFAIL
@@ -262,8 +266,7 @@ def _show_drafts(project: Project) -> None:
     found = alerts.drafts(project)
     for entry, text in found:
         print(f"{entry.channel}: {entry.alert.id}" + ("" if text is not None else " (after the one before it)"))
-        for line in (text or "").splitlines():
-            print(f"  {clean(line)}")
+        print_indented((text or "").splitlines())
     if not found:
         print("nothing is queued")
 
@@ -284,16 +287,223 @@ def test(
     if dry_run:
         for name, text in alerts.compose_tests(project, routes):
             print(f"{name}:")
-            for line in text.splitlines():
-                print(f"  {clean(line)}")
+            print_indented(text.splitlines())
         return
     outcomes = {}
     with patience("a channel takes its time"):
         for name, outcome in alerts.send_tests(project, routes):
             outcomes[name] = outcome
             if not as_json:
-                print(show_alert.trial_line(name, outcome), flush=True)
+                print(trial_line(name, outcome), flush=True)
     if as_json:
-        print_json("alert-test", show_alert.trial_to_json(outcomes))
+        print_json("alert-test", trial_to_json(outcomes))
     if any(outcome.error for outcome in outcomes.values()):
         raise typer.Exit(1)
+
+
+_HEADERS = ("ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "ACKNOWLEDGED", "SUMMARY")
+_SUMMARY_CHARACTERS = 100
+
+
+def show_listing(found: Listing, now: float, *, everything: bool) -> None:
+    """The table of incidents, then silences, queued messages and dead letters."""
+    for sentence in found.errors:
+        print(paint(f"  {clean(sentence)}", "yellow"))
+    if found.known:
+        colours = [verdict_colour(k.incident.verdict) if k.incident.is_open else "dim" for k in found.known]
+        print_table(_HEADERS, [_row(known, now) for known in found.known], colours)
+    elif found.is_partial:
+        print("no incident is known: the alert state could not be read")
+    else:
+        print("no incident" if everything else "no open incident (those that ended: resil alert list --all)")
+    show_silences(found.silences, now)
+    for channel, count in found.waiting.items():
+        state = found.failing.get(channel)
+        why = f": {clean(state.error)}" if state is not None else ""
+        print(f"{channel}: {plural(count, 'message')} queued{why}")
+    if found.waiting:
+        print("  deliver now: resil alert flush")
+    for entry in found.dead:
+        print(f"{entry.channel} did not take {_what(entry)}: {clean(entry.error)}")
+        if entry.hint:
+            print(f"  try: {clean(entry.hint)}")
+    if found.dead:
+        print("  try them again: resil alert flush --retry-dead; remove them: resil alert flush --discard-dead")
+    if not found.channels:
+        print(NO_CHANNEL)
+
+
+def _row(known: Known, now: float) -> tuple[str, ...]:
+    incident = known.incident
+    verdict = incident.verdict.value if incident.is_open else f"was {incident.worst.value}"
+    since = f"{_age(now - incident.opened)} ago"
+    if incident.resolved is not None:
+        since = f"ended {_age(now - incident.resolved)} ago"
+    elif incident.is_stale(now):
+        since += ", not checked of late"
+    summary = cut(clean(incident.summary), _SUMMARY_CHARACTERS)
+    return incident.episode, verdict, what(incident), since, _told(known), incident.acknowledged_by, summary
+
+
+def what(incident: Incident) -> str:
+    """`fs /scratch space`: check, subject and fault."""
+    return " ".join(filter(None, (incident.check, incident.subject, incident.fault)))
+
+
+def _told(known: Known) -> str:
+    parts = [f"{known.incident.count}x" if known.incident.count else "no"]
+    if known.silence is not None:
+        parts.append("silenced")
+    if known.waiting:
+        parts.append(f"queued for {', '.join(known.waiting)}")
+    if known.dead:
+        parts.append(f"{', '.join(known.dead)} refused")
+    return ", ".join(parts)
+
+
+def show_silences(silences: Sequence[Silence], now: float) -> None:
+    """A line for each, with how long it lasts."""
+    for silence in silences:
+        why = f": {clean(silence.why)}" if silence.why else ""
+        left = _age(silence.until - now)
+        print(f"silence {silence.id} of {clean(silence.by)} for {left} more: {clean(scope(silence))}{why}")
+
+
+def scope(silence: Silence) -> str:
+    """The scope of a silence, in the words of the options. Pure."""
+    named = (("incident", silence.episode), ("check", silence.check), ("subject", silence.subject))
+    parts = (*named, ("run", silence.run), ("fault", silence.fault))
+    return ", ".join(f"{name} {value}" for name, value in parts if value)
+
+
+def listing_to_json(found: Listing) -> dict[str, Any]:
+    """The listing for a JSON document."""
+    return chosen(found, "silences", "waiting", "channels") | {
+        "incidents": [_known_to_json(known) for known in found.known],
+        "dead": [entry_to_json(entry) for entry in found.dead],
+        "trouble": found.errors,
+    }
+
+
+def _known_to_json(known: Known) -> dict[str, Any]:
+    record: dict[str, Any] = plain(known.incident)
+    return record | {
+        "open": known.incident.is_open,
+        "silenced_by": known.silence.id if known.silence is not None else None,
+        "waiting_for": known.waiting,
+        "refused_by": known.dead,
+    }
+
+
+def entry_to_json(entry: Entry) -> dict[str, Any]:
+    """One message for a JSON document, without its text."""
+    return chosen(entry, "channel", "queued", "tries", "answer", "error", "hint", "host") | {
+        "id": entry.alert.id,
+        "reason": entry.alert.reason,
+        "episodes": [line.episode for line in entry.incidents()],
+        "ended": entry.ended or None,
+    }
+
+
+def show_details(found: Details, now: float) -> None:
+    """The life of one incident."""
+    incident, silence = found.known.incident, found.known.silence
+    verdict = incident.verdict.value if incident.is_open else f"over, was {incident.worst.value}"
+    painted = paint(verdict, verdict_colour(incident.verdict))
+    print(f"{paint(incident.episode, 'bold')}  {painted}  {clean(what(incident))}")
+    print(f"  {clean(incident.summary)}")
+    if incident.advice and incident.is_open:
+        print(f"  try: {clean(incident.advice)}")
+    lines: list[tuple[float, str]] = [(incident.opened, f"opened, seen from {incident.host or 'somewhere'}")]
+    if incident.run:
+        print(f"  run: {clean(incident.run)}")
+    if incident.acknowledged_at is not None:
+        note = f": {incident.acknowledged_note}" if incident.acknowledged_note else ""
+        lines.append((incident.acknowledged_at, f"acknowledged by {incident.acknowledged_by}{note}"))
+    if incident.changed and incident.changed != incident.opened:
+        lines.append((incident.changed, f"became {incident.verdict.value}"))
+    for entry in found.sent:
+        answer = f" ({entry.answer})" if entry.answer else ""
+        lines.append((entry.ended, f"{entry.channel} took {_what(entry)} from {entry.host}{answer}"))
+    for entry in found.dead:
+        lines.append((entry.ended, f"{entry.channel} will never take {_what(entry)}: {entry.error}"))
+    if incident.resolved is not None:
+        lines.append((incident.resolved, "resolved"))
+    lines.append((incident.seen, "last seen"))
+    cells = [(_moment(at), f"{_age(now - at)} ago", text) for at, text in sorted(lines)]
+    print_table(("", "", ""), cells, indent=2)
+    for entry in found.waiting:
+        tries = f", tried {entry.tries} times: {entry.error}" if entry.tries else ""
+        print(f"  {_what(entry)} queued for {entry.channel} since {_moment(entry.queued)}{clean(tries)}")
+    if silence is not None:
+        print(f"  silenced until {_moment(silence.until)} by {clean(silence.by)}: resil alert unsilence {silence.id}")
+    if incident.evidence:
+        print("  evidence:")
+        print_indented(incident.evidence, 4)
+    print_indented(found.errors)
+
+
+def details_to_json(found: Details) -> dict[str, Any]:
+    """The details for a JSON document."""
+    messages = {"sent": found.sent, "waiting": found.waiting, "dead": found.dead}
+    return _known_to_json(found.known) | {
+        **{key: [entry_to_json(entry) for entry in entries] for key, entries in messages.items()},
+        "trouble": found.errors,
+    }
+
+
+def delivery_line(delivery: Delivery) -> str:
+    """One line about a delivery. Pure."""
+    outcome, what_it_is = delivery.outcome, _what(delivery.entry)
+    if outcome.status is DeliveryStatus.SENT:
+        answer = f": {clean(outcome.answer)}" if outcome.answer else ""
+        return f"{delivery.channel} took {what_it_is} in {outcome.took_s:.1f} s{answer}"
+    will = "will never take" if outcome.status is DeliveryStatus.REFUSED else "did not take"
+    hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
+    return f"{delivery.channel} {will} {what_it_is}: {clean(outcome.error)}{hint}"
+
+
+def trial_line(channel: str, outcome: Outcome) -> str:
+    """One line about a test message. Pure."""
+    if outcome.status is DeliveryStatus.SENT:
+        return f"{channel}: taken in {outcome.took_s:.1f} s: {clean(outcome.answer) or 'no word came back'}"
+    hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
+    return f"{channel}: FAILED after {outcome.took_s:.1f} s: {clean(outcome.error)}{hint}"
+
+
+def trial_to_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """The outcomes of test messages for a JSON document."""
+    return {
+        "channels": {
+            name: chosen(outcome, "answer", "error", "hint")
+            | {"taken": outcome.status is DeliveryStatus.SENT, "took_s": round(outcome.took_s, 3)}
+            for name, outcome in outcomes.items()
+        }
+    }
+
+
+def _what(entry: Entry) -> str:
+    """`FIRST fs /scratch space (3f9a1c04)`, or what a digest stands for."""
+    if entry.alert.title:
+        return clean(entry.alert.title)
+    lines = entry.incidents()
+    if entry.is_digest:
+        return f"a digest of {plural(entry.alert.total, 'incident')}"
+    if not lines:
+        return entry.alert.id
+    first = lines[0]
+    more = f" and {entry.alert.total - 1} more" if entry.alert.total > 1 else ""
+    named = " ".join(filter(None, (first.check, first.subject, first.fault)))
+    return clean(f"{entry.alert.reason.value} {named}{more} ({first.episode})")
+
+
+def _age(seconds: float) -> str:
+    return format_duration(round(max(0.0, seconds)))
+
+
+def _moment(seconds: float) -> str:
+    """Local time as people write it. A damaged time is none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "?"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from resilience.cli.options import JsonOption
-from resilience.cli.output import paint, print_json, table
+from resilience.cli.output import chosen, paint, print_json, table
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import JOBS, DemoResult, run_demo
-from resilience.demo.person import DemoFailed
+from resilience.demo.night import DemoFailed
 from resilience.quantities import format_duration
 from resilience.runs.project import Project
 from resilience.settings.load import Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
+from resilience.system.files import write_atomic
 from resilience.system.world import World
 
 EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
@@ -33,7 +36,7 @@ def command(
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared folder.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder to look at.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder afterwards.")] = False,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Also write what was shown as a picture.")
     ] = None,
@@ -41,11 +44,12 @@ def command(
 ) -> None:
     """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
 
-    Then a night: a disk fills, a training hangs, a queue runs dry; each is told once by mail and by Slack, to servers
-    of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog tells all the same. It
+    Then a night: a disk fills, a training hangs, a queue runs dry; each is notified once by mail and by Slack, to
+    servers of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog alerts all the
+    same. It
     needs nothing but this installation and takes about a minute.
     """
-    world = World()  # the settings of the folder that one happens to be in are not the demo's
+    world = World()  # the settings of the current directory are not the demo's
     project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
@@ -77,8 +81,6 @@ def command(
     if as_json:
         _print_result(result)
     if svg is not None:
-        from resilience.cli.picture import write_svg
-
         write_svg(svg, screen.lines, title="resil demo")
     if not result.is_exact:
         raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
@@ -172,20 +174,23 @@ def _yes(is_so: bool) -> str:
 
 
 def _print_result(result: DemoResult) -> None:
-    from dataclasses import asdict
+    keys = ("attempts", "turned_away", "burned", "burned_s", "loss", "reference", "night", "cron", "seconds")
+    print_json("demo", chosen(result, *keys) | {"exact": result.is_exact})
 
-    print_json(
-        "demo",
-        {
-            "attempts": [asdict(attempt) for attempt in result.attempts],
-            "turned_away": result.turned_away,
-            "burned": result.burned,
-            "burned_s": result.burned_s,
-            "loss": result.loss,
-            "reference": result.reference,
-            "exact": result.is_exact,
-            "night": [asdict(fault) for fault in result.night],
-            "cron": None if result.cron is None else asdict(result.cron),
-            "seconds": result.seconds,
-        },
-    )
+
+_STYLES = {"dim": "dim", "bold": "bold", "red": "red", "green": "green", "yellow": "yellow", "blue": "blue"}
+
+
+def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> None:
+    """Write lines of (text, colour) as an SVG. rich, which Typer brings, draws it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    width = max((len(text) for text, _ in lines), default=80) + 2
+    console = Console(record=True, width=max(80, width), file=StringIO(), force_terminal=True)
+    for text, colour in lines:
+        console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
+    drawn = console.export_svg(title=title, unique_id="resil")
+    # rich refers to a font on a public server; a picture must not ask the network for anything.
+    without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")
+    write_atomic(path, without_font, mode=0o644)

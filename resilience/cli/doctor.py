@@ -1,39 +1,87 @@
-"""`resil doctor`."""
+"""`resil doctor` and `resil config check|show`: can a run live here, and which settings count."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, open_project
-from resilience.cli.output import print_json, table
-from resilience.doctor.doctor import examine
-from resilience.finding import Verdict
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, open_project, single_command
+from resilience.cli.output import plain, print_json, print_table, verdict_colour
 
-_COLOURS = {Verdict.OK: "", Verdict.WARNING: "yellow", Verdict.UNKNOWN: "yellow", Verdict.CRITICAL: "red"}
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from resilience.doctor.diagnosis import Diagnosis
 
 
-@app.command(epilog="Examples: resil doctor; resil doctor --scheduler slurm --json")
-def command(as_json: JsonOption = False, config: ConfigOption = None, scheduler: SchedulerOption = "") -> None:
-    """Say what this cluster supports and what would bite: one line each, with a verdict and what to do.
+@single_command("Examples: resil doctor; resil doctor --scheduler slurm --json")
+def doctor(as_json: JsonOption = False, config: ConfigOption = None, scheduler: SchedulerOption = "") -> None:
+    """Check this cluster and report likely problems: one line each, with a verdict and advice.
 
     Exits with 1 when something is CRITICAL, else 0.
     """
+    from resilience.doctor.doctor import examine
+    from resilience.finding import Verdict
+
     found = examine(open_project(config, scheduler))
     if as_json:
-        lines = [
-            {"topic": d.topic, "verdict": d.verdict.value, "text": d.text, "advice": d.advice} for d in found.diagnoses
-        ]
-        print_json("doctor", {"verdict": found.worst.value, "diagnoses": lines})
+        print_json("doctor", {"verdict": found.worst} | plain(found))
     else:
-        cells, colours = [], []
-        for diagnosis in found.diagnoses:
-            cells.append((diagnosis.verdict.value, diagnosis.topic, diagnosis.text))
-            colours.append(_COLOURS[diagnosis.verdict])
-            if diagnosis.advice:
-                cells.append(("", "", f"-> {diagnosis.advice}"))
-                colours.append("dim")
-        print("\n".join(table(("VERDICT", "TOPIC", "FOUND"), cells, colours)))
+        show_diagnoses(found.diagnoses)
     if found.worst is Verdict.CRITICAL:
         raise typer.Exit(1)
+
+
+def show_diagnoses(diagnoses: Iterable[Diagnosis], more: Iterable[tuple[str, str, str, str, str]] = ()) -> None:
+    """A line for each diagnosis, with the advice below; `more` are lines of (verdict, topic, text, advice, colour)."""
+    cells, colours = [], []
+    rows = [(d.verdict.value, d.topic, d.text, d.advice, verdict_colour(d.verdict)) for d in diagnoses]
+    for verdict, topic, text, advice, colour in [*rows, *more]:
+        cells.append((verdict, topic, text))
+        colours.append(colour)
+        if advice:
+            cells.append(("", "", f"-> {advice}"))
+            colours.append("dim")
+    print_table(("VERDICT", "TOPIC", "FOUND"), cells, colours)
+
+
+config = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@config.callback()
+def config_group() -> None:
+    """Check the settings, or show where each comes from."""
+
+
+@config.command(epilog="Examples: resil config check; resil config check -c other.toml")
+def check(config: ConfigOption = None) -> None:
+    """Check whether the settings can be used. Exits with 2 and the reason when they cannot."""
+    project = open_project(config)
+    from resilience.doctor.doctor import check_settings
+
+    check_settings(project)
+    path = project.loaded.path
+    print(f"{path}: good" if path is not None else "there is no resil.toml; the defaults are good")
+
+
+@config.command(epilog="Examples: resil config show; resil config show --origin; resil config show --json")
+def show(
+    origin: Annotated[bool, typer.Option("--origin", help="Where each setting comes from.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Show every setting that counts. Values that look like a secret are hidden."""
+    from resilience.settings.show import hidden, rows
+
+    found = [hidden(row) for row in rows(open_project(config).loaded)]
+    if as_json:
+        print_json("config", {"settings": found})
+        return
+    headers = ("SETTING", "VALUE", "FROM") if origin else ("SETTING", "VALUE")
+    print_table(headers, [(row.key, _value(row.value), row.origin)[: len(headers)] for row in found])
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "(unset)"
+    return str(list(value)) if isinstance(value, tuple) else repr(value) if isinstance(value, str) else str(value)

@@ -1,8 +1,8 @@
 """The command `resil`: runs the command line, and turns every error into a sentence and an exit code.
 
 `resil status`, the call people make most, and `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
-makes every minute, do not load Typer: half the time they take would go there. The tests of this module and of the tick
-hold that both ways print the same.
+makes every minute, do not load Typer (`quick_path`): Typer would take half of their time. Tests hold that both ways
+print the same.
 """
 
 from __future__ import annotations
@@ -13,33 +13,36 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from resilience.errors import ResilError, UsageError
 
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+
 EXIT_INTERRUPTED = 130
 EXIT_UNKNOWN = 3
-"""What `resil watch` exits with when it could not look, whatever the reason: 1 and 2 are verdicts of a plugin."""
+"""The exit code of a `resil watch` that could not check, whatever the reason: 1 and 2 are verdicts of a plugin."""
 
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     arguments = sys.argv[1:]
-    if not _is_plain_status(arguments) and not _is_plain_watch(arguments) and _plain_tick(arguments) is None:
+    if quick_path(arguments) is None:
         sys.exit(run(arguments))
-    gc.disable()  # it is over before there is anything to collect
+    gc.disable()  # the command ends before there is anything to collect
     _leave(run(arguments))
 
 
 def _leave(code: int) -> NoReturn:
     """End at once, as mypy does: to take apart all that was loaded, object by object, is a tenth of the whole time."""
-    atexit._run_exitfuncs()  # those of whoever measures us
-    with suppress(OSError, ValueError):  # said already, or closed by our caller
-        sys.stdout.flush()
-    with suppress(OSError, ValueError):
-        sys.stderr.flush()
+    atexit._run_exitfuncs()  # a coverage measurement has one
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # reported already, or closed by our caller
+            stream.flush()
     os._exit(code)
 
 
@@ -47,14 +50,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     _settle_streams()
     try:
-        if _is_plain_status(arguments):
-            code = _run_status(arguments)
-        elif _is_plain_watch(arguments):
-            code = _run_watch(arguments)
-        elif (tick := _plain_tick(arguments)) is not None:
-            code = _run_tick(tick)
-        else:
-            code = _run_typer(arguments)
+        quick = quick_path(arguments)
+        code = quick() if quick is not None else _run_typer(arguments)
         sys.stdout.flush()  # here a broken pipe can still be answered
         return code
     except ResilError as error:
@@ -63,16 +60,19 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe went away, as `resil status | head` does. Keep the interpreter from saying so again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from resilience.cli.output import close_stdout
+
+        close_stdout()  # the reader of a pipe went away, as `resil status | head` does
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             return _failed(arguments, _internal_error(error))
-        # Everything of ours that meets a full disk says so itself; this is standard output, and what it told is lost.
-        print(f"resil: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
-        print("  try: what was asked for may be done: resil status", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Everything of ours that meets a full disk reports it itself; this is standard output.
+        from resilience.cli.output import close_stdout
+
+        print_error(ResilError(f"cannot write to standard output: {error.strerror}",
+                               hint="the command may have done its work: resil status"))  # fmt: skip
+        close_stdout()
         return _failed(arguments, 1)
     except Exception as error:
         return _failed(arguments, _internal_error(error))
@@ -102,76 +102,72 @@ def _settle_streams() -> None:
 
 
 def print_error(error: ResilError) -> None:
-    """Tell a person what happened and what to try. Some of the text is a scheduler's or a file's: it steers nothing."""
-    from resilience.cli.output import clean
+    """Tell a person what happened and what to try."""
+    from resilience.cli.output import say
 
-    with suppress(BrokenPipeError):
-        print("\n".join(clean(line) for line in f"resil: error: {error.message}".split("\n")), file=sys.stderr)
-        if error.hint:
-            print(f"  try: {clean(error.hint)}", file=sys.stderr)
+    say(f"error: {error.message}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
-def _is_plain_status(arguments: Sequence[str]) -> bool:
-    """Whether it is `status`, with at most a run's name: nothing that needs parsing."""
-    return len(arguments) in (1, 2) and arguments[0] == "status" and not any(a.startswith("-") for a in arguments)
+def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
+    """Given a command line, return the function that runs it without Typer; None where Typer must parse it."""
+    match list(arguments):
+        case ["status"]:
+            return _run_status
+        case ["status", run] if not run.startswith("-"):
+            return partial(_run_status, run)
+        case ["watch", "--all"]:
+            return _run_watch
+        case ["watch", name] if not name.startswith("-"):
+            return partial(_run_watch, name)
+        case ["cron", "tick", *words] if (options := _tick_options(words)) is not None:
+            return partial(_run_tick, options)
+    return None
 
 
-def _run_status(arguments: Sequence[str]) -> int:
-    from resilience.cli.banner import warn_of_dead_letters
-    from resilience.cli.show_status import show_status
-    from resilience.runs.project import Project
-    from resilience.settings.load import load
-    from resilience.system.world import World
-
-    world = World()
-    project = Project(world, load(world))
-    warn_of_dead_letters(project, apart=False)
-    return show_status(project, arguments[1] if len(arguments) > 1 else "")
-
-
-def _is_plain_watch(arguments: Sequence[str]) -> bool:
-    """Whether it is `watch --all`, or `watch` with a watchdog's name alone."""
-    return (
-        len(arguments) == 2
-        and arguments[0] == "watch"
-        and (arguments[1] == "--all" or not arguments[1].startswith("-"))
-    )
-
-
-def _run_watch(arguments: Sequence[str]) -> int:
-    from resilience.cli.run_watch import WatchRequest, run_watch
-
-    return run_watch(WatchRequest(name=None if arguments[1] == "--all" else arguments[1]))
-
-
-def _plain_tick(arguments: Sequence[str]) -> dict[str, str] | None:
-    """The options of `cron tick`, as drivers and people's crontabs write them; None: it is another command."""
-    if tuple(arguments[:2]) != ("cron", "tick"):
-        return None
+def _tick_options(words: Sequence[str]) -> dict[str, str] | None:
+    """The options of `cron tick`, as drivers and people's crontabs write them; None where there are others."""
     found = {}
-    words = iter(arguments[2:])
-    for word in words:
+    rest = iter(words)
+    for word in rest:
         name, separator, value = word.partition("=")
-        if name not in ("--driver", "--config"):
-            return None
-        value = value if separator else next(words, "")
-        if not value or value.startswith("-"):
+        value = value if separator else next(rest, "")
+        if name not in ("--driver", "--config") or not value or value.startswith("-"):
             return None
         found[name] = value
     return found
 
 
-def _run_tick(options: dict[str, str]) -> int:
+def _open_project(config: str = "") -> Project:
     from pathlib import Path
 
-    from resilience.cli.run_cron import run_tick
-    from resilience.cron.project import open_cron
     from resilience.runs.project import Project
     from resilience.settings.load import load
     from resilience.system.world import World
 
-    world, config = World(), options.get("--config")
-    cron = open_cron(Project(world, load(world, wanted=Path(config) if config else None)))
+    world = World()
+    return Project(world, load(world, wanted=Path(config) if config else None))
+
+
+def _run_status(run: str = "") -> int:
+    from resilience.cli.output import warn_of_dead_letters
+    from resilience.cli.show_status import show_status
+
+    project = _open_project()
+    warn_of_dead_letters(project, apart=False)
+    return show_status(project, run)
+
+
+def _run_watch(name: str | None = None) -> int:
+    from resilience.cli.run_watch import WatchRequest, run_watch
+
+    return run_watch(WatchRequest(name=name))
+
+
+def _run_tick(options: Mapping[str, str]) -> int:
+    from resilience.cli.run_cron import run_tick
+    from resilience.cron.project import open_cron
+
+    cron = open_cron(_open_project(options.get("--config", "")))
     return run_tick(cron, driver=options.get("--driver", ""), wait=True, dry_run=False, as_json=False)
 
 
@@ -186,7 +182,7 @@ def _run_typer(arguments: Sequence[str]) -> int:
         app(args=list(arguments), prog_name="resil")
     command = typer.main.get_command(app)
     try:
-        # Not `app()`: it would answer a broken pipe with exit code 1, and tell usage errors in its own form.
+        # Not `app()`: Typer would answer a broken pipe with exit code 1, and print usage errors in its own form.
         with command.make_context("resil", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as ended:

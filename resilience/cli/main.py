@@ -1,16 +1,46 @@
-"""The Typer surface of `resil`: finds a command and imports its module only then."""
+"""The Typer surface of `resil`: the table of its commands, and how each is found and only then imported."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from resilience import __version__
-from resilience.cli.commands import COMMANDS
 
 EPILOG = "A first look: resil demo. A first run: resil init, then resil submit --array 10."
+
+
+class CommandEntry(NamedTuple):
+    """One command: its module and the Typer app there, its section in `--help`, and its line there."""
+
+    home: str
+    section: str
+    summary: str
+
+
+COMMANDS: dict[str, CommandEntry] = {
+    name: CommandEntry(f"resilience.cli.{home}", section, summary)
+    for name, home, section, summary in (
+        ("demo", "demo:app", "Start", "See a training crash, resume and finish, in under a minute."),
+        ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
+        ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
+        ("submit", "runs:submit", "Run", "Queue the run as a chain of jobs."),
+        ("status", "runs:status", "Run", "Show every run: state, reason, time left, what is next."),
+        ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
+        ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
+        ("save", "runs:save", "Steer", "Make a run save now and go on."),
+        ("clear", "runs:clear", "Steer", "Clear the switches of a run."),
+        ("cancel", "runs:cancel", "Steer", "End the jobs of a run through the scheduler."),
+        ("watch", "watch:app", "Watch", "Check for problems: full disks, dead queues, hung logs."),
+        ("alert", "alert:app", "Watch", "See incidents, acknowledge, silence; test and flush alerts."),
+        ("cron", "cron:app", "Watch", "Run things at times where there is no cron."),
+        ("templates", "runs:templates", "Look up", "List the sbatch templates, or show one."),
+        ("config", "doctor:config", "Look up", "Check the settings, or show where each comes from."),
+    )
+}
+"""In the order in which people need them."""
 
 
 class LazyGroup(TyperGroup):
@@ -22,22 +52,22 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command. An unknown name is None, and the caller suggests the nearest."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
+        if cmd_name not in COMMANDS:
             return None
         from importlib import import_module
 
-        command = typer.main.get_command(import_module(entry.module).app)
+        module, _, app = COMMANDS[cmd_name].home.partition(":")
+        command = typer.main.get_command(getattr(import_module(module), app))
         command.name = cmd_name
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command, or fail with the nearest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
+            from resilience.messages import nearest
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            ctx.fail(f"there is no command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            near = nearest(args[0], COMMANDS, cutoff=0.6)
+            ctx.fail(f"there is no command {args[0]!r}." + (f" Did you mean {near!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -59,8 +89,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"resil {__version__}")
         raise typer.Exit
 

@@ -1,33 +1,49 @@
-"""What several commands share: their common options, and the project they work on."""
+"""Typer parts that several commands share: common options, completions, and the project that a command works on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from resilience.errors import QuantityError, UsageError
+from resilience.quantities import parse_duration_s
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.world import World
 
-
-def complete_runs(incomplete: str) -> list[str]:
-    """Names of runs for tab completion: from local state only, never from the scheduler."""
-    try:
-        return [directory.run for directory in open_project().runs() if directory.run.startswith(incomplete)]
-    except Exception:  # completion must never print a traceback into somebody's prompt
-        return []
+Completion = Callable[[str], list[str]]
 
 
-def complete_templates(incomplete: str) -> list[str]:
-    """Names of templates for tab completion."""
-    try:
-        from resilience.runs.templates.script import template_library
+def single_command(epilog: str, **options: Any) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a Typer app of one function: a command that `resil` itself lists."""
 
-        return [info.name for info in template_library(open_project()).list() if info.name.startswith(incomplete)]
-    except Exception:
-        return []
+    def make(function: Callable[..., None]) -> typer.Typer:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(epilog=epilog, **options)(function)
+        return app
+
+    return make
+
+
+def completion(names: Callable[[], Iterable[str]]) -> Completion:
+    """Make a tab completion of a function that lists names: no error reaches the shell's prompt."""
+
+    def complete(incomplete: str) -> list[str]:
+        try:
+            return [name for name in names() if name.startswith(incomplete)]
+        except Exception:
+            return []
+
+    return complete
+
+
+@completion
+def complete_runs() -> Iterable[str]:
+    """Names of runs, from local state only, never from the scheduler."""
+    return [directory.run for directory in open_project().runs()]
 
 
 ConfigOption = Annotated[
@@ -50,13 +66,25 @@ RunArgument = Annotated[
 ]
 
 
+def scheduler_override(scheduler: str) -> Mapping[str, str]:
+    """The setting that `--scheduler` stands for."""
+    return {"scheduler.name": scheduler} if scheduler else {}
+
+
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
-    """Read the settings and stand in the world. `banner` says so where alerts could not be delivered for good."""
+    """Read the settings and open the project. `banner` warns of alerts that could not be delivered for good."""
     world = World()
-    overrides = {"scheduler.name": scheduler} if scheduler else {}
-    project = Project(world, load(world, wanted=config, overrides=overrides))
+    project = Project(world, load(world, wanted=config, overrides=scheduler_override(scheduler)))
     if banner:
-        from resilience.cli.banner import warn_of_dead_letters
+        from resilience.cli.output import warn_of_dead_letters
 
         warn_of_dead_letters(project)
     return project
+
+
+def duration_s(option: str, text: str) -> float:
+    """Given the value of an option, return seconds. Raise UsageError, which names the option, if it is no duration."""
+    try:
+        return parse_duration_s(text)
+    except QuantityError as error:
+        raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None

@@ -1,41 +1,33 @@
-"""How things are printed: tables without a library, colours only for people, JSON with a schema."""
+"""Output of all commands: tables without a library, colours only for people, JSON with a schema, warnings on standard
+error; and the signals that end a command. Free of Typer: the common calls skip it."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import signal
+    from types import FrameType
+
+    from resilience.finding import Verdict
+    from resilience.runs.project import Project
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
 
+DEADLINE_S = 0.5
+"""A state directory that does not respond delays no command that would not have read it."""
+
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
+_VERDICTS = {"OK": "", "WARNING": "yellow", "UNKNOWN": "yellow", "CRITICAL": "red"}
 
 
-@contextmanager
-def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
-    """Say a sentence to whoever waits, once, when the work inside takes longer than a person expects."""
-    from threading import Timer
-
-    timer = Timer(after_s, lambda: print(f"resil: {sentence}", file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def print_json(kind: str, content: Mapping[str, Any]) -> None:
-    """Write one JSON document, for people as well: what cannot be shown is escaped, everything else is as it is."""
-    text = json.dumps({"schema": SCHEMA, "kind": kind, **content}, indent=2, ensure_ascii=False)
-    if not text.isascii() or "\x7f" in text:
-        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-        text = text.replace("\x7f", "\\u007f")
-    print(text)
+# ---- text -----------------------------------------------------------------------------------------------------
 
 
 def clean(text: str) -> str:
@@ -44,10 +36,15 @@ def clean(text: str) -> str:
 
 
 def paint(text: str, colour: str) -> str:
-    """Text in a colour, when a person is looking (https://no-color.org)."""
+    """Text in a colour, when a person reads it (https://no-color.org)."""
     if not colour or not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def verdict_colour(verdict: Verdict) -> str:
+    """The colour of a verdict, wherever one is printed."""
+    return _VERDICTS[verdict.value]
 
 
 def table(
@@ -65,3 +62,141 @@ def table(
     return lines + [
         paint(line(row), colours[number] if number < len(colours) else "") for number, row in enumerate(cells)
     ]
+
+
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str] = (), indent: int = 0
+) -> None:
+    """Print a table."""
+    print("\n".join(table(headers, rows, colours, indent)))
+
+
+def print_indented(lines: Iterable[str], indent: int = 2) -> None:
+    """Print lines from outside below something."""
+    for line in lines:
+        print(f"{' ' * indent}{clean(line)}".rstrip())
+
+
+# ---- standard error -------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print a message on standard error; a closed standard error is ignored."""
+    with suppress(OSError):
+        print("\n".join(clean(line) for line in f"resil: {text}".split("\n")), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
+    """Say a sentence once, when the work inside takes longer than a person expects."""
+    from threading import Timer
+
+    timer = Timer(after_s, say, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
+    """Warn of dead letters, if there are any. One listing of a directory, and never an error.
+
+    `apart` counts them in a child with a deadline: for commands that do not touch the state directory otherwise.
+    """
+    if "_RESIL_COMPLETE" in os.environ:  # a shell asks for completions
+        return
+    try:
+        count = _in_time(lambda: _count_dead_letters(project)) if apart else _count_dead_letters(project)
+    except Exception:
+        return
+    if count:
+        these = "is 1 alert that its channel" if count == 1 else f"are {count} alerts that their channels"
+        say(f"there {these} will never take: see resil alert")
+
+
+def _count_dead_letters(project: Project) -> int:
+    path = project.loaded.state_dir / ".alerts"
+    if not os.path.isdir(path):  # noqa: PTH112 - no alert was ever sent from here, and most runs end there
+        return 0
+    from resilience.system.spare_folder import spare_place
+
+    names: set[str] = set()
+    for folder in (path / "dead", spare_place(project.world, path) / "dead"):
+        with suppress(OSError):
+            names.update(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
+    return len(names)
+
+
+def _in_time(count: Callable[[], int]) -> int:
+    from resilience.system.child import run_apart
+
+    ((_, answer),) = run_apart({"dead letters": (count, DEADLINE_S)})
+    return answer.value if isinstance(answer.value, int) else 0
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------
+
+
+def print_json(kind: str, content: Any) -> None:
+    """Write one JSON document, for people as well: control characters are escaped, everything else is as it is."""
+    import json
+
+    text = json.dumps({"schema": SCHEMA, "kind": kind, **plain(content)}, indent=2, ensure_ascii=False)
+    if not text.isascii() or "\x7f" in text:
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        text = text.replace("\x7f", "\\u007f")
+    print(text)
+
+
+def plain(value: Any) -> Any:
+    """Given a value of ours, return it as JSON's own types, with every key.
+
+    A dataclass or a named tuple becomes an object of all its fields, an enumeration its value, a number that JSON has
+    no word for null, and every other object, as a path or a job's id, its text.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if value - value == 0 else None  # infinity and NaN
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    names = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "_fields", None)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def chosen(value: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a value, by their own names, for a JSON document."""
+    return {name: getattr(value, name) for name in names}
+
+
+def close_stdout() -> None:
+    """Send the rest of standard output nowhere, so that the interpreter does not report its failure once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# ---- signals --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have a handler serve these signals, and restore them afterwards. SIGHUP stays ignored below nohup(1)."""
+    import signal
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    if before.get(signal.SIGHUP) is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)

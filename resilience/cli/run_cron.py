@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from resilience.cli.output import clean
-from resilience.cli.signals import handled
+from resilience.cli.output import chosen, clean, handled, print_json, say
 from resilience.errors import ResilError
+from resilience.messages import plural
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -25,12 +24,12 @@ _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 
 def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
-    """Tick on and on, until a signal. Return 0 also then: to be ended is what it is there for."""
+    """Tick until a signal. Return 0 also then: a signal is its regular end."""
     from resilience.cron.run import run
 
     by: list[int] = []
 
-    def told() -> bool:
+    def stop() -> bool:
         return bool(by)
 
     if sentence := stopped_sentence_of(cron):
@@ -41,38 +40,37 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
         print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
         print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
-        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=told, say=_say)
+        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=stop, say=say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
-        print(f"ended after {ran.ticks} {'tick' if ran.ticks == 1 else 'ticks'}: {clean(ran.why)}")
+        print(f"ended after {plural(ran.ticks, 'tick')}: {clean(ran.why)}")
         _say_what_follows(cron, by)
     return 1 if once and ran.last is None else 0
 
 
 def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
-    """Ctrl-C is somebody's wish; whatever else ends us leaves a gap that people hear of."""
+    """Ctrl-C is meant by a person; any other end leaves a gap, and a late scheduler is reported."""
     if not by:
         return
     with suppress(ResilError):
         if signal.SIGINT in by and cron.state.installation() is None:
             host = cron.project.world.host.name
             if cron.state.expect_no_more(host, os.getpid()) is not None:
-                print("  nothing makes ticks now, and nobody will miss them: you ended it yourself")
+                print("  no ticks from now on, and no alert about it: you ended the scheduler yourself")
             return
-    print("  people hear of it when no tick comes; if none is to come: resil cron stop")
+    print("  the missing ticks will be reported; to stop for good: resil cron stop")
 
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.cli.output import print_json
     from resilience.cron.tick import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)
     ticked = tick(cron, driver=driver or "tick", wait=wait)
     for line in () if ticked.stopped else ticked.lines:
-        _say(line)
+        say(line)
     if as_json:
         print_json("cron-tick", _to_json(ticked))
     else:
@@ -81,7 +79,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
 
 
 def stopped_sentence_of(cron: CronProject) -> str:
-    """Who stopped the scheduler, or nothing."""
+    """A sentence about the stop of the scheduler; empty while it is not stopped."""
     from resilience.cron.status import stopped_sentence
 
     stopped = cron.state.stopped()
@@ -109,7 +107,7 @@ def _show(ticked: Ticked) -> None:
 
 
 def _runs(ticked: Ticked) -> Sequence[RunRecord]:
-    """What became of each slot: of those that began and ended in this tick, the end alone."""
+    """One record for each slot: of a slot that began and ended in this tick, the end alone."""
     ended = {(run.name, run.slot) for kind in _OUTCOMES for run in getattr(ticked, kind)}
     begun = [run for run in ticked.started if (run.name, run.slot) not in ended]
     return [*begun, *(run for kind in _OUTCOMES for run in getattr(ticked, kind))]
@@ -119,21 +117,18 @@ def _to_json(ticked: Ticked) -> dict[str, object]:
     kinds = ("started", *_OUTCOMES)
     return {
         "stopped": ticked.stopped or None,
-        "heartbeat": ticked.heartbeat.to_json() if ticked.heartbeat is not None else None,
-        "lines": list(ticked.lines),
+        **chosen(ticked, "heartbeat", "lines"),
         **{kind: [run.to_json() for run in getattr(ticked, kind)] for kind in kinds},
     }
 
 
 def _show_due(cron: CronProject, *, as_json: bool) -> int:
-    from resilience.cli.output import print_json
     from resilience.cron.entries import due_now
     from resilience.cron.words import slot_text
 
     found = due_now(cron)
     if as_json:
-        rows = [{"name": due.entry.name, "slot": due.slot, "start": due.start, "reason": due.reason,
-                 "passed_over": due.passed_over} for due in found]  # fmt: skip
+        rows = [{"name": due.entry.name} | chosen(due, "slot", "start", "reason", "passed_over") for due in found]
         print_json("cron-due", {"due": rows})
         return 0
     if sentence := stopped_sentence_of(cron):
@@ -147,17 +142,12 @@ def _show_due(cron: CronProject, *, as_json: bool) -> int:
     return 0
 
 
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(f"resil: {clean(text)}", file=sys.stderr, flush=True)
-
-
 @contextmanager
-def _flagged_by_signals(tell: Callable[[int], None]) -> Iterator[None]:
-    """Have the signals that end a program be told by their number; a second Ctrl-C ends it at once."""
+def _flagged_by_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """Note the number of each signal that ends a program; a second Ctrl-C ends it at once."""
 
     def flag(number: int, frame: FrameType | None) -> None:
-        tell(number)
+        note(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with suppress(OSError):

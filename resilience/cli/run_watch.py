@@ -1,4 +1,10 @@
-"""`resil watch`, once or every so often: looks, prints, alerts. Knows nothing of Typer: the common call skips it."""
+"""`resil watch`, once or repeatedly: runs the watchdogs, prints, alerts. Free of Typer: the common call skips it.
+
+Output is as the Nagios plugin API has it, a table for people, or JSON. Source:
+https://www.monitoring-plugins.org/doc/guidelines.html ("Plugin Output for Nagios", "Performance data"): the first line
+has the verdict and all performance data; further lines are for people. Here the first line is the worst finding's, and
+each finding has a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cli.output import clean
-from resilience.cli.show_watch import show_reports
-from resilience.cli.signals import handled
+from resilience.cli.output import chosen, clean, close_stdout, handled, paint, print_json, say, table, verdict_colour
 from resilience.errors import ProbeError, ResilError
+from resilience.finding import Figure, Finding, Report, Verdict
+from resilience.messages import plural
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.world import World
@@ -24,19 +30,156 @@ from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, r
 if TYPE_CHECKING:
     from types import FrameType
 
-    from resilience.finding import Report
     from resilience.runs.project import Project
+
+EVIDENCE_LINES = 5
+"""So many lines of evidence are shown below a bad finding; `--explain` and `--json` have all."""
+
+OK_ROWS = 20
+"""On a terminal, so many findings that are OK are shown; the rest of ten thousand logs is counted."""
+
+
+def show_reports(
+    reports: Sequence[Report], *, explain: bool = False, as_json: bool = False, everything: bool = False
+) -> int:
+    """Print the findings and return the exit code of the worst verdict; `everything` stands for `--all`."""
+    if as_json:
+        print_json("watch", to_json(reports))
+    elif sys.stdout.isatty():
+        print(*rows_for_people(reports, explain=explain), sep="\n")
+    else:
+        print(*lines(reports, explain=explain, everything=everything), sep="\n")
+    return _worst(reports).exit_code
+
+
+def lines(reports: Sequence[Report], *, explain: bool = False, everything: bool = False) -> list[str]:
+    """The lines for programs, for cron's mail and for pipes, worst first. Pure."""
+    found = _worst_first(reports)
+    told = (performance(f, fig, check if everything else "") for check, f in found for fig in f.figures)
+    data = " ".join(dict.fromkeys(told))  # two findings about one subject have the same figures
+    worst = _worst(reports)
+    shown = []
+    if everything:
+        shown.append(f"RESIL {worst.value} - {_counted(reports, found)}" + (f" | {data}" if data else ""))
+    elif not found:
+        shown.append(f"RESIL {worst.value} - no watchdog has looked")
+    for number, (check, finding) in enumerate(found):
+        text = line(check, finding)
+        if number == 0 and not everything:
+            what = f"all {len(found)} are OK" if worst is Verdict.OK else f"worst of {len(found)}"
+            text += f" ({what})" if len(found) > 1 else ""
+            text += f" | {data}" if data else ""
+        shown.append(text)
+        shown += [f"  {text}" for text in _details(finding, explain=explain)]
+    return shown
+
+
+def _worst_first(reports: Sequence[Report]) -> list[tuple[str, Finding]]:
+    found = ((report.check, finding) for report in reports for finding in report.findings)
+    return sorted(found, key=lambda pair: pair[1].verdict, reverse=True)
+
+
+def _counted(reports: Sequence[Report], found: Sequence[tuple[str, Finding]]) -> str:
+    """`1 critical, 12 ok in 4 watchdogs; worst: fs /scratch: 97% used`. Pure."""
+    verdicts = [finding.verdict for _, finding in found]
+    counts = [
+        f"{verdicts.count(verdict)} {verdict.value.lower()}" for verdict in reversed(Verdict) if verdict in verdicts
+    ]
+    text = f"{', '.join(counts) or 'nothing'} in {plural(len(reports), 'watchdog')}"
+    if found and found[0][1].verdict is not Verdict.OK:
+        text += f"; worst: {found[0][0]} {_said(found[0][1])}"
+    return text
+
+
+def line(check: str, finding: Finding) -> str:
+    """`FS WARNING - /scratch: 91% used`. Pure."""
+    return f"{_barless(check).upper()} {finding.verdict.value} - {_said(finding)}"
+
+
+def _said(finding: Finding) -> str:
+    return _barless(f"{finding.subject}: {finding.summary}")
+
+
+def _barless(text: str) -> str:
+    """Text without what would begin performance data, or a new line."""
+    return clean(text).replace("|", "¦")
+
+
+def _details(finding: Finding, *, explain: bool) -> list[str]:
+    """The lines below a finding: evidence, advice, and the explanation of the verdict."""
+    shown = []
+    if finding.verdict is not Verdict.OK:
+        evidence = finding.evidence if explain else finding.evidence[:EVIDENCE_LINES]
+        shown += [f"> {_barless(text)}" for text in evidence]
+        if finding.advice:
+            shown.append(f"try: {_barless(finding.advice)}")
+    return shown + ([_barless(text) for text in finding.looked] if explain else [])
+
+
+def performance(finding: Finding, figure: Figure, check: str = "") -> str:
+    """`'label'=value[unit];[warn];[crit];[min];[max]`. Pure.
+
+    The label has the subject, so that it is the same however many there are. `=` may not stand in it, and a quote is
+    doubled. A figure that is no number is `U`, undetermined.
+    """
+    label = figure.label if finding.subject in figure.label else f"{finding.subject} {figure.label}"
+    label = _barless(f"{check} {label}".strip()).replace("=", ":").replace("'", "''")
+
+    def number(value: float | None) -> str:
+        if value is None:
+            return ""
+        if value != value or value in (float("inf"), -float("inf")):
+            return "U"
+        return f"{value:.6f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"  # no exponent: [-0-9.] only
+
+    value = number(figure.value)
+    rest = ";".join(
+        "" if number(v) == "U" else number(v) for v in (figure.warn, figure.crit, figure.minimum, figure.maximum)
+    )
+    return f"'{label}'={value}{figure.unit if value != 'U' else ''};{rest}".rstrip(";")
+
+
+def rows_for_people(reports: Sequence[Report], *, explain: bool = False) -> list[str]:
+    """A table, for a terminal: worst first, what to do below each."""
+    found = _worst_first(reports)
+    well = [pair for pair in found if pair[1].verdict is Verdict.OK]
+    hidden = 0 if explain else max(0, len(well) - OK_ROWS)
+    found = found[: len(found) - hidden]
+    headers = ("VERDICT", "WATCHDOG", "SUBJECT", "WHAT")
+    cells = [(f.verdict.value, check, f.subject, f.summary) for check, f in found]
+    head, *rows = table(headers, cells)
+    indent = " " * (head.find("SUBJECT") - head.find("VERDICT"))
+    shown = [head]
+    for (_, finding), row in zip(found, rows, strict=True):
+        word = finding.verdict.value
+        shown.append(paint(word, verdict_colour(finding.verdict)) + row.removeprefix(word))
+        shown += [paint(f"{indent}{text}", "dim") for text in _details(finding, explain=explain)]
+    if hidden:
+        shown.append(paint(f"and {hidden} more that are OK (all of them: --explain, --json)", "dim"))
+    return shown
+
+
+def to_json(reports: Sequence[Report]) -> dict[str, Any]:
+    """The reports for a JSON document. Pure."""
+    worst = _worst(reports)
+    rows = [chosen(r, "check", "verdict", "time", "findings") | {"took_s": round(r.took_s, 3)} for r in reports]
+    return {"verdict": worst, "exit_code": worst.exit_code, "reports": rows}
+
+
+def _worst(reports: Sequence[Report]) -> Verdict:
+    return max((report.verdict for report in reports), default=Verdict.UNKNOWN)
+
 
 EXIT_UNKNOWN = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Ended(BaseException):
-    """Somebody wants this process to end. No Exception: nobody on the way may take it for a fault of his own."""
+    """A signal ends this process. No Exception: a handler on the way would take it for a fault of its own."""
 
 
 class WatchRequest(NamedTuple):
-    """What was asked for.
+    """The request of a command line.
 
     Attributes:
         name: of the watchdog; None for all.
@@ -44,9 +187,9 @@ class WatchRequest(NamedTuple):
         settings: dotted settings that the command line gives: `watch.deadline_s`.
         config: a settings file that was named.
         explain, as_json: how to print.
-        alerts: whether to tell people.
-        every_s: look again so often, until told to end; None looks once.
-        times: look so many times only; 0 for ever.
+        alerts: whether to send alerts.
+        every_s: repeat after so many seconds, until a signal; None runs once.
+        times: repeat so many times only; 0 for ever.
     """
 
     name: str | None = None
@@ -61,7 +204,7 @@ class WatchRequest(NamedTuple):
 
 
 def run_watch(request: WatchRequest) -> int:
-    """Do it, and return the exit code: that of the last verdict; 0 when a repeated look was told to end."""
+    """Run the watchdogs and return the exit code: that of the last verdict; 0 when a signal ended a repeated watch."""
     with _ended_by_signals():
         try:
             if request.every_s is None:
@@ -88,7 +231,7 @@ def _once(
         from resilience.cron import notes
 
         for text in send_alerts(project, reports, notes):
-            _say(text)
+            say(text)
     return code
 
 
@@ -105,7 +248,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
     try:
         source = read_source(world, request.config)
         project = open_in_child(world, path=request.config, overrides=request.settings, source=source)
-    except ProbeError:  # the home folder hangs; as soon as it answers, what it says counts
+    except ProbeError:  # the home directory hangs; its settings count as soon as it responds
         source, project = Source(), open_in_child(world, path=request.config, overrides=request.settings)
     code, due, follower = 0, DueLogs(world.clock), LogFollower()
     try:
@@ -113,22 +256,22 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
             try:
                 now_there = read_source(world, request.config)
                 if now_there.path is None and source.path is not None:
-                    _say(f"{source.path} is no longer there; the settings read before go on")
+                    say(f"{source.path} is no longer there; the settings read before go on")
                 elif now_there != source or project.unread is not None:
                     project = open_in_child(world, path=request.config, overrides=request.settings, source=now_there)
                     source = now_there
-            except ResilError as error:  # somebody is editing it, or the disk hangs: what was good goes on
-                _say(f"{error.message}; the settings read before go on")
+            except ResilError as error:  # the file is being edited, or the disk hangs: the last good settings stay
+                say(f"{error.message}; the settings read before go on")
             try:
                 only = due.owners(overdue) if overdue else None
                 code = _once(request, project, only, due.note)
             except ResilError as error:
-                _say(error.message)
+                say(error.message)
                 code = EXIT_UNKNOWN
-            except Exception as error:  # a bug; the next tick may meet none, and nobody else watches
+            except Exception as error:  # a bug; the next tick may meet none, and no other process watches
                 if os.environ.get("RESIL_TRACEBACK"):
                     raise
-                _say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")
+                say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")
                 code = EXIT_UNKNOWN
             reap(GRACE_S)
     finally:
@@ -137,23 +280,16 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
 
 
 def _show(reports: Sequence[Report], request: WatchRequest) -> int:
-    """Print. A full disk under standard output, or a reader gone, must not keep anybody from being alerted."""
-    from resilience.finding import Verdict
-
+    """Print. Alerts are sent although the disk under standard output is full, or its reader has gone."""
     try:
         show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            _say(f"cannot write to standard output: {error.strerror}")
+            say(f"cannot write to standard output: {error.strerror}")
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return max((report.verdict for report in reports), default=Verdict.UNKNOWN).exit_code
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        print(f"resil: {clean(text)}", file=sys.stderr, flush=True)
+            close_stdout()
+    return _worst(reports).exit_code
 
 
 @contextmanager

@@ -1,22 +1,31 @@
-"""Prints what `resil cron status` and `resil cron list` found."""
+"""Prints what the commands of `resil cron` found and did."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import clean, paint, table
-from resilience.cli.show_cron_driver import installation_to_json
-from resilience.cron.entries import EntryRow, Listing
+from resilience.cli.output import chosen, clean, paint, patience, plain, print_indented, print_json, print_table
+from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
+from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.status import CronStatus, Health
 from resilience.cron.words import slot_text
+from resilience.errors import EX_TEMPFAIL
 from resilience.job import Liveness
-from resilience.quantities import format_duration
+from resilience.messages import cut, plural
+from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.cron.records import Ignored
+    from resilience.cron.add import NewEntry
+    from resilience.cron.canary import CanaryAnswer
+    from resilience.cron.driver_choice import Choice
+    from resilience.cron.install import Installed, Removed
+    from resilience.cron.project import CronProject
+    from resilience.cron.records import Installation
+    from resilience.doctor.cron import CronExamination
 
 HEALTH_COLOURS = {
     Health.ALIVE: "green", Health.WAITING: "yellow", Health.LATE: "red", Health.DEAD: "red", Health.STOPPED: "yellow",
@@ -25,7 +34,7 @@ HEALTH_COLOURS = {
 SIGNS = {
     Outcome.DONE: "ok", Outcome.SUBMITTED: "ok", Outcome.RUNNING: "..", Outcome.SKIPPED: "--", Outcome.MISSED: "--",
 }  # fmt: skip
-"""What stands before an outcome; before a failure, `!!`."""
+"""The sign before an outcome; a failure has `!!`."""
 _SUMMARY_CHARACTERS = 70
 
 
@@ -36,17 +45,16 @@ def show_status(found: CronStatus) -> None:
     print(f"{paint('cron', 'bold')}  {health}: {clean(judgement.reason)}")
     if judgement.advice:
         print(f"  try: {clean(judgement.advice)}")
-    for line in _facts(found):
-        print(f"  {clean(line)}")
+    print_indented(_facts(found))
     for text in found.trouble:
         if text != judgement.reason:
             print(paint(f"  {clean(text)}", "yellow"))
     if found.next:
         is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
         print("  next:" if is_running else "  would come next, if there were ticks:")
-        print("\n".join(table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)))
+        print_table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)
     if found.rows:
-        print("\n".join(table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)))
+        print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)
     elif judgement.health is not Health.UNKNOWN and not found.trouble:
         print(f"  nothing is scheduled: drop a file into {clean(found.folder)}/cron.hourly, or: resil cron add --help")
     print_ignored(found.faults, indent="  ")
@@ -72,7 +80,7 @@ def _facts(found: CronStatus) -> list[str]:
         place = heartbeat.host + (f", job {heartbeat.job_id}" if heartbeat.job_id else "")
         lines.append(f"last tick: {ago(heartbeat.time, now)}, by {heartbeat.driver or 'somebody'} on {place}")
         since = slot_text(heartbeat.alive_since, now)
-        lines.append(f"alive since {since}: {heartbeat.ticks} {'tick' if heartbeat.ticks == 1 else 'ticks'}")
+        lines.append(f"alive since {since}: {plural(heartbeat.ticks, 'tick')}")
         if heartbeat.trouble:
             lines.append(f"trouble in that tick: {heartbeat.trouble}")
         late = f"late by {format_duration(round(heartbeat.late_s, 1))}" if heartbeat.late_s >= 0.05 else "in time"
@@ -116,7 +124,7 @@ def sign(outcome: Outcome) -> str:
 
 
 def outcome_text(run: RunRecord, now: float | None = None) -> str:
-    """What became of a slot, in one line."""
+    """The outcome of a slot, in one line."""
     text = run.outcome.value
     if run.outcome is Outcome.RUNNING and now is not None and run.started is not None:
         text += f" for {span(now - run.started)}"
@@ -127,8 +135,7 @@ def outcome_text(run: RunRecord, now: float | None = None) -> str:
     elif run.exit_code is not None and run.outcome is Outcome.FAILED:
         text += f", exit code {run.exit_code}"
     if run.summary and run.outcome.is_failure and run.summary not in text:
-        summary = clean(run.summary)
-        text += f": {summary if len(summary) <= _SUMMARY_CHARACTERS else summary[: _SUMMARY_CHARACTERS - 3] + '...'}"
+        text += f": {cut(clean(run.summary), _SUMMARY_CHARACTERS)}"
     return text
 
 
@@ -156,40 +163,27 @@ def span(seconds: float) -> str:
 
 
 def print_ignored(faults: int, indent: str = "") -> None:
-    """How much does not run that somebody must have meant to; a README is nobody's news."""
+    """The count of ignored files that are probably meant to run; a README is not counted."""
     if faults:
-        things = "1 thing in the cron folder does" if faults == 1 else f"{faults} things in the cron folder do"
-        print(paint(f"{indent}{things} not run, most probably by mistake: resil cron doctor", "yellow"))
+        do = "does" if faults == 1 else "do"
+        text = f"{plural(faults, 'thing')} in the cron folder {do} not run, most probably by mistake: resil cron doctor"
+        print(paint(indent + text, "yellow"))
 
 
 def status_to_json(found: CronStatus) -> dict[str, Any]:
-    """The status as JSON's own types."""
-    driver, lateness = found.driver, found.lateness
-    return {
-        "health": found.judgement.health.value,
-        "reason": found.judgement.reason,
-        "advice": found.judgement.advice,
-        "time": found.now,
-        "installation": installation_to_json(found.installation),
-        "driver": None
-        if driver is None
-        else {
-            "liveness": driver.liveness.value,
-            "summary": driver.summary,
-            "next_tick": driver.next_tick,
-            "hint": driver.hint,
-        },
-        "heartbeat": found.heartbeat.to_json() if found.heartbeat is not None else None,
-        "stopped": dict(found.stopped) if found.stopped is not None else None,
-        "lateness": None
-        if lateness is None
-        else {"median_s": lateness.median_s, "p95_s": lateness.p95_s, "runs": lateness.count},
-        "next": [{"slot": slot, "name": name} for slot, name in found.next],
-        "entries": [row.to_json() for row in found.rows],
-        "ignored": found.ignored,
-        "faults": found.faults,
-        "trouble": list(found.trouble),
-    }
+    """The status for a JSON document."""
+    lateness = found.lateness
+    return (
+        chosen(found.judgement, "health", "reason", "advice")
+        | chosen(found, "driver", "heartbeat", "stopped", "ignored", "faults", "trouble")
+        | {
+            "time": found.now,
+            "installation": installation_to_json(found.installation),
+            "lateness": lateness and chosen(lateness, "median_s", "p95_s") | {"runs": lateness.count},
+            "next": [{"slot": slot, "name": name} for slot, name in found.next],
+            "entries": [row.to_json() for row in found.rows],
+        }
+    )
 
 
 # ---- list -----------------------------------------------------------------------------------------------------
@@ -201,7 +195,7 @@ def show_listing(found: Listing, now: float, folder: Path) -> None:
         print(paint(f"  {clean(text)}", "yellow"))
     if found.rows:
         headers = ("ENTRY", "RUNS", "NEXT", "KIND", "TIMEOUT", "OPTIONS", "PLACE", "COMMAND")
-        print("\n".join(table(headers, [_cells(row, now) for row in found.rows])))
+        print_table(headers, [_cells(row, now) for row in found.rows])
     else:
         print(f"nothing is scheduled in {clean(str(folder))}")
         print("  try: drop a file into its cron.hourly, or: resil cron add NAME --hourly -- COMMAND")
@@ -212,24 +206,361 @@ def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
     timeout = "" if row.kind == "submit" else format_duration(row.timeout_s) if row.timeout_s else "none"
     options = " ".join(f"{key}={value}" if value else key for key, value in row.options.items() if key != "timeout")
     upcoming = "now" if row.is_due else when(row.next, now) if row.next is not None else "-"
-    command = row.command if len(row.command) <= 60 else f"{row.command[:57]}..."
-    return row.name, row.words, upcoming, row.kind, timeout, options, row.place, command
+    return row.name, row.words, upcoming, row.kind, timeout, options, row.place, cut(row.command, 60)
 
 
 def listing_to_json(found: Listing) -> dict[str, Any]:
-    """The listing as JSON's own types."""
-    return {
-        "entries": [row.to_json() for row in found.rows],
-        "ignored": [ignored_to_json(ignored) for ignored in found.ignored],
-        "trouble": list(found.trouble),
+    """The listing for a JSON document."""
+    return chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
+
+
+# ---- add, remove, prune ---------------------------------------------------------------------------------------
+
+
+def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: bool) -> None:
+    """Schedule it, and say when it runs."""
+    from resilience.cron.add import add
+
+    done = add(cron, wanted, dry_run=dry_run)
+    now = cron.project.world.clock.now()
+    if as_json:
+        print_json("cron-add", chosen(done, "name", "path", "text", "next", "notes") | {"dry_run": dry_run})
+        return
+    print(clean(f"{'would write' if dry_run else 'wrote'} {done.path}:"))
+    print_indented(done.text.rstrip("\n").split("\n"), 4)
+    if done.next:
+        print(f"  next runs of {clean(done.name)}: {'; '.join(when(slot, now) for slot in done.next)}")
+    else:
+        print("  it runs once after each start of the machine")
+    print_indented(done.notes)
+    if not dry_run:
+        print(
+            f"  what becomes of it: resil cron history {clean(done.name)}; undo: resil cron remove {clean(done.name)}"
+        )
+
+
+def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
+    """Remove them, and say what that was."""
+    from resilience.cron.remove import remove
+
+    gone = remove(cron, names, dry_run=dry_run)
+    if as_json:
+        rows = [chosen(one, "name", "place", "text", "is_link") for one in gone]
+        print_json("cron-remove", {"removed": rows, "dry_run": dry_run})
+        return
+    for one in gone:
+        print(clean(f"{'would remove' if dry_run else 'removed'} {one.place}"))
+        if one.is_link:
+            print(f"  only the link; {clean(one.text)} is still there")
+        elif one.text:
+            print_indented(one.text.split("\n"), 4)
+
+
+def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
+    """Remove what is kept for too long, and say how much that was."""
+    from resilience.cron.prune import prune
+
+    done = prune(cron, dry_run=dry_run)
+    kinds: dict[str, list[int]] = {}
+    for removal in done.removals:
+        kinds.setdefault(removal.what, []).append(removal.size_bytes)
+    if as_json:
+        groups = [{"what": what, "files": len(sizes), "bytes": sum(sizes)} for what, sizes in kinds.items()]
+        counts = chosen(done, "marks", "lines", "trouble")
+        print_json("cron-prune", {"removed": groups, "dry_run": dry_run} | counts)
+        return
+    said = "would be removed" if dry_run else "removed"
+    for what, sizes in kinds.items():
+        print(f"{what}: {plural(len(sizes), 'file')} {said}, {format_bytes(sum(sizes))}")
+    if done.lines:
+        print(f"histories: {done.lines} old lines {said}")
+    if done.marks:
+        print(f"running: {done.marks} {'mark of a run that is' if done.marks == 1 else 'marks of runs that are'} "
+              f"dead {said}")  # fmt: skip
+    print_indented(done.trouble)
+    if not (kinds or done.lines or done.marks):
+        print("nothing is kept for too long")
+
+
+def show_examination(found: CronExamination) -> None:
+    """A line for each diagnosis, and one for each ignored file, with advice."""
+    from resilience.cli.doctor import show_diagnoses
+
+    ignored = sorted(found.ignored, key=lambda one: not one.is_fault)
+    show_diagnoses(found.diagnoses, [
+        ("CRITICAL" if one.is_fault else "ignored", one.place, one.reason, one.hint, "red" if one.is_fault else "dim")
+        for one in ignored
+    ])  # fmt: skip
+    if found.is_broken:
+        print(paint("an entry that is meant to run does not: see CRITICAL", "red"))
+
+
+def show_environment(variables: Mapping[str, str], secret: Collection[str], *, as_json: bool) -> None:
+    """The variables; hidden are the values of secrets, and of the variables that are named in `secret`."""
+    shown = dict(sorted(_shown(variables, secret).items()))
+    if as_json:
+        print_json("cron-environment", {"environment": shown})
+    else:
+        print_indented((f"{name}={value}" for name, value in shown.items()), 0)
+
+
+def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
+    from resilience.cron.table.environment import secrets_of
+    from resilience.system.redaction import REDACTED
+
+    secrets = set(secrets_of(variables, secret))
+    return {name: REDACTED if value in secrets else value for name, value in variables.items()}
+
+
+CANARY_POLL_S = 1.0
+"""`--wait` polls so often."""
+
+
+def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> int:
+    """Install, or show what that would do."""
+    from resilience.cron.install import install
+
+    with patience("looking at what this site has: crontab, systemd, the scheduler"):
+        done = install(cron.project, backend, dry_run=dry_run, replace=replace)
+    if as_json:
+        print_json("cron-install", _installed_to_json(done, dry_run=dry_run))
+        return 0
+    _show_choice(done.choice, is_installed=bool(not dry_run and not done.lines and not done.steps))
+    if dry_run:
+        for step in done.steps:
+            print(f"would: {clean(step.what)}")
+            print_indented(step.text.rstrip("\n").split("\n") if step.text else (), 4)
+        if not done.steps:
+            print("nothing would be done: it is there already")
+    if not dry_run and not done.lines:
+        print("nothing was to be done: it is there already")
+    _show_lines(done.lines, done.notes)
+    if not dry_run:
+        print("  what runs when: resil cron list; whether it lives: resil cron status")
+        if done.choice.name == "foreground":
+            print(
+                f"  now start it, and leave it running: resil cron run (on {done.installation.host}, in tmux for one)"
+            )
+    return 0
+
+
+def _show_choice(choice: Choice, *, is_installed: bool) -> None:
+    print(f"{choice.name}: {clean(choice.why)}")
+    others = [offer for offer in choice.offers if offer.name != choice.name]
+    if others and not is_installed:
+        rows = []
+        for offer in others:
+            state = "could be" if offer.availability.is_available else "no"
+            rows.append((offer.name, state, offer.availability.reason))
+        print_table(("", "", ""), rows, ["dim"] * len(rows), indent=2)
+
+
+def _installed_to_json(done: Installed, *, dry_run: bool) -> dict[str, Any]:
+    choice = done.choice
+    offers = [{"name": offer.name} | plain(offer.availability) for offer in choice.offers]
+    steps = [chosen(step, "what", "text") for step in done.steps]
+    document = {"driver": choice.name, "why": choice.why, "offers": offers, "dry_run": dry_run, "steps": steps}
+    return document | _changed_to_json(done)
+
+
+def _changed_to_json(done: Installed | Removed) -> dict[str, Any]:
+    return {"installation": installation_to_json(done.installation), "done": done.lines, "notes": done.notes}
+
+
+def installation_to_json(installation: Installation | None) -> dict[str, Any] | None:
+    """An installation for a JSON document, without its token: a process that has it could act in its name.
+
+    The environment of its ticks (facts that begin with `$`) is private and long, and left out too.
+    """
+    if installation is None:
+        return None
+    record: dict[str, Any] = plain(installation) | {
+        "facts": {k: v for k, v in installation.facts.items() if k[:1] != "$"}
+    }
+    del record["token"]
+    return record
+
+
+def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> int:
+    """Take the driver out."""
+    from resilience.cron.install import Removed, uninstall
+
+    if dry_run:
+        done = Removed(cron.state.installation())
+    else:
+        with patience("the scheduler takes its time"):
+            done = uninstall(cron.project, force=force)
+    if as_json:
+        print_json("cron-uninstall", _changed_to_json(done) | {"dry_run": dry_run})
+        return 0
+    installation = done.installation
+    if installation is None:
+        print("nothing is installed")
+    elif dry_run:
+        print(f"would take out {installation.driver}, installed by {installation.by} on {installation.host}")
+    _show_lines(done.lines, done.notes)
+    if installation is not None and not dry_run:
+        print(f"uninstalled: {installation.driver} makes no ticks any more; the cron folder stays as it is")
+    return 0
+
+
+def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
+    """Stop the scheduler."""
+    from resilience.cron.install import stop
+
+    with patience("the scheduler takes its time"):
+        done = stop(cron.project, why)
+    if as_json:
+        print_json("cron-stop", _changed_to_json(done))
+        return 0
+    _show_lines(done.lines, done.notes)
+    print("stopped: nothing runs any more, and nothing is submitted again")
+    print("  go on: resil cron install; for good: resil cron uninstall")
+    return 0
+
+
+def _show_lines(lines: Iterable[str], notes: Iterable[str]) -> None:
+    print_indented(lines, 0)
+    print_indented(notes)
+
+
+# ---- canary ---------------------------------------------------------------------------------------------------
+
+
+def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
+    """Ask for a canary and wait for what becomes of it."""
+    from resilience.cron.canary import answer, ask
+
+    clock = cron.project.world.clock
+    id = ask(cron)
+    if not as_json:
+        print(f"canary {id}: the next tick will send it, and each channel says whether it took it", flush=True)
+    deadline, is_taken = clock.monotonic() + wait_s, False
+    found = answer(cron, id)
+    while not _is_over(found) and clock.monotonic() < deadline:
+        if found.taken is not None and not is_taken and not as_json:
+            is_taken = True
+            print(f"  taken up after {found.taken - found.asked:.1f} s by {clean(found.by)}", flush=True)
+        clock.sleep(min(CANARY_POLL_S, max(0.05, deadline - clock.monotonic())))
+        found = answer(cron, id)
+    code = 0 if found.is_well else 1 if _is_over(found) else EX_TEMPFAIL
+    if as_json:
+        print_json("cron-canary", canary_to_json(found))
+        return code
+    for channel, took_it, said, after_s in found.channels:
+        print(f"{'ok' if took_it else '!!'}  {clean(channel)} after {after_s:.1f} s: {clean(said)}")
+    if found.trouble:
+        print(f"!!  {clean(found.trouble)}")
+    if not _is_over(found):
+        if found.taken is None:
+            print("no tick took it up in time")
+            print("  try: resil cron status")
+        else:
+            print("taken up, and not every channel has answered yet; it is tried on")
+            print("  try: resil alert list; resil alert flush")
+    return code
+
+
+def _is_over(found: CanaryAnswer) -> bool:
+    return found.ended is not None or bool(found.trouble)
+
+
+def canary_to_json(found: CanaryAnswer) -> dict[str, Any]:
+    """A canary for a JSON document."""
+    keys = ("channel", "is_delivered", "answer", "after_s")
+    return chosen(found, "id", "asked", "taken", "by", "ended", "is_well", "trouble") | {
+        "channels": [dict(zip(keys, channel, strict=True)) for channel in found.channels]
     }
 
 
-def ignored_to_json(ignored: Ignored) -> dict[str, Any]:
-    """Something that does not run, as JSON's own types."""
+# ---- history and logs -----------------------------------------------------------------------------------------
+
+
+def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:
+    """One line for each slot."""
+    if not runs:
+        print("it has not run yet" if of_one else "nothing has run yet")
+        print("  when it will: resil cron list")
+        return
+    cells, colours = [], []
+    for run in runs:
+        late, took = lateness_s(run), took_s(run, now)
+        cells.append((
+            sign(run.outcome),
+            slot_text(run.slot, now),
+            "" if of_one else run.name,
+            "" if late is None else _seconds(late),
+            "" if took is None else _seconds(took) + (" so far" if run.outcome is Outcome.RUNNING else ""),
+            "" if run.exit_code is None else str(run.exit_code),
+            run.job_id,
+            run.host,
+            _result(run),
+        ))  # fmt: skip
+        colours.append("red" if run.outcome.is_failure else "dim" if sign(run.outcome) == "--" else "")
+    headers = ("", "SLOT", "ENTRY", "LATE", "TOOK", "CODE", "JOB", "HOST", "RESULT")
+    print_table(headers, cells, colours)
+
+
+def _result(run: RunRecord) -> str:
+    text = run.outcome.value
+    if run.count > 1:
+        text += f" {run.count} slots"
+    if run.summary and run.summary != text:
+        text += f": {clean(run.summary)}"
+    return text
+
+
+def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The runs for a JSON document."""
+    keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
     return {
-        "place": ignored.place,
-        "reason": ignored.reason,
-        "hint": ignored.hint,
-        "is_fault": ignored.is_fault,
-    }
+        "runs": [
+            chosen(run, *keys) | {
+                "is_failure": run.outcome.is_failure, "late_s": lateness_s(run), "took_s": took_s(run),
+                "job": run.job_id or None, "host": run.host or None, "output": run.output or None,
+            }
+            for run in runs
+        ]
+    }  # fmt: skip
+
+
+def show_logs(cron: CronProject, name: str, *, slot: str, last: int, follows: bool, path_only: bool) -> None:
+    """Write the outputs, oldest first; say before each, on standard error, which it is."""
+    found = find_logs(cron, name, slot=slot, last=last)
+    now = cron.project.world.clock.now()
+    for log in found:
+        if path_only:
+            _print_path(log)
+        else:
+            _show(cron, log, now, follows=follows and log is found[-1])
+
+
+def _print_path(log: Log) -> None:
+    from resilience.errors import UsageError
+
+    if log.path is None:
+        raise UsageError(f"there is no file: {log.reason}", hint=f"resil cron history {log.run.name}")
+    print(log.path)
+
+
+def _show(cron: CronProject, log: Log, now: float, *, follows: bool) -> None:
+    run = log.run
+    print(f"==> {clean(run.name)} {slot_text(run.slot, now)}: {outcome_text(run)} <==", file=sys.stderr, flush=True)
+    if log.reason:
+        print(f"  {log.reason}", file=sys.stderr, flush=True)
+    position = 0
+    if log.path is not None:
+        text, position, left_out = read_text(log.path)
+        if left_out:
+            print(f"  the first {format_bytes(left_out)} are left out: less {log.path}", file=sys.stderr, flush=True)
+        _write(text)
+    if follows:
+        for text in follow(cron, log, position):
+            _write(text)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(without_escapes(text))
+    if text and not text.endswith("\n") and sys.stdout.isatty():
+        sys.stdout.write("\n")
+    sys.stdout.flush()

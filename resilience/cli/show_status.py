@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import clean, paint, print_json, table
+from resilience.cli.output import chosen, clean, paint, plain, print_json, print_table
 from resilience.cron.late import late_notice
 from resilience.errors import EX_TEMPFAIL
 from resilience.layout import KILL_SWITCH
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from resilience.job import JobState
     from resilience.runs.project import Project
 
-WATCH_S = 10.0
 _HEADERS = ("JOB", "STATE", "TASKS", "WHY", "LEFT", "NODES")
 _HEADLINE_COLOURS = {"running": "green", "queued": "yellow", "finished": "blue", "not queued": "red"}
 
@@ -82,8 +81,8 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
     rows = [row for row in status.rows if everything or row.is_alive] or list(status.rows[-1:])
     cells = [_cells(row) for row in rows]
     colours = [_colour(row.state) for row in rows]
-    for line in table(_HEADERS, cells, colours, indent=2) if cells else []:
-        print(line)
+    if cells:
+        print_table(_HEADERS, cells, colours, indent=2)
     for row in rows:
         if row.advice:
             print(f"  job {row.job}: {clean(row.advice)}")
@@ -130,8 +129,7 @@ def _show_attempts(status: RunStatus, now: float) -> None:
         ended = "" if attempt.end is None else attempt.end.value
         code = "" if attempt.exit_code is None else str(attempt.exit_code)
         cells.append((str(attempt.number), attempt.label, attempt.host, format_duration(length), ended, code))
-    for line in table(("ATTEMPT", "JOB", "HOST", "LASTED", "END", "CODE"), cells, indent=2):
-        print(line)
+    print_table(("ATTEMPT", "JOB", "HOST", "LASTED", "END", "CODE"), cells, indent=2)
 
 
 def _cells(row: JobRow) -> tuple[str, ...]:
@@ -147,24 +145,7 @@ def _colour(state: JobState) -> str:
 
 
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    kill = status.kill
-    return {
-        "run": status.run,
-        "path": status.path,
-        "scheduler": status.scheduler,
-        "headline": status.headline,
-        "finished": status.finished,
-        "step": status.step,
-        "next_in_line": status.next_in_line,
-        "jobs": [asdict(row) for row in status.rows],
-        "attempts": [asdict(attempt) for attempt in status.attempts],
-        "switches": [asdict(switch) for switch in status.switches],
-        "save": None if status.save is None else asdict(status.save),
-        "kill": None if kill is None else {**asdict(kill), "text": describe(kill, now)},
-        "lost": list(status.lost),
-        "trouble": status.trouble,
-        "age_s": status.age_s,
-        "unreadable": status.unreadable,
-    }
+    keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
+    kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
+    more = chosen(status, "lost", "trouble", "age_s", "unreadable")
+    return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

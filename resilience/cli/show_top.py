@@ -1,4 +1,4 @@
-"""Prints who filled a folder: the largest folders and those that grow fastest, and what the figures are worth."""
+"""`resil watch fs --top`: the largest and the fastest-growing folders, and how exact the figures are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import clean, paint, print_json, table
-from resilience.cli.top_document import to_json
+from resilience.cli.output import chosen, clean, paint, print_json, table
+from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.scan.top import (
     DAY_S,
@@ -33,7 +33,7 @@ SURE_AFTER_S = 3600.0
 BAR = 24
 LONGEST = 160
 INTERRUPTED = 130
-"""What a shell says of a program that Ctrl-C ended: 128 and the signal's number."""
+"""The exit code of a program that Ctrl-C ended: 128 and the signal's number."""
 
 
 def show_top(
@@ -122,7 +122,7 @@ def bar(progress: Progress, took_s: float, root: str) -> str:
 
 
 def lines(report: TopReport, *, by: str, now: float) -> list[str]:
-    """Everything there is to say about one folder. Pure, but for the colours."""
+    """The lines about one folder. Pure, but for the colours."""
     found = report.scan
     root = clean(str(found.root))
     if found.error:
@@ -130,8 +130,8 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
     totals = found.totals
     at_least = "at least " if not found.is_complete else ""
     said = [
-        f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {_count(totals.files[0], 'file')} "
-        f"and {_count(totals.folders[0], 'folder')}, seen in {_seconds(found.took_s)}"
+        f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {plural(totals.files[0], 'file')} "
+        f"and {plural(totals.folders[0], 'folder')}, seen in {_seconds(found.took_s)}"
     ]
     said += [f"  ! {sentence}" for sentence in warnings(report)]
     if report.largest:
@@ -146,34 +146,34 @@ def _seconds(took_s: float) -> str:
 
 
 def warnings(report: TopReport) -> list[str]:
-    """What makes the figures less than they seem. Pure."""
+    """Limits of the figures: unfinished, unreadable and unverified folders. Pure."""
     found = report.scan
     said = []
     why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no answer"
     if report.unread:
         said.append(
-            f"{len(report.unread):,} of {_count(len(found.tree), 'folder')} unfinished ({why}): the figures are lower "
+            f"{len(report.unread):,} of {plural(len(found.tree), 'folder')} unfinished ({why}): the figures are lower "
             f"bounds; run it again to go on from here: {_names(report.unread)}"
         )
     if report.stuck:
-        said.append(f"{_count(len(report.stuck), 'folder')} did not answer: {_names(report.stuck)}")
+        said.append(f"{plural(len(report.stuck), 'folder')} did not answer: {_names(report.stuck)}")
     if found.unverified:
-        known = f"{found.unverified:,} of {_count(len(found.tree), 'known folder')}"
+        known = f"{found.unverified:,} of {plural(len(found.tree), 'known folder')}"
         said.append(f"{known} could not be looked at again ({why}): the figures there are from earlier scans")
     if report.unreadable:
         reasons = ", ".join(sorted({os.strerror(number) for _, number in report.unreadable}))
         paths = [path for path, _ in report.unreadable]
-        count = _count(len(paths), "folder")
+        count = plural(len(paths), "folder")
         said.append(f"{count} could not be read ({reasons}), what lies in them is not counted: {_names(paths)}")
     return said + [clean(note) for note in found.notes]
 
 
 def remarks(report: TopReport) -> list[str]:
-    """What people may want to know besides. Pure."""
+    """Remarks: checkpoints, growth, other file systems. Pure."""
     found = report.scan
     said = []
     if report.checkpoint_folders:
-        folders = _count(report.checkpoint_folders, "folder")
+        folders = plural(report.checkpoint_folders, "folder")
         said.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {folders}")
     if report.since_s is None:
         said.append("growth: nothing to compare with yet; the next scan will tell")
@@ -182,12 +182,12 @@ def remarks(report: TopReport) -> list[str]:
         grows = "" if report.growing else "nothing grew "
         said.append(f"growth: {grows}since the scan of {format_duration(round(report.since_s))} ago{guess}")
     if report.elsewhere:
-        count = _count(len(report.elsewhere), "place")
+        count = plural(len(report.elsewhere), "place")
         said.append(f"not entered, other file systems begin at {count}: {_names(report.elsewhere)}")
     if found.verified:
         oldest = format_duration(round(max(0.0, found.time - found.oldest)))
         said.append(
-            f"{found.verified:,} of {_count(len(found.tree), 'folder')} were as before and not read again (figures up "
+            f"{found.verified:,} of {plural(len(found.tree), 'folder')} were as before and not read again (figures up "
             f"to {oldest} old): counts of files are exact, but files that grew in place are seen at once only if "
             "they were written lately; each folder is read in full once a day"
         )
@@ -257,10 +257,51 @@ def _owner(row: TopFolder) -> str:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _names(paths: Sequence[bytes]) -> str:
     shown = ", ".join(clean(shortened(os.fsdecode(path))) or "." for path in paths[:NAMED])
     return shown + (f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else "")
+
+
+def to_json(report: TopReport) -> dict[str, Any]:
+    """The report for programs. Sizes in bytes, times in seconds (since the epoch)."""
+    found = report.scan
+    document: dict[str, Any] = {"path": str(found.root), "error": found.error, "time": found.time}
+    if found.error:
+        return document
+    return document | {
+        "took_s": round(found.took_s, 4),
+        "complete": found.is_complete,
+        **chosen(found, "interrupted", "out_of_time"),
+        "bytes": found.totals.blocks[0] * 512,
+        "files": found.totals.files[0],
+        "folders": found.totals.folders[0],
+        "checkpoints": {"bytes": report.checkpoint_bytes, "folders": report.checkpoint_folders},
+        "compared_with_s": report.since_s,
+        "largest": [_row_json(report, row) for row in report.largest],
+        "growing": [_row_json(report, row) for row in report.growing],
+        "unfinished": [os.fsdecode(path) for path in report.unread],
+        "stuck": [os.fsdecode(path) for path in report.stuck],
+        "unreadable": [{"path": os.fsdecode(p), "reason": os.strerror(number)} for p, number in report.unreadable],
+        "other_file_systems": [os.fsdecode(path) for path in report.elsewhere],
+        "scan": {
+            "folders_read": found.read,
+            "folders_unchanged": found.verified,
+            "folders_not_verified": found.unverified,
+            "oldest_figure": found.oldest,
+            **chosen(found, "looks", "pace", "notes"),
+        },
+    }
+
+
+def _row_json(report: TopReport, row: TopFolder) -> dict[str, Any]:
+    def per_day(grew: int | None) -> float | None:
+        return None if grew is None or not report.since_s else grew * DAY_S / report.since_s
+
+    return chosen(row, "bytes", "files", "folders", "share", "newest", "grew_bytes", "grew_inodes") | {
+        "path": str(report.scan.root / os.fsdecode(row.path)),
+        "rest_share": row.rest,
+        "owners": dict(row.owners),
+        "bytes_per_day": per_day(row.grew_bytes),
+        "inodes_per_day": per_day(row.grew_inodes),
+        "lower_bound": row.is_lower_bound,
+    }

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption
-from resilience.cli.output import print_json, table
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, scheduler_override
+from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
-from resilience.errors import QuantityError, ResilError, SettingsError, UsageError
-from resilience.quantities import parse_duration_s
+from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.system.world import World
 from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
 from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
@@ -22,14 +21,14 @@ from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
 
-_Explain = Annotated[bool, typer.Option("--explain", help="What was looked at, how, and why the verdict.")]
-_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only look: tell nobody, whatever [alert] says.")]
-_Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Look again so often, until SIGTERM.")]
+_Explain = Annotated[bool, typer.Option("--explain", help="Explain each verdict: what was checked, and how.")]
+_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] says.")]
+_Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat so often, until SIGTERM.")]
 _Count = Annotated[
-    int, typer.Option("--count", metavar="N", min=0, help="With --every: so many times.", show_default=False)
+    int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat so many times.", show_default=False)
 ]
 _Deadline = Annotated[
-    str, typer.Option("--deadline", metavar="DURATION", help="How long a look at one target may take.")
+    str, typer.Option("--deadline", metavar="DURATION", help="How long the check of one target may take.")
 ]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
@@ -68,7 +67,7 @@ class WatchGroup(TyperGroup):
         return name, self.get_command(ctx, name), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write what each watchdog looks at."""
+        """Write what each watchdog checks."""
         try:
             rows = [(row.name, row.summary) for row in listed(_project(ctx))]
         except ResilError:
@@ -85,7 +84,7 @@ app = typer.Typer(cls=WatchGroup, add_completion=False, rich_markup_mode=None)
 def watch_group(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Every watchdog.")] = False,
-    wants_list: Annotated[bool, typer.Option("--list", "-l", help="Which watchdogs there are.")] = False,
+    wants_list: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
     explain: _Explain = False,
     as_json: JsonOption = False,
     no_alert: _NoAlert = False,
@@ -95,7 +94,7 @@ def watch_group(
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Look for trouble and say what was found, and tell people as [alert] says.
+    """Check for problems, print what was found, and send alerts as [alert] says.
 
     Exits as a Nagios plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
     """
@@ -115,18 +114,18 @@ def watch_group(
 
 
 def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
-    overrides = {"scheduler.name": scheduler} if scheduler else {}
-    rows = listed(open_in_child(World(), path=config, overrides=overrides))
+    rows = listed(open_in_child(World(), path=config, overrides=scheduler_override(scheduler)))
     if as_json:
-        keys = ("name", "kind", "summary", "place", "in_all")
-        print_json("watchdogs", {"watchdogs": [{key: getattr(row, key) for key in keys} for row in rows]})
+        print_json(
+            "watchdogs", {"watchdogs": [chosen(row, "name", "kind", "summary", "place", "in_all") for row in rows]}
+        )
         return
     cells = [
         (row.name, row.kind if row.kind != row.name else "", row.summary, row.place or "defaults",
          "" if row.in_all else "not in [watch] checks")
         for row in rows
     ]  # fmt: skip
-    print("\n".join(table(("NAME", "KIND", "LOOKS AT", "SETTINGS", "--ALL"), cells)))
+    print_table(("NAME", "KIND", "CHECKS", "SETTINGS", "--ALL"), cells)
 
 
 def _project(ctx: Any) -> Any:
@@ -174,7 +173,7 @@ def _command_of(name: str, check: Any) -> Any:
         )
         if given.get("top"):
             if shared["every"]:
-                raise UsageError("--top looks once, --every again and again", hint="leave one of them out")
+                raise UsageError("--top scans once, --every repeats", hint="leave one of them out")
             raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
             raise UsageError("--limit says how many folders --top lists", hint=f"resil watch {name} --top --limit 10")
@@ -215,7 +214,7 @@ def _first_sentence(settings: type) -> str:
 
 
 def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) -> dict[str, object]:
-    """What the command line says of the fields."""
+    """The fields of the settings that the command line gives."""
     overrides: dict[str, object] = {}
     for option in options:
         value = given.get(f"field_{option.field}")
@@ -229,15 +228,13 @@ def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) 
 
 
 def _request(name: str | None, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
-    settings = {}
-    if shared["scheduler"]:
-        settings["scheduler.name"] = shared["scheduler"]
+    settings = dict(scheduler_override(shared["scheduler"]))
     if shared["deadline"]:
         _duration("--deadline", shared["deadline"])
         settings["watch.deadline_s"] = shared["deadline"]
     every_s = _duration("--every", shared["every"]) if shared["every"] else None
     if shared["count"] and every_s is None:
-        raise UsageError("--count says how often --every looks", hint="--every 1m --count 10")
+        raise UsageError("--count says how often --every repeats", hint="--every 1m --count 10")
     return WatchRequest(
         name=name,
         overrides=overrides,
@@ -253,10 +250,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
 
 def _duration(option: str, text: str) -> float:
     """Given what stands behind an option, return seconds; a bare number is seconds. Raise UsageError if it is none."""
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration_s(text)
-    except QuantityError as error:
-        raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
+    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
     if not 0 < seconds <= 366 * 86400:
         raise UsageError(f"{option} {text} must be more than nothing, and at most a year", hint=f"{option} 1m")
     return seconds

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilience.cron.ping import Ping
     from resilience.cron.project import CronProject
     from resilience.cron.records import Entry, Heartbeat, Table
-    from resilience.cron.tick import Ticked
+    from resilience.cron.ticked import Ticked
     from resilience.settings.cron_settings import CronSettings
 
 CHILD_S = 180.0

@@ -148,7 +148,7 @@ class Fault:
         self._leaked: list[bytes] = []
 
     def limits(self) -> dict[str, Any]:
-        """What the guard is told besides. A machine with much memory would leak for hours: it plays a small one."""
+        """More settings of the guard. A machine with much memory would leak for hours: it plays a small one."""
         return {"host_memory_free_bytes": max(0, free_bytes() - LEAK_ROOM_BYTES)} if self._kind == "leak" else {}
 
     def happen(self, step: int) -> None:

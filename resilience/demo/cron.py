@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.demo.night_set import Disk, own_world, small_disk
-from resilience.demo.person import DemoFailed, Person
+from resilience.demo.night import DemoFailed, Disk, Person, own_world, small_disk
 from resilience.demo.receivers import Inbox, receivers
 from resilience.schedulers import Scheduler
 from resilience.schedulers.local import LocalScheduler
@@ -35,7 +34,7 @@ SCRIPT = "count-slots"
 
 @dataclass(frozen=True, slots=True)
 class CronNight:
-    """What became of act three.
+    """The result of act three.
 
     Attributes:
         killed: the job of the scheduler whose node died.
@@ -57,7 +56,7 @@ class CronNight:
 
     @property
     def is_well(self) -> bool:
-        """Whether another job took over, every slot ran once, people were told, and nothing is left."""
+        """Another job took over, every slot ran once, the mail came, and no job is left."""
         took_over = bool(self.successor) and self.successor != self.killed
         return took_over and bool(self.mail) and self.slots > 0 and self.twice == self.left == 0
 
@@ -149,16 +148,25 @@ port = {inbox.smtp_port}
 
 def _until_it_runs(person: Person, *, but: str = "", more_than: int = 0) -> str:
     """Wait for a tick of a job other than `but`, and for more than so many slots of the script; return the job's id."""
-    for _ in person.looks(PATIENCE_S, POLL_S):
+
+    def job() -> str:
         with suppress(OSError, ValueError, KeyError):
             beat = _heartbeat(person)
-            if beat["job_id"] not in ("", but) and len(_ran(person)) > more_than:
+            if beat["job_id"] != but and len(_ran(person)) > more_than:
                 return str(beat["job_id"])
-    status = person.resil("cron", "status", quietly=True)
-    raise DemoFailed(
-        "no job took over as the scheduler" if but else "the scheduler runs nothing",
-        hint=(status.stdout or status.stderr).strip()[-300:],
-    )
+        return ""
+
+    failure = "no job took over as the scheduler" if but else "the scheduler runs nothing"
+    return _found(person, job, failure)
+
+
+def _found(person: Person, found: Callable[[], str], failure: str) -> str:
+    """Wait for a text that is not empty. Raise DemoFailed, with the scheduler's status, if there is none in time."""
+    value = person.until(found, PATIENCE_S, POLL_S)
+    if not value:
+        status = person.resil("cron", "status", quietly=True)
+        raise DemoFailed(failure, hint=(status.stdout or status.stderr).strip()[-300:])
+    return value
 
 
 def _ran(person: Person) -> Counter[str]:
@@ -197,25 +205,21 @@ def _carrying(*variables: str) -> list[int]:
 
 
 def _until_told(person: Person) -> str:
-    for _ in person.looks(PATIENCE_S, POLL_S):
-        for subject in person.inbox.subjects:
-            if "CRITICAL" in subject:  # its path may be too long for a subject; what the killed job cost is a WARNING
-                person.tell_news(0)
-                return subject
-    status = person.resil("cron", "status", quietly=True)
-    raise DemoFailed(
-        "nobody was told of the full disk after the scheduler's node had died",
-        hint=(status.stdout or status.stderr).strip()[-300:],
-    )
+    def mail() -> str:  # the path may be too long for a subject; a mail about what the killed job cost is a WARNING
+        return next((subject for subject in person.inbox.subjects if "CRITICAL" in subject), "")
+
+    subject = _found(person, mail, "nobody was told of the full disk after the scheduler's node had died")
+    person.tell_news(0)
+    return subject
 
 
 def _left(person: Person) -> int:
-    """How many jobs still live: what `resil cron stop` cancelled may take a moment to end."""
+    """How many jobs still live: one that `resil cron stop` cancelled may take a moment to end."""
     world = person.world
     scheduler: Scheduler = LocalScheduler(clock=world.clock, runner=world.runner, environ=world.environ)
-    left = 0
-    for _ in person.looks(PATIENCE_S, POLL_S):
-        left = sum(job.state.is_alive for job in scheduler.jobs())
-        if not left:
-            break
-    return left
+
+    def live() -> int:
+        return sum(job.state.is_alive for job in scheduler.jobs())
+
+    person.until(lambda: not live(), PATIENCE_S, POLL_S)
+    return live()

@@ -1,5 +1,7 @@
-"""`resil demo`: a real small training as ten jobs, hurt and steered, told live, compared with one left alone; then a
-night of which people are told (demo_night.py); then a scheduler whose node dies (demo_cron.py)."""
+"""`resil demo`: a real small training as ten jobs, hurt and steered, reported live, compared with one left alone.
+
+Then a night with three faults (night.py); then a scheduler whose node dies (cron.py).
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,201 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience import layout
 from resilience.demo.cron import CronNight, play_cron
-from resilience.demo.night import ToldFault, play_night
-from resilience.demo.person import DemoFailed
-from resilience.demo.plot import FAULTS, LABEL, PACES, WHY, Deed, Pace, due
-from resilience.demo.story import DemoAttempt, tell_attempts, turned_away_jobs
+from resilience.demo.night import DemoFailed, ToldFault, play_night
 from resilience.errors import ResilError, UsageError
 from resilience.job import Job, JobId, JobUpdate
 from resilience.quantities import quote_toml
 from resilience.runs import submit, switches
+from resilience.runs.attempts import Attempt, AttemptEnd
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
 from resilience.switch import Scope
-from resilience.system.files import make_folder, write_atomic
+from resilience.system.files import make_folder, read_lines, read_regular, write_atomic
 from resilience.system.process import DeadlineExceeded
+
+_CAUSES = {
+    "kill": "kill switch",
+    "stop": "time limit",
+    "walltime": "time limit",
+    "signal": "signal",
+    "host_memory": "memory",
+    "shared_memory": "memory",
+}
+"""A trigger of the guard -> the cause in plain words."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoAttempt:
+    """One attempt that trained.
+
+    Attributes:
+        job_id: SLURM_JOB_ID of its job.
+        first_step: the checkpoint it resumed from.
+        last_step: the last step it completed.
+        redone: steps that the attempt before had done already, and lost.
+        saved: the step and the label of each save that was asked for and after which it went on.
+        why: why it ended, in a few words; empty while it runs.
+        reasons: what the guard said about it, if it was the guard that stopped it.
+        seconds: how long it lasted; None while it runs.
+    """
+
+    number: int
+    job_id: int
+    label: str
+    host: str
+    first_step: int
+    last_step: int
+    redone: int
+    saved: tuple[tuple[int, str], ...]
+    why: str
+    reasons: tuple[str, ...]
+    seconds: float | None
+    exit_code: int | None
+
+    def sentences(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, sentence) for what is known so far; a key comes up once."""
+        again = f", {self.redone} steps to do again" if self.redone else ""
+        if self.seconds is None or self.last_step > self.first_step:
+            verb = "resumes" if self.first_step else "starts"
+            yield "start", f"attempt {self.number} (job {self.label}) {verb} at step {self.first_step}{again}"
+        for step, label in self.saved:
+            yield f"save {step}", f"attempt {self.number} saved at step {step} as {label!r}, and goes on"
+        if self.why:
+            yield "end", f"attempt {self.number} ended at step {self.last_step}: {self.why}"
+            for reason in self.reasons:
+                yield reason, f"  because {reason}"
+
+
+def tell_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:
+    """The attempts that trained, oldest first."""
+    told: list[DemoAttempt] = []
+    for attempt in read_attempts(directory):
+        events = _journal(directory, attempt)
+        first = next((_step(event) for event in events if event.get("event") == "resume"), None)
+        if first is None:
+            continue
+        last = max([first, *map(_step, events), _beat(directory, attempt)])
+        before = told[-1].last_step if told else first
+        decisions = [event for event in events if event.get("event") == "decision"]
+        stop = next((event for event in decisions if event.get("stop")), {}) if attempt.end else {}
+        told.append(
+            DemoAttempt(
+                number=attempt.number,
+                job_id=attempt.job_id,
+                label=attempt.label,
+                host=attempt.host,
+                first_step=first,
+                last_step=last,
+                redone=max(0, before - first),
+                saved=tuple((_step(event), str(event.get("label"))) for event in decisions if not event.get("stop")),
+                why=_why(attempt, stop),
+                reasons=_texts(stop, "reasons"),
+                seconds=None if attempt.end_time is None else attempt.end_time - attempt.start_time,
+                exit_code=attempt.exit_code,
+            )
+        )
+    return tuple(told)
+
+
+def turned_away_jobs(directory: RunDirectory) -> int:
+    """How many jobs ended as they started because somebody had stopped the run: they never became an attempt."""
+    ends = [
+        record
+        for path in (directory.path / layout.JOURNAL).glob("*.batch.jsonl")
+        for record in read_lines(path)
+        if record.get("event") == "attempt_end" and record.get("attempt") is None
+    ]
+    return sum(end.get("end") == AttemptEnd.STOPPED for end in ends)
+
+
+def _journal(directory: RunDirectory, attempt: Attempt) -> list[dict[str, object]]:
+    path = directory.path / layout.JOURNAL / f"{attempt.job_id}.0.jsonl"
+    return [record for record in read_lines(path) if record.get("attempt") == attempt.number]
+
+
+def _step(event: dict[str, object]) -> int:
+    return int(str(event.get("step", 0)))
+
+
+def _beat(directory: RunDirectory, attempt: Attempt) -> int:
+    """The last step that a heartbeat of this attempt shows: more than was saved, when it was killed."""
+    best = 0
+    for path in (directory.path / layout.BEATS).glob(f"{attempt.job_id}.*"):
+        found = read_regular(path)
+        whole = found[0].decode("utf-8", "replace").partition("[")[0] if found else ""  # before the ranks' own tables
+        fields = dict(line.split(" = ", 1) for line in whole.splitlines() if " = " in line)
+        if fields.get("attempt") == str(attempt.number) and fields.get("step", "").isdigit():
+            best = max(best, int(fields["step"]))
+    return best
+
+
+def _texts(event: dict[str, object], key: str) -> tuple[str, ...]:
+    found = event.get(key)
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _why(attempt: Attempt, stop: dict[str, object]) -> str:
+    """Why it ended: what the guard decided, or what the exit code says where it decided nothing."""
+    if attempt.end is None:
+        return ""
+    if attempt.end is AttemptEnd.FINISHED:
+        return "finished"
+    if stop:
+        cause = next((_CAUSES[name] for name in _texts(stop, "triggers") if name in _CAUSES), "the guard")
+        return f"{cause}: it {'saved and ' if stop.get('save') else ''}stopped"
+    if attempt.end is AttemptEnd.STOPPED:
+        return "stopped on purpose"
+    if attempt.exit_code is not None and attempt.exit_code > 128:
+        return f"killed by signal {attempt.exit_code - 128}"
+    if attempt.end is AttemptEnd.EXITED:
+        return "crashed" if attempt.exit_code else "ended"
+    return attempt.end.value
+
+
+FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 50), "2": ("kill", 110), "4": ("leak", 190)}
+"""Faults that the training injects into itself: by attempt, the kind and the step."""
+AMID_STEPS = 10
+"""How many steps an attempt has done when somebody comes with a switch."""
+WHY = "a colleague wants the GPUs"
+LABEL = "keep-this"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slow a demo must be for its scheduler.
+
+    Attributes:
+        step_s: seconds that a step takes at least.
+        walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
+        lead_s: how long before the limit the signal comes.
+        time_limit: of every job.
+        look_s: how often the guard looks at its switches.
+        deadline_s: after which the demo gives up.
+    """
+
+    step_s: float
+    walltime_s: float
+    lead_s: int
+    time_limit: str
+    look_s: float
+    deadline_s: float
+
+
+PACES = {
+    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", look_s=0.1, deadline_s=90),
+    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", look_s=1.0, deadline_s=600),
+}
+
 
 RUN = "demo"
 JOBS = 10
@@ -44,7 +220,7 @@ class DemoResult:
 
     Attributes:
         attempts: the ones that trained, in order.
-        turned_away: how many jobs started while the kill switch was thrown.
+        turned_away: how many jobs started while the kill switch was set.
         burned: how many jobs started after the end, and how long they took together.
         loss: final loss of the interrupted run, exactly as written.
         reference: final loss of the uninterrupted run.
@@ -67,23 +243,23 @@ class DemoResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether interruption changed nothing, to the last bit."""
+        """Interruption changed nothing, to the last bit."""
         return self.loss == self.reference
 
     @property
     def is_told_once(self) -> bool:
-        """Whether people heard of each fault of the night once, and of its end."""
+        """Each fault of the night was notified once, and so was its end."""
         return all(fault.was_told_once for fault in self.night)
 
     @property
     def is_run_once(self) -> bool:
-        """Whether the scheduler outlived its node, and ran each slot once."""
+        """The scheduler outlived its node, and ran each slot once."""
         return self.cron is None or self.cron.is_well
 
 
 @dataclass(slots=True)
-class _Stage:
-    """What the demo works with while it runs."""
+class Stage:
+    """The state of a running demo."""
 
     project: Project
     folder: Path
@@ -93,10 +269,74 @@ class _Stage:
     told: set[str] = field(default_factory=set)
 
     def is_new(self, key: str) -> bool:
-        """Whether this was not told, or done, yet. Asked once, it is."""
+        """Return True for the first call with a key, False afterwards."""
         before = len(self.told)
         self.told.add(key)
         return len(self.told) > before
+
+
+def _runs(attempt: DemoAttempt) -> bool:
+    return attempt.seconds is None
+
+
+def _ended(attempt: DemoAttempt) -> bool:
+    return attempt.seconds is not None
+
+
+def _amid(attempt: DemoAttempt) -> bool:
+    return _runs(attempt) and attempt.last_step >= attempt.first_step + AMID_STEPS
+
+
+def _shorten(stage: Stage, attempt: DemoAttempt) -> None:
+    end = stage.project.world.clock.now() + stage.pace.walltime_s
+    stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
+
+
+def _announce(stage: Stage, attempt: DemoAttempt) -> None:
+    """Nothing is done: the training leaks by itself."""
+
+
+def _kill(stage: Stage, attempt: DemoAttempt) -> None:
+    switches.set_switch(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
+
+
+def _clear(stage: Stage, attempt: DemoAttempt) -> None:
+    switches.clear(stage.directory)
+
+
+def _save(stage: Stage, attempt: DemoAttempt) -> None:
+    switches.set_switch(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
+
+
+class Row(NamedTuple):
+    """One interference with the run from outside, by a colleague or the scheduler.
+
+    Attributes:
+        attempt: the number of the attempt that it is for.
+        when: whether its time has come; it happens once.
+        do: the interference.
+        say: the sentence about it; `{left}` is the cut walltime.
+    """
+
+    attempt: int
+    when: Callable[[DemoAttempt], bool]
+    do: Callable[[Stage, DemoAttempt], None]
+    say: str
+
+
+PLOT = (
+    Row(3, _runs, _shorten, "attempt 3: its walltime is cut; {left:g} s are left"),
+    Row(4, _runs, _announce, "attempt 4 will leak memory; its guard is told that little is left"),
+    Row(5, _amid, _kill, f'resil kill --why "{WHY}"'),
+    Row(5, _ended, _clear, "resil clear: the run may go on"),
+    Row(6, _amid, _save, f"resil save --label {LABEL}"),
+)
+"""Interferences from outside. Attempts 1, 2 and 4 fail by themselves: FAULTS."""
+
+
+def due(attempt: DemoAttempt) -> Row | None:
+    """Given the newest attempt, return the row whose time has come, if any. Pure."""
+    return next((row for row in PLOT if row.attempt == attempt.number and row.when(attempt)), None)
 
 
 def run_demo(
@@ -142,7 +382,7 @@ def run_demo(
     return result
 
 
-def _set_up(project: Project, folder: Path, pace: Pace) -> _Stage:
+def _set_up(project: Project, folder: Path, pace: Pace) -> Stage:
     """A project of its own in the folder: resil.toml as a user would write it, and a spool of its own."""
     command = shlex.join([*_training(folder / "checkpoints", pace.step_s), "--faults", json.dumps(FAULTS)])
     settings = f"""\
@@ -175,7 +415,7 @@ time = {quote_toml(pace.time_limit)}
     world = replace(project.world, cwd=folder, environ=environ)
     overrides = {"scheduler.name": project.scheduler_name()}
     own = Project(world, load(world, wanted=folder / FILE_NAME, overrides=overrides))
-    return _Stage(own, folder, own.directory(RUN), pace)
+    return Stage(own, folder, own.directory(RUN), pace)
 
 
 def _training(checkpoints: Path, pace_s: float) -> list[str]:
@@ -183,7 +423,7 @@ def _training(checkpoints: Path, pace_s: float) -> list[str]:
     return [*words, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--pace", str(pace_s)]
 
 
-def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
+def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
     clock = stage.project.world.clock
 
     def say(sentence: str) -> None:
@@ -219,7 +459,7 @@ def _play(stage: _Stage, began: float, tell: Callable[[float, str], None], show:
     )
 
 
-def _uninterrupted(stage: _Stage) -> float:
+def _uninterrupted(stage: Stage) -> float:
     """The loss of the same training when nothing happens to it."""
     folder = stage.folder / "uninterrupted"
     environ = {key: value for key, value in stage.project.world.environ.items() if not key.startswith("RESIL_")}
@@ -233,7 +473,7 @@ def _uninterrupted(stage: _Stage) -> float:
     return float((folder / "final-loss").read_text(encoding="utf-8"))
 
 
-def _events(stage: _Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
+def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
     """Yield what happens, as sentences, until every job is over."""
     clock = stage.project.world.clock
     while True:
@@ -248,45 +488,30 @@ def _events(stage: _Stage, show: Callable[[str], None], deadline: float) -> Iter
         clock.sleep(POLL_S if stage.project.scheduler_name() == "local" else 1.0)
 
 
-def _news(stage: _Stage) -> Iterator[str]:
+def _news(stage: Stage) -> Iterator[str]:
     for attempt in tell_attempts(stage.directory):
         for key, sentence in attempt.sentences():
             if stage.is_new(f"{attempt.number} {key}"):
                 yield sentence
 
 
-def _interfere(stage: _Stage) -> Iterator[str]:
-    """Do to the running attempt what people and schedulers do, each once; yield what was done."""
+def _interfere(stage: Stage) -> Iterator[str]:
+    """Do what the plot has for the newest attempt, once; yield the sentence about it."""
     attempts = tell_attempts(stage.directory)
-    deed = due(attempts[-1]) if attempts else None
-    if deed is None or not stage.is_new(deed):
-        return
-    attempt = attempts[-1]
-    if deed is Deed.SHORTEN:
-        end = stage.project.world.clock.now() + stage.pace.walltime_s
-        stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
-        yield f"attempt {attempt.number}: its walltime is cut; {stage.pace.walltime_s:g} s are left"
-    elif deed is Deed.ANNOUNCE_LEAK:
-        yield f"attempt {attempt.number} will leak memory; its guard is told that little is left"
-    elif deed is Deed.KILL:
-        switches.set_switch(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
-        yield f'resil kill --why "{WHY}"'
-    elif deed is Deed.CLEAR:
-        switches.clear(stage.directory)
-        yield "resil clear: the run may go on"
-    else:
-        switches.set_switch(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
-        yield f"resil save --label {LABEL}"
+    row = due(attempts[-1]) if attempts else None
+    if row is not None and stage.is_new(row.say):
+        row.do(stage, attempts[-1])
+        yield row.say.format(left=stage.pace.walltime_s)
 
 
-def _live(stage: _Stage) -> tuple[Job, ...]:
+def _live(stage: Stage) -> tuple[Job, ...]:
     if stage.array is None:
         return ()
     jobs = stage.project.scheduler().jobs()
     return tuple(job for job in jobs if job.id.array == stage.array.array and job.state.is_alive)
 
 
-def _burned_s(stage: _Stage) -> float:
+def _burned_s(stage: Stage) -> float:
     """How long after the end of the training the last job was over, as files and the scheduler tell."""
     finished = (stage.directory.path / layout.FINISHED).stat().st_mtime
     jobs = stage.project.scheduler().jobs(finished=True)
@@ -294,14 +519,14 @@ def _burned_s(stage: _Stage) -> float:
     return max(0.0, max(ends, default=finished) - finished)
 
 
-def _progress(stage: _Stage) -> str:
+def _progress(stage: Stage) -> str:
     steps = [attempt.last_step for attempt in tell_attempts(stage.directory)]
     step = steps[-1] if steps else 0
     filled = 30 * step // STEPS
     return f"step {step:3d}/{STEPS} [{'#' * filled}{'.' * (30 - filled)}]"
 
 
-def _cancel_quietly(stage: _Stage) -> None:
+def _cancel_quietly(stage: Stage) -> None:
     """The demo is being given up: leave no job behind, whatever else goes wrong."""
     try:
         stage.project.scheduler().cancel([job.id for job in _live(stage)])

@@ -17,7 +17,7 @@ MESSAGE_LIMIT_BYTES = 2**20
 
 @dataclass(slots=True)
 class Inbox:
-    """What people were sent.
+    """The received messages.
 
     Attributes:
         smtp_port: where mail is taken, on 127.0.0.1.

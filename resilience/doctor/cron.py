@@ -1,26 +1,32 @@
-"""`resil cron doctor`: what would keep something from running, or people from hearing of it, and what to do.
+"""`resil cron doctor`: problems that would keep an entry from running, or its alerts from arriving, with advice.
 
-Looks, and changes nothing. Whatever may lie on a file system that hangs is looked at by a child with a deadline.
+Reads only, and changes nothing. A child with a deadline reads each path that may lie on a file system that hangs.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.cron.records import Entry, Ignored, Kind, Overlap
+from resilience.cron.runs import runs_of
 from resilience.cron.status import LOOK_S, CronStatus, Health, cron_status
-from resilience.doctor.cluster import Diagnosis
-from resilience.doctor.cron_entry import environment_of, judge_times, past_of, program_of
+from resilience.cron.words import span_text
+from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Verdict
 from resilience.job import Liveness
+from resilience.messages import plural
+from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
-    from resilience.cron.records import Ignored, Installation
+    from resilience.cron.records import Installation
+    from resilience.settings.cron_settings import CronSettings
 
 CHOOSE_S = 15.0
 """How long it may take to find out which driver could serve here."""
@@ -46,37 +52,27 @@ class CronExamination:
 
     @property
     def is_broken(self) -> bool:
-        """Whether something that somebody means to run does not."""
+        """An entry that is meant to run does not."""
         worst = any(diagnosis.verdict is Verdict.CRITICAL for diagnosis in self.diagnoses)
         return worst or any(ignored.is_fault for ignored in self.ignored)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether something could not be looked at."""
+        """Something could not be examined."""
         return any(diagnosis.verdict is Verdict.UNKNOWN for diagnosis in self.diagnoses)
 
 
 def examine_cron(cron: CronProject) -> CronExamination:
     """Look at all of it. Never raises: what cannot be looked at is UNKNOWN."""
     status = cron_status(cron)
-    diagnoses = [*_guarded("scheduler", lambda: _scheduler(cron, status))]
+    diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
     seen, trouble = _look_apart(cron)
     if seen is None:
         diagnoses.append(Diagnosis("cron folder", Verdict.UNKNOWN, trouble, "look again, or from another node"))
         return CronExamination(tuple(diagnoses))
-    diagnoses += [_diagnosis(record) for record in seen["diagnoses"]]
-    diagnoses += _guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
-    return CronExamination(tuple(diagnoses), tuple(_ignored(record) for record in seen["ignored"]))
-
-
-def _guarded(topic: str, look: Callable[[], Iterator[Diagnosis]]) -> Iterator[Diagnosis]:
-    """What a look finds; one that fails has found that it cannot tell."""
-    try:
-        yield from look()
-    except ResilError as error:
-        yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
-    except Exception as error:  # an outsider's plugin may raise anything
-        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+    diagnoses += [Diagnosis(topic, Verdict(verdict), *words) for topic, verdict, *words in seen["diagnoses"]]
+    diagnoses += guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
+    return CronExamination(tuple(diagnoses), tuple(Ignored(*record) for record in seen["ignored"]))
 
 
 def outlook(cron: CronProject) -> Diagnosis:
@@ -87,7 +83,7 @@ def outlook(cron: CronProject) -> Diagnosis:
         verdict = _VERDICTS[judgement.health]
         return Diagnosis("cron", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
     verdict = Verdict.WARNING if status.rows else Verdict.OK
-    waiting = f", and {_entries(len(status.rows))} would run" if status.rows else ""
+    waiting = f", and {plural(len(status.rows), 'entry', 'entries')} would run" if status.rows else ""
     try:
         name, _ = could_serve(cron)
     except ProbeError as error:
@@ -135,7 +131,7 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 
 
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
-    """Whether what was installed can serve; where nothing is, what could."""
+    """Check that the installed driver can serve; where none is, name one that could."""
     from resilience.cron.driver_choice import drivers
     from resilience.watch.watchdogs import scene_of
 
@@ -196,9 +192,9 @@ def _look(cron: CronProject) -> dict[str, Any]:
             )
         for entry in table.entries:
             diagnoses += judge_times(entry, cron.settings, installation, now)
-            diagnoses += _guarded(entry.name, lambda entry=entry: program_of(cron, entry))  # type: ignore[misc]
-            diagnoses += _guarded(entry.name, lambda entry=entry: past_of(cron, entry))  # type: ignore[misc]
-        diagnoses += _guarded("resil", lambda: _resil(cron))
+            diagnoses += guarded(entry.name, lambda entry=entry: program_of(cron, entry))  # type: ignore[misc]
+            diagnoses += guarded(entry.name, lambda entry=entry: past_of(cron, entry))  # type: ignore[misc]
+        diagnoses += guarded("resil", lambda: _resil(cron))
         diagnoses.append(_count(len(table.entries), str(cron.folder)))
     except ResilError as error:
         diagnoses.append(Diagnosis("cron folder", Verdict.UNKNOWN, error.message, error.hint))
@@ -209,25 +205,10 @@ def _look(cron: CronProject) -> dict[str, Any]:
     }
 
 
-def _diagnosis(record: Sequence[str]) -> Diagnosis:
-    topic, verdict, text, advice = record
-    return Diagnosis(topic, Verdict(verdict), text, advice)
-
-
-def _ignored(record: Sequence[Any]) -> Ignored:
-    from resilience.cron.records import Ignored
-
-    return Ignored(*record)
-
-
 def _count(count: int, folder: str) -> Diagnosis:
     if not count:
         return Diagnosis("entries", Verdict.OK, f"nothing is scheduled in {folder}", "resil cron add --help")
-    return Diagnosis("entries", Verdict.OK, f"{_entries(count)}: resil cron list")
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+    return Diagnosis("entries", Verdict.OK, f"{plural(count, 'entry', 'entries')}: resil cron list")
 
 
 def _installation(cron: CronProject) -> Installation | None:
@@ -238,9 +219,7 @@ def _installation(cron: CronProject) -> Installation | None:
 
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
-    """Whether a tick could write, and nobody else: what cannot be recorded is not run."""
-    from resilience.doctor.doctor import nearest_existing, try_to_write
-
+    """Check that a tick could write, and no stranger: a slot that cannot be recorded is not run."""
     path = cron.state.path
     try:
         cron.state.check()
@@ -261,7 +240,7 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
 
 
 def _resil(cron: CronProject) -> Iterator[Diagnosis]:
-    """Whether what runs finds `resil`: the shipped drop-ins, and most of people's own, call it."""
+    """Check that entries find `resil`: the shipped drop-ins, and most users' own, call it."""
     variables = environment_of(cron)
     found = shutil.which("resil", path=variables.get("PATH", ""))
     if found is None:
@@ -277,7 +256,7 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
 
 
 def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
-    """Whether anybody hears of what fails, and whether MAILTO can be obeyed."""
+    """Check that failures are notified, and that MAILTO can be served."""
     from resilience.alerts.routes import routes_of
 
     project = cron.project
@@ -300,3 +279,115 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
             "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={people}, no channel can send mail, no sendmail either",
             "give [channel.email] its server in resil.toml; resil alert test email",
         )  # fmt: skip
+
+
+def judge_times(
+    entry: Entry, settings: CronSettings, installation: Installation | None, now: float
+) -> Iterator[Diagnosis]:
+    """Given an entry, yield what is wrong with its times: it never comes, or may run longer than there is room. Pure.
+
+    A run that is still under way when the next slot comes costs that slot, if `overlap` is `skip`.
+    """
+    from resilience.cron.table.expression import parse_schedule
+
+    schedule = parse_schedule(entry.schedule, entry.zone)
+    if schedule.is_reboot:
+        return
+    if schedule.next_after(now) is None:
+        text = f"{entry.schedule} never comes: it never runs"
+        yield Diagnosis(entry.name, Verdict.CRITICAL, text, f"correct {entry.place}")
+        return
+    if entry.kind is Kind.SUBMIT:
+        return
+    timeout_s, period_s = entry.options.timeout_s, schedule.period_s(now)
+    if not timeout_s:
+        if entry.options.overlap is Overlap.SKIP:
+            text = "has no timeout: when it hangs once, it never runs again"
+            yield Diagnosis(entry.name, Verdict.WARNING, text, "give it one: # resil: timeout=10m")
+    elif timeout_s > period_s and entry.options.overlap is Overlap.SKIP:
+        text = (
+            f"may run for {format_duration(timeout_s)} and is due every {format_duration(period_s)}: "
+            "slots that come meanwhile are skipped"
+        )
+        advice = f"# resil: timeout={span_text(period_s)}, or overlap=allow"
+        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
+    limit_s, what = room_s(settings, installation)
+    if limit_s and (timeout_s > limit_s or not timeout_s):
+        text = f"may run longer than {what} ({format_duration(limit_s)}), and is ended with it"
+        advice = "run it as a job of its own (NAME.slurm), shorten its timeout, or raise the limit in [cron]"
+        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
+
+
+def room_s(settings: CronSettings, installation: Installation | None) -> tuple[float, str]:
+    """How long anything can run under the driver, in seconds, and what ends it then; 0: for ever. Pure."""
+    if installation is None or installation.driver != "slurm":
+        return 0.0, ""
+    if installation.mode == "pulse":
+        return settings.pulse_limit_s, "a pulse's job may take, [cron] pulse_limit_s"
+    return settings.time_limit_s, "the scheduler's job may take, [cron] time_limit_s"
+
+
+def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
+    """Check that an entry's program exists: on the entry's own small PATH, not on the user's."""
+    if entry.kind is Kind.SUBMIT or not entry.argv:
+        return
+    program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
+    if "/" not in program:
+        if shutil.which(program, path=path) is None:
+            yield Diagnosis(
+                entry.name,
+                Verdict.CRITICAL,
+                f"there is no program {program!r} on the PATH that it gets",
+                "write its whole path; the PATH: resil cron doctor --environment",
+            )
+        return
+    file = cron.project.loaded.project / program
+    if not file.is_file():
+        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
+    elif not os.access(file, os.X_OK):
+        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} may not be executed", f"chmod +x {file}")
+    else:
+        yield from _interpreter(entry, file, path)
+
+
+def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
+    """Check that the interpreter in a script's first line (execve(2)) exists."""
+    with file.open("rb") as opened:
+        first = opened.read(256).partition(b"\n")[0]
+    if not first.startswith(b"#!"):
+        return
+    if first.endswith(b"\r"):
+        yield Diagnosis(
+            entry.name, Verdict.CRITICAL, f"{file} has Windows line ends: its interpreter is not found",
+            f"sed -i 's/\\r$//' {file}",
+        )  # fmt: skip
+        return
+    words = os.fsdecode(first[2:]).split()
+    if not words:
+        return
+    missing = words[0] if not Path(words[0]).exists() else ""
+    if not missing and Path(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        if names and shutil.which(names[0], path=path) is None:
+            missing = f"{names[0]} (on the PATH that it gets)"
+    if missing:
+        yield Diagnosis(
+            entry.name, Verdict.CRITICAL, f"{file}: its interpreter is not there: {missing}",
+            "write the whole path of one that is there into its first line",
+        )  # fmt: skip
+
+
+def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
+    runs = runs_of(cron, entry.key)
+    if runs and runs[-1].outcome.is_failure:
+        text = f"last ended with: {runs[-1].outcome.value}"
+        if runs[-1].summary:
+            text += f": {runs[-1].summary}"
+        yield Diagnosis(entry.name, Verdict.WARNING, text, f"what it said: resil cron logs {entry.name}")
+
+
+def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:
+    """The environment of an entry's run; without an entry, that of every run, with an example name and slot."""
+    now = int(cron.project.world.clock.now())
+    nobody = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
+    return cron.environment(entry or nobody, now)

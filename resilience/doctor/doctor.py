@@ -1,18 +1,18 @@
-"""`resil doctor`: is the scheduler here, what does it support, and can a run live here."""
+"""`resil doctor` and `resil config check`: scheduler, state directory, runs and settings: can a run live here."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from itertools import chain
 
 from resilience import layout
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
-from resilience.doctor.cluster import Diagnosis, diagnose_cluster
-from resilience.errors import ResilError, UsageError
+from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, guarded, nearest_existing, try_to_write
+from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
@@ -43,17 +43,8 @@ def examine(project: Project) -> Examination:
         ("runs", _runs),
         ("cron", _cron),
     )
-    return Examination(tuple(diagnosis for topic, look in looks for diagnosis in _guarded(topic, look, project)))
-
-
-def _guarded(topic: str, look: Callable[[Project], Iterator[Diagnosis]], project: Project) -> Iterator[Diagnosis]:
-    """What a look finds; one that fails has found that it cannot tell. An outsider's plugin may raise anything."""
-    try:
-        yield from look(project)
-    except ResilError as error:
-        yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
-    except (Exception, SystemExit) as error:
-        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+    found = (guarded(topic, partial(look, project)) for topic, look in looks)
+    return Examination(tuple(chain.from_iterable(found)))
 
 
 def _settings(project: Project) -> Iterator[Diagnosis]:
@@ -160,22 +151,70 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
 
 
 def _cron(project: Project) -> Iterator[Diagnosis]:
-    """Whether the scheduler lives; where there is none, what could make its ticks. `resil cron doctor` says more."""
+    """Scheduler health; where there is no scheduler, a driver that could make its ticks. See `resil cron doctor`."""
     from resilience.cron.project import open_cron
     from resilience.doctor.cron import outlook
 
     yield outlook(open_cron(project))
 
 
-def try_to_write(folder: Path) -> None:
-    """Write a file there and remove it. Raise OSError."""
-    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
-        probe.write(b"can write\n")
-        probe.flush()
+# ---- resil config check ---------------------------------------------------------------------------------------
 
 
-def nearest_existing(path: Path) -> Path:
-    """The path itself, or the nearest one above it that is there. Raise OSError if that cannot be seen."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
+def check_settings(project: Project) -> None:
+    """Raise SettingsError or UsageError for the first setting that no submit could use."""
+    from resilience.runs.project import schedulers
+    from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
+    from resilience.submission import MAX_LEAD_S, check_run_name
+    from resilience.switch import OwnerPolicy
+
+    settings = project.loaded.settings
+    if settings.run.name:
+        check_run_name(settings.run.name)
+    template_library(project).source(settings.run.template)
+    if settings.scheduler.name != "auto" and settings.scheduler.name not in schedulers().names():
+        schedulers().load(settings.scheduler.name)
+    if settings.run.switch_owners and settings.run.switch_owners not in set(OwnerPolicy):
+        raise SettingsError(
+            f"switch_owners = {settings.run.switch_owners!r} is no owner policy", hint="there are: owner, group, any"
+        )
+    if settings.submit.signal_lead_s > MAX_LEAD_S:
+        raise SettingsError(
+            f"signal_lead_s is above {MAX_LEAD_S} s, which sbatch refuses", hint="for instance signal_lead_s = 300"
+        )
+    try:
+        split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
+        plan_submit(SubmitRequest(run=settings.run.name or "run"), settings, "logs")
+    except UsageError as error:
+        raise SettingsError(error.message, hint=error.hint) from error
+    _check_watchdogs(project)
+    _check_alerts(project)
+    _check_cron(project)
+
+
+def _check_watchdogs(project: Project) -> None:
+    from resilience.watch.watchdogs import load_watchdog, scene_of
+
+    scene = scene_of(project)
+    for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
+        found = load_watchdog(project, name)
+        found.check.targets(found.settings, scene)
+
+
+def _check_cron(project: Project) -> None:
+    """Check settings that only a tick uses."""
+    from resilience.cron.tell import check_telling
+
+    check_telling(project.loaded.settings.cron_settings)
+
+
+def _check_alerts(project: Project) -> None:
+    """The policy, and every channel; nothing is sent, and no secret is read."""
+    from resilience.alerts.policy import check_policy
+    from resilience.alerts.routes import channels, routes_of
+
+    settings = project.loaded.settings
+    check_policy(settings.alert, {*channels().names(), *settings.channels})
+    for route in routes_of(project).values():
+        channel, channel_settings = route.load()
+        channel.check(channel_settings)

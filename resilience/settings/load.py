@@ -42,7 +42,7 @@ _OWNERS: dict[str, type] = {
     "alert": AlertPolicy,
 }
 _GUARD = "guard"
-"""The guard reads its table itself (settings/guard_table.py), and is loaded only where there is one."""
+"""The guard reads its table itself (settings/convert.py), and is loaded only where there is one."""
 _CRON = "cron"
 """Loaded only where there is one as well: a watchdog that cron runs every minute needs none of it."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}

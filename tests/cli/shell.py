@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,13 @@ from typing import Any
 
 import pytest
 
+from resilience.alerts.notify import notify
+from resilience.alerts.state import AlertState, open_alert_state
 from resilience.cli import entry
 from resilience.cli.options import open_project
+from resilience.cron.project import CronProject, open_cron
+from resilience.cron.records import Heartbeat, Outcome, RunRecord
+from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
 from tests.fakes import FakeScheduler
 
@@ -92,3 +98,128 @@ def make_shell(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     made.settings(SETTINGS)
     _fakes.append(made.fake)
     return made
+
+
+CHANNEL_PLUGIN = """
+from pathlib import Path
+from tests.alerts.stand_in import StandIn
+CHANNEL = StandIn(Path({folder!r}), {name!r})
+"""
+ALERTING = SETTINGS + '[alert]\nchannels = ["pager", "list"]\ngroup_s = 0\n[channel.pager]\n[channel.list]\n'
+
+
+class Office:
+    """A project with two channels of its own, and what they took."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        shell.settings(ALERTING)
+        self.folder = shell.folder.parent
+        plugins = self.folder / "plugins" / "channels"
+        plugins.mkdir()
+        for name in ("pager", "list"):
+            (plugins / f"{name}.py").write_text(CHANNEL_PLUGIN.format(folder=str(self.folder), name=name))
+
+    def resil(self, *words: str) -> Said:
+        return self.shell.resil("alert", *words)
+
+    def order(self, channel: str, what: str = "") -> None:
+        (self.folder / f"{channel}.order").write_text(what)
+
+    def taken(self, channel: str) -> list[str]:
+        path = self.folder / f"{channel}.taken"
+        return [json.loads(line)["said"][0] for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def state(self) -> AlertState:
+        return open_alert_state(self.shell.project)
+
+    def tick(self, *findings: Finding, check: str = "fs") -> None:
+        """What a watchdog's tick does when it has found this."""
+        notify(self.shell.project, [Report(check=check, findings=findings, time=time.time())])
+
+    def episode(self, subject: str = "/scratch") -> str:
+        return next(i.episode for i in self.state.ledger.incidents() if i.subject == subject)
+
+
+def full(subject: str = "/scratch", verdict: Verdict = Verdict.CRITICAL) -> Finding:
+    return Finding(
+        subject=subject, verdict=verdict, fault="space", summary="99% used", advice="resil watch fs --top",
+        evidence=("df: 99%",), run="gpt",
+    )  # fmt: skip
+
+
+def well(subject: str = "/scratch") -> Finding:
+    return Finding(subject=subject, verdict=Verdict.OK, summary="10% used")
+
+
+DRIVER_PLUGIN = """
+import json
+from pathlib import Path
+from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.job import Liveness
+class Fake:
+    summary = "for tests"
+    rank = 0
+    def availability(self, scene): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, scene):
+        return () if self._line(scene).exists() else (Step("write a line", "* * * * * resil cron tick"),)
+    def install(self, installation, settings, scene):
+        if self._line(scene).exists(): return ()
+        self._line(scene).write_text(installation.mode)
+        return ("wrote a line",)
+    def uninstall(self, installation, settings, scene):
+        if not self._line(scene).exists(): return ()
+        self._line(scene).unlink()
+        return ("took the line out",)
+    def state(self, installation, settings, scene):
+        there = self._line(scene).exists()
+        return DriverState(Liveness.ALIVE if there else Liveness.GONE, "the line is there" if there else "no line")
+    def _line(self, scene): return scene.project / "line"
+DRIVER = Fake()
+"""
+
+
+class Desk:
+    """A person with a project, whose ticks a driver of tests makes."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.folder = shell.folder
+        shell.settings(SETTINGS + '[cron]\nbackend = "fake"\n')
+        for folder in (self.folder, self.folder.parent):
+            folder.chmod(0o755)
+        (shell.folder.parent / "plugins" / "drivers").mkdir()
+        (shell.folder.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER_PLUGIN)
+
+    def cron(self, *words: str, code: int | None = 0) -> Said:
+        said = self.shell.resil("cron", *words)
+        assert code is None or said.code == code, said
+        assert "internal error" not in said.err
+        return said
+
+    @property
+    def project(self) -> CronProject:
+        return open_cron(self.shell.project)
+
+    def drop(self, name: str, text: str = "#!/bin/sh\ntrue\n", folder: str = "cron.hourly", mode: int = 0o755) -> Path:
+        path = self.folder / "cron" / folder / name
+        for made in (path.parents[1], path.parent):
+            made.mkdir(exist_ok=True)
+            made.chmod(0o755)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def beat(self, ago_s: float = 0.0, driver: str = "crontab") -> None:
+        now = time.time()
+        self.project.state.beat(
+            Heartbeat(time=now - ago_s, expected=now - ago_s + 60, alive_since=now - 4000, ticks=66, driver=driver,
+                      host="login1", late_s=1.5)
+        )  # fmt: skip
+
+    def record(self, name: str, ago_s: float, outcome: Outcome = Outcome.DONE, **given: object) -> int:
+        slot = int(time.time() - ago_s)
+        run = RunRecord(name=name, slot=slot, outcome=outcome, time=slot + 3.0, **given)  # type: ignore[arg-type]
+        self.project.state.record(name.replace("/", "+"), run)
+        return slot

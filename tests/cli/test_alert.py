@@ -14,67 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.alerts.notify import notify
 from resilience.alerts.routes import channels
-from resilience.alerts.state import AlertState, open_alert_state
 from resilience.cli import alert as alert_command
 from resilience.cli import entry
-from resilience.finding import Finding, Report, Verdict
-from tests.cli.shell import SETTINGS, Said, Shell
+from resilience.finding import Verdict
+from tests.cli.shell import ALERTING, SETTINGS, Office, Said, Shell, full, well
 from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, needs_root, open_the_way
-
-PLUGIN = """
-from pathlib import Path
-from tests.alerts.stand_in import StandIn
-CHANNEL = StandIn(Path({folder!r}), {name!r})
-"""
-ALERTING = SETTINGS + '[alert]\nchannels = ["pager", "list"]\ngroup_s = 0\n[channel.pager]\n[channel.list]\n'
-
-
-class Office:
-    """A project with two channels of its own, and what they took."""
-
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
-        shell.settings(ALERTING)
-        self.folder = shell.folder.parent
-        plugins = self.folder / "plugins" / "channels"
-        plugins.mkdir()
-        for name in ("pager", "list"):
-            (plugins / f"{name}.py").write_text(PLUGIN.format(folder=str(self.folder), name=name))
-
-    def resil(self, *words: str) -> Said:
-        return self.shell.resil("alert", *words)
-
-    def order(self, channel: str, what: str = "") -> None:
-        (self.folder / f"{channel}.order").write_text(what)
-
-    def taken(self, channel: str) -> list[str]:
-        path = self.folder / f"{channel}.taken"
-        return [json.loads(line)["said"][0] for line in path.read_text().splitlines()] if path.exists() else []
-
-    @property
-    def state(self) -> AlertState:
-        return open_alert_state(self.shell.project)
-
-    def tick(self, *findings: Finding, check: str = "fs") -> None:
-        """What a watchdog's tick does when it has found this."""
-        notify(self.shell.project, [Report(check=check, findings=findings, time=time.time())])
-
-    def episode(self, subject: str = "/scratch") -> str:
-        return next(i.episode for i in self.state.ledger.incidents() if i.subject == subject)
-
-
-def full(subject: str = "/scratch", verdict: Verdict = Verdict.CRITICAL) -> Finding:
-    return Finding(
-        subject=subject, verdict=verdict, fault="space", summary="99% used", advice="resil watch fs --top",
-        evidence=("df: 99%",), run="gpt",
-    )  # fmt: skip
-
-
-def well(subject: str = "/scratch") -> Finding:
-    return Finding(subject=subject, verdict=Verdict.OK, summary="10% used")
 
 
 @pytest.fixture
@@ -95,7 +41,8 @@ def test_an_incident_is_one_line_with_who_was_told_and_who_is_at_it(office: Offi
     assert head.split() == ["ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "SUMMARY"]
     assert "CRITICAL" in first and "fs /scratch space" in first and "1x" in first and "99% used" in first
     assert "WARNING" in second, "the worst first"
-    assert office.resil().out == said.out, "`resil alert` alone lists"
+    ages = re.compile(r"\d+ s ago")
+    assert ages.sub("", office.resil().out) == ages.sub("", said.out), "`resil alert` alone lists"
 
 
 def test_what_ended_is_shown_when_asked_for(office: Office) -> None:
@@ -354,11 +301,6 @@ def test_a_channel_that_does_not_take_it_is_said_and_the_exit_code_is_1(office: 
     assert "canary" not in said.out + said.err
     document = office.resil("test", "--json").json
     assert document["channels"]["pager"]["taken"] and not document["channels"]["list"]["taken"]
-
-
-def test_a_channel_that_is_not_there_is_refused_with_the_nearest(office: Office) -> None:
-    said = office.resil("test", "pagr")
-    assert said.code == 2 and "did you mean pager?" in said.err
 
 
 def test_a_trial_can_be_seen_without_sending(office: Office) -> None:

@@ -1,10 +1,11 @@
-"""`resil cron`: what people type, what they are told, and what a program reads of it."""
+"""`resil cron`: what people type, what is printed, and what a program reads of it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -13,84 +14,21 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import cron as cron_command
-from resilience.cli.cron_options import complete_entries
+from resilience.cli.cron import complete_entries
+from resilience.cli.output import plain
+from resilience.cli.run_cron import _say_what_follows
+from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
 from resilience.cron.driver_choice import drivers
+from resilience.cron.drivers import DriverState
+from resilience.cron.late import late_notice
 from resilience.cron.project import CronProject, open_cron
-from resilience.cron.records import Heartbeat, Outcome, RunRecord
-from tests.cli.shell import SETTINGS, Said, Shell
+from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
+from resilience.cron.status import CronStatus, Health, Judgement, Lateness
+from resilience.job import Liveness
+from tests.cli.shell import SETTINGS, Desk, Shell
+from tests.fakes import NOW, FakeScheduler, make_project
 from tests.system.hung import hung_folder
 from tests.system.people import needs_root
-
-DRIVER = """
-import json
-from pathlib import Path
-from resilience.cron.drivers import Availability, DriverState, Step
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 0
-    def availability(self, scene): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, scene):
-        return () if self._line(scene).exists() else (Step("write a line", "* * * * * resil cron tick"),)
-    def install(self, installation, settings, scene):
-        if self._line(scene).exists(): return ()
-        self._line(scene).write_text(installation.mode)
-        return ("wrote a line",)
-    def uninstall(self, installation, settings, scene):
-        if not self._line(scene).exists(): return ()
-        self._line(scene).unlink()
-        return ("took the line out",)
-    def state(self, installation, settings, scene):
-        there = self._line(scene).exists()
-        return DriverState(Liveness.ALIVE if there else Liveness.GONE, "the line is there" if there else "no line")
-    def _line(self, scene): return scene.project / "line"
-DRIVER = Fake()
-"""
-
-
-class Desk:
-    """A person with a project, whose ticks a driver of tests makes."""
-
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
-        self.folder = shell.folder
-        shell.settings(SETTINGS + '[cron]\nbackend = "fake"\n')
-        for folder in (self.folder, self.folder.parent):
-            folder.chmod(0o755)
-        (shell.folder.parent / "plugins" / "drivers").mkdir()
-        (shell.folder.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
-
-    def cron(self, *words: str, code: int | None = 0) -> Said:
-        said = self.shell.resil("cron", *words)
-        assert code is None or said.code == code, said
-        assert "internal error" not in said.err
-        return said
-
-    @property
-    def project(self) -> CronProject:
-        return open_cron(self.shell.project)
-
-    def drop(self, name: str, text: str = "#!/bin/sh\ntrue\n", folder: str = "cron.hourly", mode: int = 0o755) -> Path:
-        path = self.folder / "cron" / folder / name
-        for made in (path.parents[1], path.parent):
-            made.mkdir(exist_ok=True)
-            made.chmod(0o755)
-        path.write_text(text)
-        path.chmod(mode)
-        return path
-
-    def beat(self, ago_s: float = 0.0, driver: str = "crontab") -> None:
-        now = time.time()
-        self.project.state.beat(
-            Heartbeat(time=now - ago_s, expected=now - ago_s + 60, alive_since=now - 4000, ticks=66, driver=driver,
-                      host="login1", late_s=1.5)
-        )  # fmt: skip
-
-    def record(self, name: str, ago_s: float, outcome: Outcome = Outcome.DONE, **given: object) -> int:
-        slot = int(time.time() - ago_s)
-        run = RunRecord(name=name, slot=slot, outcome=outcome, time=slot + 3.0, **given)  # type: ignore[arg-type]
-        self.project.state.record(name.replace("/", "+"), run)
-        return slot
 
 
 @pytest.fixture
@@ -212,11 +150,6 @@ def test_the_status_is_json_for_programs(desk: Desk) -> None:
     assert document["lateness"]["runs"] == 1 and document["heartbeat"]["ticks"] == 66
     assert document["next"][0]["name"] == "cron.hourly/backup" and document["ignored"] == 1
     assert "token" not in json.dumps(document)
-
-
-def test_a_backend_that_is_not_there_is_a_usage_error_with_the_nearest(desk: Desk) -> None:
-    said = desk.cron("install", "--backend", "cronta", code=2)
-    assert "did you mean crontab?" in said.err
 
 
 def test_damaged_state_is_no_traceback(desk: Desk) -> None:
@@ -467,3 +400,119 @@ def test_completion_offers_names_of_the_table_and_of_the_past(desk: Desk) -> Non
     assert complete_entries("cron.d") == ["cron.daily/old"]
     desk.shell.settings("[nonsense")
     assert complete_entries("") == [], "never a traceback into somebody's prompt"
+
+
+def run(outcome: Outcome, **given: object) -> RunRecord:
+    return RunRecord(name="cron.hourly/backup", slot=int(NOW), outcome=outcome, time=NOW + 5, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "given", "text"),
+    [
+        (Outcome.DONE, {"exit_code": 0, "summary": "all well"}, "done"),
+        (Outcome.FAILED, {"exit_code": 3, "summary": "exit code 3"}, "failed, exit code 3"),
+        (Outcome.FAILED, {"exit_code": 3, "summary": "no \x1b[31mroom"}, "failed, exit code 3: no ?[31mroom"),
+        (Outcome.SUBMITTED, {"job_id": "88"}, "submitted as job 88"),
+        (Outcome.MISSED, {"count": 4}, "missed 4"),
+        (Outcome.SKIPPED, {}, "skipped"),
+        (Outcome.TIMEOUT, {"summary": "x" * 100}, "timeout: " + "x" * 69 + "…"),
+        (Outcome.RUNNING, {"started": NOW - 300}, "running for 5 min"),
+    ],
+)
+def test_an_outcome_is_one_line(outcome: Outcome, given: dict[str, object], text: str) -> None:
+    assert outcome_text(run(outcome, **given), NOW) == text
+
+
+def test_every_outcome_has_a_sign_and_failures_stand_out() -> None:
+    for outcome in Outcome:
+        assert len(sign(outcome)) == 2
+        assert (sign(outcome) == "!!") == outcome.is_failure
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (-3, "0 s"), (90, "90 s"), (150, "2 min"), (7100, "118 min"), (7200, "2 h"), (100000, "1 d 3 h")],
+)
+def test_a_span_has_no_more_than_it_needs(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_a_moment_says_how_far_it_is() -> None:
+    assert when(NOW + 720, NOW).endswith(", in 12 min") and when(NOW - 1, NOW).endswith(", now")
+    assert ago(NOW - 720, NOW) == "12 min ago"
+    assert "in the future" in ago(NOW + 720, NOW), "some clock is wrong, and that is said"
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        (0, ""),
+        (1, "1 thing in the cron folder does not run, most probably by mistake: resil cron doctor\n"),
+        (3, "3 things in the cron folder do not run, most probably by mistake: resil cron doctor\n"),
+    ],
+)
+def test_only_what_is_ignored_by_mistake_is_counted(capsys: pytest.CaptureFixture[str], faults: int, text: str) -> None:
+    print_ignored(faults)
+    assert capsys.readouterr().out == text
+
+
+def full_status() -> CronStatus:
+    return CronStatus(
+        now=NOW,
+        judgement=Judgement(Health.LATE, "the last tick was 10 min ago", "resil cron doctor"),
+        installation=Installation(driver="slurm", token="secret-token", time=NOW - 9000, by="ada", host="login1",
+                                  project="/p", python="/py", mode="daemon",
+                                  facts={"why": "no crontab here", "$PATH": "/bin"}),
+        driver=DriverState(Liveness.UNKNOWN, "squeue did\x1b[2J not answer", NOW + 60),
+        heartbeat=Heartbeat(time=NOW - 600, expected=NOW - 540, alive_since=NOW - 9000, ticks=1, late_s=2.0,
+                            driver="slurm", host="n1", job_id="88", trouble="the disk is full"),
+        lateness=Lateness(1.25, 75.0, 40),
+        trouble=("a history cannot be read",),
+        folder="/p/cron",
+    )  # fmt: skip
+
+
+def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(full_status())
+    said = capsys.readouterr().out
+    for text in (
+        "cron  late: the last tick was 10 min ago", "try: resil cron doctor", "slurm (daemon), installed by ada",
+        "no crontab here", "UNKNOWN: squeue did?[2J not answer", "next tick: ", "last tick: 10 min ago, by slurm on n1",
+        "job 88", ": 1 tick\n", "trouble in that tick: the disk is full", "late by 2 s",
+        "the last 40 runs began 1.2 s after the slot, jitter included (median; 1 min 15 s at p95)",
+        "a history cannot be read",
+    ):  # fmt: skip
+        assert text in said, said
+    assert "\x1b" not in said and "secret-token" not in said and "/bin" not in said
+    assert "nothing is scheduled" not in said, "nobody could look"
+
+
+def test_the_json_has_no_token_and_no_environment() -> None:
+    document = plain(status_to_json(full_status()))
+    assert document["installation"]["facts"] == {"why": "no crontab here"}
+    assert "secret-token" not in str(document) and document["driver"]["liveness"] == "UNKNOWN"
+    assert document["lateness"] == {"median_s": 1.25, "p95_s": 75.0, "runs": 40}
+
+
+@pytest.fixture
+def cron(tmp_path: Path) -> CronProject:
+    cron = open_cron(make_project(tmp_path, FakeScheduler()))
+    cron.state.path.mkdir(parents=True)
+    cron.state.beat(
+        Heartbeat(
+            time=NOW - 7200, expected=NOW - 7140, alive_since=NOW - 9000, driver="foreground", pid=os.getpid(),
+            host=cron.project.world.host.name,
+        )
+    )  # fmt: skip
+    return cron
+
+
+@pytest.mark.parametrize(
+    ("number", "is_missed"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, True)]
+)
+def test_only_ctrl_c_is_meant(
+    cron: CronProject, number: int, is_missed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_what_follows(cron, [number])
+    assert bool(late_notice(cron.project)) is is_missed
+    assert ("resil cron stop" in capsys.readouterr().out) is is_missed

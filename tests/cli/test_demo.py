@@ -1,4 +1,4 @@
-"""`resil demo` shows what happens, ends with a table, and fails where the ends differ."""
+"""`resil demo` shows what happens, ends with a table and a picture, and fails where the ends differ."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from resilience.cli import demo
+from resilience.cli.demo import write_svg
 from resilience.demo.cron import CronNight
-from resilience.demo.demo import DemoResult
+from resilience.demo.demo import DemoAttempt, DemoResult
 from resilience.demo.night import ToldFault
-from resilience.demo.story import DemoAttempt
+from resilience.errors import StateDirectoryError
 from tests.cli.shell import Shell
 
 ATTEMPTS = (
@@ -142,3 +143,37 @@ def test_the_folder_and_the_scheduler_are_as_asked_for(shell: Shell, monkeypatch
     said = shell.resil("demo", "--folder", "here", "--scheduler", "slurm")
     assert (asked["folder"], asked["scheduler"]) == (shell.folder / "here", "slurm")
     assert "kept: /kept" in said.out
+
+
+def shown(path: Path) -> str:
+    return "".join(ElementTree.parse(path).getroot().itertext()).replace("\xa0", " ")
+
+
+def test_every_line_is_in_the_picture_in_one_piece(tmp_path: Path) -> None:
+    long = "a line that is much wider than eighty columns " * 4
+    write_svg(
+        tmp_path / "x.svg", [("$ resil demo", "bold"), (long, "red"), ("", ""), ("é 漢 [bold]x[/]", "dim")], title="T"
+    )
+    text = shown(tmp_path / "x.svg")
+    assert "$ resil demo" in text and long.rstrip() in text and "é 漢 [bold]x[/]" in text
+
+
+def test_nothing_in_a_text_breaks_the_picture(tmp_path: Path) -> None:
+    write_svg(tmp_path / "x.svg", [("<script>alert(1)</script> & \"'", "no such colour")], title="<T>")
+    assert "<script>alert(1)</script> & \"'" in shown(tmp_path / "x.svg")
+
+
+def test_the_picture_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    write_svg(tmp_path / "x.svg", [("x", "")], title="T")
+    drawn = (tmp_path / "x.svg").read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "http" not in drawn.replace("https://www.textualize.io", "") and "@font-face" not in drawn
+
+
+def test_a_picture_of_nothing_is_a_picture(tmp_path: Path) -> None:
+    write_svg(tmp_path / "x.svg", [], title="T")
+    assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateDirectoryError, match="No such file"):
+        write_svg(tmp_path / "none" / "x.svg", [("x", "")], title="T")

@@ -1,6 +1,8 @@
-"""`resil doctor` shows each finding with its advice, and fails only when something is critical."""
+"""`resil doctor` and `resil config` print each finding with its advice, and fail only for what is critical."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.cli.shell import Shell
 from tests.fakes import DOWN
@@ -26,3 +28,42 @@ def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:
 def test_a_scheduler_that_is_not_there_is_critical(shell: Shell) -> None:
     said = shell.resil("doctor", "--scheduler", "slrum")
     assert said.code == 1 and "did you mean slurm?" in said.out
+
+
+def test_good_settings_are_called_good(shell: Shell) -> None:
+    assert shell.resil("config", "check").out == f"{shell.folder / 'resil.toml'}: good\n"
+    (shell.folder / "resil.toml").unlink()
+    assert "there is no resil.toml" in shell.resil("config", "check").out
+
+
+def test_bad_settings_exit_with_2_and_the_reason(shell: Shell) -> None:
+    shell.settings('[run]\nnmae = "x"\n')
+    said = shell.resil("config", "check")
+    assert said.code == 2 and "unknown key 'nmae'" in said.err and "did you mean name?" in said.err
+
+
+def test_another_file_can_be_checked(shell: Shell) -> None:
+    (shell.folder / "other.toml").write_text("[submit]\narray = 'ten'\n")
+    assert shell.resil("config", "check", "-c", "other.toml").code == 2
+
+
+def test_every_setting_is_shown_with_its_origin(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESIL_RUN__GROUP", "lab\x1b[2J")
+    plain = shell.resil("config", "show").out
+    assert "run.name" in plain and "FROM" not in plain and "\x1b" not in plain
+    shown = shell.resil("config", "show", "--origin").out
+    assert f"'gpt'  {shell.folder / 'resil.toml'}".split() == shown.splitlines()[1].split()[1:]
+    assert "$RESIL_RUN__GROUP" in shown and "default" in shown and "(unset)" in shown
+
+
+def test_programs_get_json(shell: Shell) -> None:
+    document = shell.resil("config", "show", "--json").json
+    assert document["kind"] == "config"
+    rows = {row["key"]: row for row in document["settings"]}
+    assert rows["run.setup"]["value"] == [] and rows["submit.requeue"]["value"] is None
+    assert rows["scheduler.name"]["origin"] == "$RESIL_SCHEDULER__NAME"
+
+
+def test_without_a_word_the_help_is_shown(shell: Shell) -> None:
+    said = shell.resil("config")
+    assert said.code == 2 and "check" in said.out

@@ -1,4 +1,4 @@
-"""Every way in which a command can end has its exit code and its sentence, and no traceback."""
+"""Every way in which a command can end has its exit code and its sentence; the quick path does what Typer's does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,16 +118,16 @@ def test_the_short_way_to_status_prints_what_the_long_way_prints(
     for name in ("gpt", "llama")[:runs]:
         assert shell.resil("submit", "--run", name, "--array", "3").code == 0
     shell.fake.trouble = DOWN if is_down else None
-    assert entry._is_plain_status(words)
+    assert entry.quick_path(words) is not None
     assert shell.resil("status", "--fresh").code in (0, 75)
     short = shell.resil(*words)
-    monkeypatch.setattr(entry, "_is_plain_status", lambda _: False)
+    monkeypatch.setattr(entry, "quick_path", lambda _: None)
     assert shell.resil(*words) == short
 
 
 def test_everything_else_goes_the_long_way() -> None:
     for words in ([], ["status", "--json"], ["status", "-a"], ["status", "a", "b"], ["logs"], ["--help"]):
-        assert not entry._is_plain_status(words)
+        assert entry.quick_path(words) is None
 
 
 PLUGIN = """
@@ -217,9 +218,9 @@ def test_a_watch_that_fails_by_a_bug_is_unknown(watching: Shell, monkeypatch: py
 def test_the_short_way_to_watch_prints_what_the_long_way_prints(
     watching: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    assert entry._is_plain_watch(("watch", *words))
+    assert entry.quick_path(("watch", *words)) is not None
     short = watching.resil("watch", *words)
-    monkeypatch.setattr(entry, "_is_plain_watch", lambda _: False)
+    monkeypatch.setattr(entry, "quick_path", lambda _: None)
     assert watching.resil("watch", *words) == short
 
 
@@ -242,3 +243,55 @@ def test_a_full_disk_under_standard_output_does_not_change_the_verdict_of_a_watc
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "resil: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (("cron", "tick"), {}),
+        (("cron", "tick", "--driver", "crontab"), {"--driver": "crontab"}),
+        (("cron", "tick", "--config=/p/resil.toml", "--driver=x"), {"--config": "/p/resil.toml", "--driver": "x"}),
+        (("cron", "tick", "--no-wait"), None),
+        (("cron", "tick", "--json"), None),
+        (("cron", "tick", "--driver"), None),
+        (("cron", "tick", "--driver", "--json"), None),
+        (("cron", "tick", "now"), None),
+        (("cron", "run"), None),
+        (("cron",), None),
+        ((), None),
+    ],
+)
+def test_only_what_needs_no_parsing_takes_the_short_way(words: tuple[str, ...], options: dict[str, str] | None) -> None:
+    found = entry.quick_path(words)
+    assert (found.args[0] if isinstance(found, partial) else None) == options
+
+
+def test_both_ways_leave_a_sign_of_life_and_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "resil.toml").write_text(f'[run]\nstate_dir = "{tmp_path}/state"\n')
+    (tmp_path / "cron").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = []
+    for is_short in (True, False):
+        with monkeypatch.context() as patched:
+            if not is_short:
+                patched.setattr(entry, "quick_path", lambda _: None)
+            assert entry.run(("cron", "tick", "--driver", "crontab")) == 0
+        said.append(capfd.readouterr())
+        beat = tmp_path / "state" / ".cron" / "heartbeat"
+        assert '"driver": "crontab"' in beat.read_text()
+        beat.unlink()
+    assert said[0] == said[1]
+
+
+def test_a_settings_file_that_is_not_there_is_told_both_ways(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("cron", "tick", "--config", "/nowhere/resil.toml")
+    code = entry.run(words)
+    short = capfd.readouterr()
+    monkeypatch.setattr(entry, "quick_path", lambda _: None)
+    assert (entry.run(words), capfd.readouterr()) == (code, short)
+    assert code == 2 and "/nowhere/resil.toml" in short.err

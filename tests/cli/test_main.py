@@ -1,11 +1,14 @@
-"""The list of commands costs no import, and leads a person on."""
+"""The table of commands and the files agree; help costs no import, and leads a person on."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
+from typer import Typer
 
 from resilience import __version__
-from resilience.cli.commands import COMMANDS
+from resilience.cli.main import COMMANDS
 from tests.cli.shell import Shell
 
 
@@ -40,3 +43,16 @@ def test_every_command_has_help_with_an_example(shell: Shell, name: str) -> None
 def test_a_misspelt_command_is_answered_with_the_nearest(shell: Shell) -> None:
     assert "Did you mean 'submit'?" in shell.resil("sumbit").err
     assert "Did you mean" not in shell.resil("zzzz").err
+
+
+def test_every_app_of_the_commands_modules_is_in_the_table() -> None:
+    modules = {entry.home.partition(":")[0] for entry in COMMANDS.values()}
+    apps = {f"{module}:{name}" for module in modules for name, value in vars(import_module(module)).items()
+            if isinstance(value, Typer)}  # fmt: skip
+    assert apps == {entry.home for entry in COMMANDS.values()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_line_of_the_table_leads_to_a_command_and_fits_a_terminal(name: str) -> None:
+    entry = COMMANDS[name]
+    assert entry.summary.endswith(".") and len(entry.summary) < 62

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cli import options
-from resilience.cli.options import complete_runs, complete_templates, open_project
+from resilience.cli import options, runs
+from resilience.cli.options import complete_runs, open_project
+from resilience.cli.runs import complete_templates
 from tests.cli.shell import Shell
 
 
@@ -52,7 +53,8 @@ def test_whatever_opening_a_project_raises_completion_answers_nothing(monkeypatc
     def broken() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(options, "open_project", broken)
+    for module in (options, runs):
+        monkeypatch.setattr(module, "open_project", broken)
     assert (complete_runs(""), complete_templates("")) == ([], [])
 
 

@@ -1,15 +1,22 @@
-"""What is printed is safe for a terminal, coloured only for people, and JSON for programs."""
+"""Output is safe for a terminal, coloured only for people, and JSON for programs; warnings come in nobody's way."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.cli.output import clean, paint, patience, print_json, table
+from resilience.cli.output import DEADLINE_S, clean, handled, paint, patience, print_json, table, warn_of_dead_letters
+from tests.alerts.stand_in import an_alert
+from tests.fakes import NOW, make_project
+from tests.system.hung import hung_folder
 
 HOSTILE = "a\x1b[2J\x9b31m\r\n\t\x00\x7f\u202e\u2028\udcff\U000e0001é漢"
 
@@ -60,7 +67,7 @@ def test_json_is_one_document_that_reads_back_and_shows_no_control_character(
     out.encode()
 
 
-@given(st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False) | st.none(), max_size=3))
+@given(st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), max_size=3))
 def test_any_content_reads_back(content: dict[str, object]) -> None:
     import io
     from contextlib import redirect_stdout
@@ -80,3 +87,91 @@ def test_somebody_who_waits_is_told_once_and_nobody_else(capsys: pytest.CaptureF
     with patience("it is slow", after_s=0.01):
         time.sleep(0.3)
     assert capsys.readouterr().err == "resil: it is slow\n"
+
+
+FOLDER = Path(".resil") / ".alerts" / "dead"
+
+
+def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = make_project(tmp_path)
+    warn_of_dead_letters(project)
+    (project.loaded.project / FOLDER).mkdir(parents=True)
+    (project.loaded.project / FOLDER / ".a1.email.123.tmp").write_text("of a writer that was killed")
+    warn_of_dead_letters(project)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_how_many_there_are_is_said_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
+) -> None:
+    project = make_project(tmp_path)
+    folder = project.loaded.project / FOLDER
+    folder.mkdir(parents=True)
+    for number in range(2):
+        (folder / f"a{number}.email").write_text("{}")
+    warn_of_dead_letters(project, apart=apart)
+    assert capsys.readouterr() == (
+        "",
+        "resil: there are 2 alerts that their channels will never take: see resil alert\n",
+    )
+
+
+def test_those_that_a_full_disk_did_not_take_count_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from resilience.alerts.state import open_alert_state
+
+    project = make_project(tmp_path, environ={"XDG_STATE_HOME": str(tmp_path / "state")})
+    outbox = open_alert_state(project).outbox
+    outbox.put(an_alert(), "email", NOW)
+    (project.loaded.project / FOLDER).write_text("in the way of the folder")
+    outbox.give_up(outbox.pending()[0], "no such recipient", "", NOW, "n1")
+    warn_of_dead_letters(project)
+    assert "1 alert" in capsys.readouterr().err
+
+
+def test_a_state_directory_that_hangs_keeps_no_command_up(tmp_path: Path) -> None:
+    with hung_folder(tmp_path / "hung") as folder:
+        project = make_project(tmp_path, settings=f'[run]\nstate_dir = "{folder}"\n')
+        began = time.monotonic()
+        warn_of_dead_letters(project)
+        assert time.monotonic() - began < DEADLINE_S + 3
+
+
+def test_a_shell_that_completes_is_told_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_project(tmp_path)
+    folder = project.loaded.project / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "a1.email").write_text("{}")
+    monkeypatch.setenv("_RESIL_COMPLETE", "complete_bash")
+    warn_of_dead_letters(project)
+    assert capsys.readouterr().err == ""
+
+
+def test_it_loads_nothing_that_is_not_needed() -> None:
+    import subprocess
+
+    code = "import resilience.cli.output, sys; print([m for m in ('hashlib', 'typer', 'json') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_handler_hears_the_signals_for_as_long_as_it_has_them() -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with handled(lambda number, frame: heard.append(number), signal.SIGTERM):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_below_nohup_a_hangup_stays_ignored() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handled(lambda number, frame: heard.append(number), signal.SIGHUP):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert heard == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

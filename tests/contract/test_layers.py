@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -59,3 +60,41 @@ def test_imports_that_go_up_are_each_noticed(copied: Path) -> None:
         broken = f"resilience.{where.removesuffix('.py').replace('/', '.')}"
         sections = [part for part in done.stdout.split("\n\n\n") if contract in part]
         assert broken in done.stdout, f"{broken} against {contract!r}: {sections or done.stdout}"
+
+
+def imports_of(package: Path) -> dict[str, set[str]]:
+    """What each module of the package imports of it: anywhere in the module, also for the type checker only."""
+    paths = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        imported: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= (names & modules.keys()) or {node.module}
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names} & modules.keys()
+        found[name] = imported - {name}
+    return found
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of imports, or an empty list. Kahn's algorithm: modules that import nothing that is left are removed."""
+    left = dict(graph)
+    while free := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in free:
+            del left[name]
+    way = [next(iter(left))] if left else []
+    while way and way[-1] not in way[:-1]:
+        way.append(min(graph[way[-1]] & left.keys()))
+    return way[way.index(way[-1]) :] if way else []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle_in(imports_of(REPOSITORY / "resilience")) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    assert circle_in({"a": {"b", "x"}, "b": {"c"}, "c": {"b"}, "x": set()}) in (["b", "c", "b"], ["c", "b", "c"])
+    assert circle_in({"a": {"b"}, "b": set()}) == []

@@ -15,7 +15,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
 from resilience.cron.tell import Teller, summary_of, unreached
 from resilience.cron.tick import Ticked, tick
-from resilience.doctor.settings import check_settings
+from resilience.doctor.doctor import check_settings
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from resilience.settings.load import load

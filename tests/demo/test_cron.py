@@ -10,8 +10,7 @@ import pytest
 
 from resilience.demo import cron as demo_cron
 from resilience.demo.cron import CronNight, play_cron
-from resilience.demo.night_set import Disk
-from resilience.demo.person import DemoFailed
+from resilience.demo.night import DemoFailed, Disk
 from resilience.system.process import Completed
 from tests.demo.test_night import NoMount, a_world
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from resilience import layout
 from resilience.demo import demo
-from resilience.demo import plot as demo_plot
 from resilience.demo.cron import CronNight
-from resilience.demo.demo import DemoResult, run_demo
-from resilience.demo.night import ToldFault
-from resilience.demo.person import DemoFailed
+from resilience.demo.demo import AMID_STEPS, DemoAttempt, DemoResult, due, run_demo, tell_attempts, turned_away_jobs
+from resilience.demo.night import DemoFailed, ToldFault
 from resilience.errors import UsageError
 from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
 from resilience.schedulers.local import LocalScheduler
 from resilience.settings.load import FILE_NAME, Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
@@ -55,11 +56,10 @@ class FakeRunner:
 def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STEPS", 300)
     monkeypatch.setattr(demo, "SAVE_EVERY", 20)
-    monkeypatch.setattr(demo_plot, "AMID_STEPS", 2)
-    for module in (demo, demo_plot):
-        monkeypatch.setattr(module, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
-    pace = demo_plot.Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
-    monkeypatch.setitem(demo_plot.PACES, "local", pace)
+    monkeypatch.setattr(demo, "AMID_STEPS", 2)
+    monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
+    pace = demo.Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
+    monkeypatch.setitem(demo.PACES, "local", pace)
     nights: list[Path] = []
 
     def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
@@ -81,7 +81,7 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
     folders = [tmp_path / "demo" / "night", tmp_path / "demo" / "cron"]
-    assert nights == folders, "acts two and three have tests of their own: test_demo_night.py, test_demo_cron.py"
+    assert nights == folders, "acts two and three have tests of their own: test_night.py, test_cron.py"
     assert result.cron is not None and result.is_run_once
     assert [attempt.why for attempt in result.attempts] == [
         "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
@@ -136,7 +136,7 @@ def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_f
 
 
 def test_the_two_paces_leave_room_for_the_signal_before_the_limit() -> None:
-    for pace in demo_plot.PACES.values():
+    for pace in demo.PACES.values():
         assert 0 < pace.lead_s < pace.walltime_s < pace.deadline_s
 
 
@@ -145,3 +145,146 @@ def test_a_demo_is_exact_or_not() -> None:
         return DemoResult((), 0, 0, 0.0, loss, 0.1 + 0.2, 1.0, Path("/"))
 
     assert result(0.1 + 0.2).is_exact and not result(0.3).is_exact
+
+
+def newest_of(number: int, steps: int, *, runs: bool = True) -> DemoAttempt:
+    return DemoAttempt(
+        number, 7, f"7_{number}", "n1", 40, 40 + steps, 0, (), "" if runs else "ended", (), None if runs else 1.5, None
+    )
+
+
+@pytest.mark.parametrize(
+    ("newest", "deed"),
+    [
+        (newest_of(1, 50), None),
+        (newest_of(3, 0), demo._shorten),
+        (newest_of(3, 0, runs=False), None),
+        (newest_of(4, 0), demo._announce),
+        (newest_of(5, AMID_STEPS - 1), None),
+        (newest_of(5, AMID_STEPS), demo._kill),
+        (newest_of(5, AMID_STEPS, runs=False), demo._clear),
+        (newest_of(6, AMID_STEPS - 1), None),
+        (newest_of(6, AMID_STEPS), demo._save),
+        (newest_of(6, 200, runs=False), None),
+        (newest_of(7, 200), None),
+    ],
+)
+def test_each_attempt_has_its_own_fate(newest: DemoAttempt, deed: object) -> None:
+    row = due(newest)
+    assert (row and row.do) is deed
+
+
+def test_no_attempt_is_hurt_in_two_ways() -> None:
+    steered = {row.attempt for row in demo.PLOT if row.do is not demo._announce}
+    assert sorted([*map(int, demo.FAULTS), *steered]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    made = RunDirectory(tmp_path / "demo")
+    made.create("")
+    return made
+
+
+def attempt(
+    directory: RunDirectory, number: int, *steps: int, end: str = "", code: int | None = None, **decision: object
+) -> None:
+    """An attempt that resumed at the first of the steps and saved at the others; then the guard decided."""
+    folder = directory.path / layout.ATTEMPTS
+    name = f"{number:04d}"
+    (folder / name).write_text(f'job_id = {number}\nlabel = "7_{number}"\nhost = "n1"\nstart = 10.0\n')
+    if end:
+        exit_code = "" if code is None else f"exit_code = {code}\n"
+        (folder / f"{name}.end").write_text(f'end = "{end}"\ntime = 14.5\n{exit_code}')
+    if steps:
+        records: list[dict[str, object]] = [{"event": "start", "step": 0}]
+        records += [{"event": "save" if i else "resume", "step": step} for i, step in enumerate(steps)]
+        records += [{"event": "decision", "step": steps[-1], "label": "", **decision}] if decision else []
+        journal = directory.path / layout.JOURNAL / f"{number}.0.jsonl"
+        journal.write_text("".join(json.dumps({**record, "attempt": number}) + "\n" for record in records))
+
+
+ENDS = [
+    ("finished", 0, "finished"),
+    ("stopped", 75, "stopped on purpose"),
+    ("exited", 1, "crashed"),
+    ("exited", 0, "ended"),
+    ("exited", 137, "killed by signal 9"),
+    ("terminated", 143, "killed by signal 15"),
+    ("superseded", None, "superseded"),
+    ("lost", None, "lost"),
+]
+
+
+@pytest.mark.parametrize(("end", "code", "why"), ENDS)
+def test_why_an_attempt_ended_is_said_in_words(directory: RunDirectory, end: str, code: int | None, why: str) -> None:
+    attempt(directory, 1, 0, 40, end=end, code=code)
+    (told,) = tell_attempts(directory)
+    assert (told.why, told.seconds, told.exit_code) == (why, 4.5, code)
+    assert dict(told.sentences())["end"] == f"attempt 1 ended at step 40: {why}"
+
+
+DECIDED = [
+    (["kill"], True, "kill switch: it saved and stopped"),
+    (["walltime"], True, "time limit: it saved and stopped"),
+    (["stop"], True, "time limit: it saved and stopped"),
+    (["host_memory", "kill"], True, "memory: it saved and stopped"),
+    (["superseded"], False, "the guard: it stopped"),
+]
+
+
+@pytest.mark.parametrize(("triggers", "save", "why"), DECIDED)
+def test_what_the_guard_decided_is_why_it_ended(
+    directory: RunDirectory, triggers: list[str], save: bool, why: str
+) -> None:
+    decision = {"triggers": triggers, "save": save, "stop": True, "reasons": ["one", "two"]}
+    attempt(directory, 1, 0, 40, end="stopped", code=75, **decision)
+    (told,) = tell_attempts(directory)
+    assert (told.why, told.reasons) == (why, ("one", "two"))
+    sentences = [sentence for _, sentence in told.sentences()]
+    assert sentences[1:] == [f"attempt 1 ended at step 40: {why}", "  because one", "  because two"]
+
+
+def test_a_save_after_which_it_goes_on_is_told_with_its_label(directory: RunDirectory) -> None:
+    attempt(directory, 1, 0, 40, triggers=["save"], save=True, stop=False, label="best", reasons=["somebody wants it"])
+    (told,) = tell_attempts(directory)
+    assert (told.saved, told.why, told.reasons) == (((40, "best"),), "", ())
+    assert ("save 40", "attempt 1 saved at step 40 as 'best', and goes on") in told.sentences()
+
+
+def test_jobs_that_a_kill_switch_turned_away_are_counted_and_finished_ones_are_not(directory: RunDirectory) -> None:
+    ends = [("stopped", None), ("stopped", 3), ("finished", None), ("stopped", None)]
+    for number, (end, attempt_number) in enumerate(ends):
+        record = {"event": "attempt_end", "end": end, "attempt": attempt_number}
+        (directory.path / layout.JOURNAL / f"{number}.batch.jsonl").write_text(json.dumps(record) + "\n")
+    assert turned_away_jobs(directory) == 2
+
+
+def test_steps_that_were_lost_are_counted_from_the_last_heartbeat(directory: RunDirectory) -> None:
+    attempt(directory, 1, 0, 40, end="exited", code=137)
+    (directory.path / "beats" / "1.n1").write_text("step = 55\nattempt = 1\n[rank.1]\nstep = 54\n")
+    (directory.path / "beats" / "1.n2").write_text("step = 99\nattempt = 9\n")
+    (directory.path / "beats" / "1.n3").write_bytes(b"\xff = \n")
+    attempt(directory, 2, 40)
+    first, second = tell_attempts(directory)
+    assert (first.last_step, second.first_step, second.redone) == (55, 40, 15)
+    assert dict(second.sentences()) == {"start": "attempt 2 (job 7_2) resumes at step 40, 15 steps to do again"}
+    assert dict(first.sentences())["start"] == "attempt 1 (job 7_1) starts at step 0"
+
+
+def test_an_attempt_that_never_trained_is_no_part_of_it(directory: RunDirectory) -> None:
+    attempt(directory, 1, end="exited", code=0)
+    attempt(directory, 2, 0)
+    assert [told.number for told in tell_attempts(directory)] == [2]
+
+
+def test_a_running_attempt_has_no_end(directory: RunDirectory) -> None:
+    attempt(directory, 1, 0)
+    (told,) = tell_attempts(directory)
+    assert (told.why, told.seconds, told.exit_code) == ("", None, None)
+    assert [key for key, _ in told.sentences()] == ["start"]
+
+
+def test_without_attempts_there_is_no_story(directory: RunDirectory) -> None:
+    os.mkfifo(directory.path / layout.JOURNAL / "1.0.jsonl")
+    assert tell_attempts(directory) == ()

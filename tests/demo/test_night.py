@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.base.mounts import current_mounts
-from resilience.demo.night import play_night
-from resilience.demo.night_set import small_disk
-from resilience.demo.person import DemoFailed, shorten
+from resilience.demo.night import DemoFailed, play_night, shorten, small_disk
 from resilience.system.process import Completed, ProcessRunner
 from resilience.system.world import SystemClock, World
 from tests.fakes import make_world

@@ -19,8 +19,8 @@ import typer
 
 from resilience import errors
 from resilience.cli.main import app
-from resilience.demo.story import DemoAttempt
-from resilience.doctor.cluster import Diagnosis
+from resilience.demo.demo import DemoAttempt
+from resilience.doctor.diagnosis import Diagnosis
 from resilience.layout import FOLDERS
 from resilience.plugins import Family
 from resilience.runs.attempts import Attempt

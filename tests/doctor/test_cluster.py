@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from resilience.cluster import ClusterConfig
-from resilience.doctor.cluster import Diagnosis, diagnose_cluster
+from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster
 from resilience.finding import Verdict
 
 GOOD: dict[str, Any] = {

@@ -14,8 +14,7 @@ from resilience.cron.driver_choice import drivers
 from resilience.cron.mail import wrong_address
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, EntryOptions, Heartbeat, Installation, Kind, Outcome, Overlap, RunRecord
-from resilience.doctor.cron import CronExamination, examine_cron, outlook
-from resilience.doctor.cron_entry import environment_of, judge_times, room_s
+from resilience.doctor.cron import CronExamination, environment_of, examine_cron, judge_times, outlook, room_s
 from resilience.finding import Verdict
 from resilience.settings.cron_settings import CronSettings
 from tests.fakes import NOW, make_project

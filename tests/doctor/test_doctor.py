@@ -12,7 +12,7 @@ from resilience import layout
 from resilience.base.mounts import Mount
 from resilience.cluster import ClusterConfig
 from resilience.doctor import doctor
-from resilience.doctor.cluster import Diagnosis
+from resilience.doctor.diagnosis import Diagnosis
 from resilience.doctor.doctor import CLIENTS, Examination, examine
 from resilience.errors import NotSupported, ProbeError, SchedulerUnavailable
 from resilience.finding import Verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.doctor.settings import check_settings
+from resilience.doctor.doctor import check_settings
 from resilience.errors import ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load

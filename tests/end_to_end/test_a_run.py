@@ -87,7 +87,7 @@ def test_a_kill_switch_ends_queued_jobs_in_seconds_and_is_taken_back_by_clear(sh
 
     switch = (shell.state_dir / "gpt" / "switches" / "kill").read_text()
     assert 'why = "loss is NaN"' in switch and 'scope = "job"' in switch
-    assert "kill switch thrown" in thrown.stdout
+    assert "kill switch set" in thrown.stdout
     shell.resil("cancel", "gpt")
     shell.until(lambda: is_over(shell))
     refused = shell.resil("submit", "--array", "2")
