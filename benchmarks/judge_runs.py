@@ -16,9 +16,8 @@ from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.schedulers.slurm import Slurm
 from resilience.settings.load import load
 from resilience.submission import make_comment
-from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import Host, World
+from resilience.system.world import Host, SystemClock, World
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import load_watchdog, scene_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Program, Report, Row, Spread, interleave, interpreter_environment, timed
 from resilience.runs.templates.script import BASE, SUFFIX, ScriptSpec, TemplateLibrary, render
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import shipped_folder
 
 TEMPLATES = ("python", "torchrun")
 FOLDER = shipped_folder("slurm_templates")

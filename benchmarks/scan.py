@@ -35,7 +35,7 @@ COLD_SAMPLES = 3
 SCANNER = """\
 import sys, time
 from pathlib import Path
-import resilience.system.mounts
+import resilience.base.mounts
 from resilience.watch.scan.scan import scan
 for line in sys.stdin:
     root, memory = line.split()

@@ -26,7 +26,7 @@ class Node:
 
     @property
     def is_usable(self) -> bool:
-        """True if new work can start there."""
+        """Return whether new work can start there."""
         bad = {"DRAIN", "NOT_RESPONDING", "FAIL", "MAINTENANCE", "POWERED_DOWN", "REBOOT_ISSUED"}
         return self.state in {"IDLE", "MIXED", "ALLOCATED"} and not bad.intersection(self.flags)
 

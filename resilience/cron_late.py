@@ -50,12 +50,12 @@ def overdue_s(time: float, expected: float, now: float) -> float:
 
 
 def is_late(time: float, expected: float, now: float, late_s: float = 0.0) -> bool:
-    """Whether the scheduler that left this sign of life is late."""
+    """Return whether the scheduler that left this sign of life is late."""
     return overdue_s(time, expected, now) > patience_s(pause_s(time, expected), late_s)
 
 
 def is_dead(time: float, expected: float, now: float, late_s: float = 0.0) -> bool:
-    """Whether it is late beyond hope."""
+    """Return whether it is late beyond hope."""
     return overdue_s(time, expected, now) > DEAD * patience_s(pause_s(time, expected), late_s)
 
 
@@ -79,9 +79,9 @@ def first_times(installation: Mapping[str, Any], tick_s: float, pulse_s: float) 
 
 
 def is_awaited(driver: str, *, is_installed: bool, is_last: bool = False) -> bool:
-    """Whether ticks are expected of the driver of the last sign of life.
+    """Return whether ticks are expected of the driver of the last sign of life.
 
-    What was installed once and is no more was taken away on purpose. Ticks that never had an installation (`resil cron
+    An installation that is gone was removed on purpose. Ticks that never had an installation (`resil cron
     run` in tmux, `resil cron tick` from elsewhere) are expected to go on, unless the sign of life says that it
     `is_last`: somebody pressed Ctrl-C.
     """

@@ -1,4 +1,4 @@
-"""What can go wrong, told so that somebody at 3 a.m. knows what to try. Pure words, no I/O."""
+"""Errors with a message and a hint for the person who reads them at 3 a.m. No I/O."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 @total_ordering
 class Verdict(Enum):
-    """What a look amounts to."""
+    """The result of a check."""
 
     OK = "OK"
     WARNING = "WARNING"
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one watchdog said in one tick.
+    """The findings of one watchdog in one tick.
 
     Attributes:
         check: the watchdog's name: the plugin's, or the one that its table in resil.toml has.

@@ -11,7 +11,7 @@ from resilience.errors import UsageError
 
 
 class Fault(StrEnum):
-    """The cause of a job's end."""
+    """The party that ended a job."""
 
     NOBODY = "nobody"
     TRAINING = "training"
@@ -68,27 +68,27 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True if the job will never run again under this id unless it is requeued."""
+        """Return whether the job will never run again under this id unless it is requeued."""
         return self in _FINAL
 
     @property
     def is_alive(self) -> bool:
-        """True if processes may run now or later."""
+        """Return whether processes may run now or later."""
         return self not in _FINAL
 
     @property
     def is_waiting(self) -> bool:
-        """True if the job sits in the queue with no process of its own."""
+        """Return whether the job sits in the queue with no process of its own."""
         return self in _WAITING
 
     @property
     def may_have_processes(self) -> bool:
-        """True if processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
+        """Return whether processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
         return self.is_alive and not self.is_waiting
 
     @property
     def fault(self) -> Fault:
-        """The cause of the end, as far as the state alone shows."""
+        """The party that ended the job, as far as the state alone tells."""
         if self in {JobState.FAILED, JobState.OUT_OF_MEMORY}:
             return Fault.TRAINING
         if self in {JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL}:
@@ -256,7 +256,7 @@ class Job:
 
     @property
     def is_array_record(self) -> bool:
-        """True if this record stands for the pending tasks of an array."""
+        """Return whether this record stands for the pending tasks of an array."""
         return bool(self.tasks)
 
 

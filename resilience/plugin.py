@@ -50,16 +50,16 @@ if TYPE_CHECKING:
     from resilience.submission import ArrayExpression as ArrayExpression
     from resilience.submission import Submission as Submission
     from resilience.submission import Submitted as Submitted
-    from resilience.system.clock import SystemClock as SystemClock
     from resilience.system.files import read_regular as read_regular
     from resilience.system.files import write_atomic as write_atomic
-    from resilience.system.ports import Clock as Clock
-    from resilience.system.ports import Runner as Runner
     from resilience.system.process import ProcessRunner as ProcessRunner
     from resilience.system.secrets import Secret as Secret
     from resilience.system.secrets import check_secret as check_secret
     from resilience.system.secrets import read_secret as read_secret
+    from resilience.system.world import Clock as Clock
     from resilience.system.world import Host as Host
+    from resilience.system.world import Runner as Runner
+    from resilience.system.world import SystemClock as SystemClock
     from resilience.system.world import World as World
     from resilience.watch.checks import Check as Check
     from resilience.watch.reading import NO_MEMORY as NO_MEMORY
@@ -84,12 +84,10 @@ _HOMES = {
     "resilience.schedulers.slurm": "Slurm",
     "resilience.settings.cron_settings": "CronSettings",
     "resilience.submission": "ArrayExpression Submission Submitted",
-    "resilience.system.clock": "SystemClock",
     "resilience.system.files": "read_regular write_atomic",
-    "resilience.system.ports": "Clock Runner",
     "resilience.system.process": "ProcessRunner",
     "resilience.system.secrets": "Secret check_secret read_secret",
-    "resilience.system.world": "Host World",
+    "resilience.system.world": "Clock Host Runner SystemClock World",
     "resilience.watch.checks": "Check",
     "resilience.watch.reading": "NO_MEMORY Memory Target Timed",
 }

@@ -142,7 +142,7 @@ _SUFFIXES = (".py", ".pyc", ".so")
 
 
 def _may_be_offered(group: str) -> bool:
-    """Whether some installed package may have entry points of a group.
+    """Return whether some installed package may have entry points of a group.
 
     importlib.metadata knows for certain, and takes 20 ms to be imported; mostly a look into the files that it would
     read says no. Format: https://packaging.python.org/en/latest/specifications/entry-points/. What cannot be looked

@@ -24,6 +24,7 @@ _SLURM_TIME = (
 _SLURM_TIME_MAX_S = 2**31 - 61
 """sbatch counts seconds in 31 bits: 35791394 minutes arrive as 2957761 days (seen with 22.05)."""
 _UNLIMITED = frozenset({"unlimited", "infinite", "-1"})
+_TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 def parse_bytes(text: str) -> int:
@@ -83,6 +84,38 @@ def parse_duration_s(text: str) -> float:
     if not parts or re.sub(_DURATION_PART, "", stripped).strip():
         raise QuantityError(f"{text!r} is not a duration", hint="write for instance 90s, 10m, 1h30m or 2d")
     return float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+
+
+def parse_bool(text: str) -> bool:
+    """Given `true`, `yes`, `on` or `1`, return True, and False for their opposites. Raise ValueError for others."""
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return word in _TRUE
+
+
+def parse_in_unit(name: str, text: str) -> float:
+    """Given a setting's name, whose end is its unit, and a text, return a number in that unit.
+
+    For instance, `beat_s` and `10m` give 600.0. A bare number is in the setting's unit. Raise ValueError if the text is
+    no such quantity: a QuantityError, with what to write, where the name has a unit.
+    """
+    for suffix, parse in _PARSERS.items():
+        if name.endswith(suffix):
+            # Sizes and percentages read bare numbers themselves.
+            return float(text) if suffix == "_s" and _is_number(text) else parse(text)
+    return float(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_PARSERS = {"_s": parse_duration_s, "_bytes": parse_bytes, "_percent": parse_percent}
 
 
 def format_duration(seconds: float) -> str:

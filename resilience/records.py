@@ -1,7 +1,7 @@
 """Dataclasses and named tuples as plain JSON values, and back. Pure.
 
-Written is what is not as by default, so that a record of an earlier version and one of a later version are both read
-as far as they go: a missing field takes its default, and an unknown key is passed over.
+A record of an earlier version and one of a later version are both read as far as they go: a missing field takes its
+default, and an unknown key is passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import partial
+from math import isfinite
 from typing import Any, TypeVar
 
 ValueT = TypeVar("ValueT")
@@ -20,39 +22,49 @@ _PLAIN = (str, int, float, bool, type(None))
 _NESTED = (list, tuple, dict)
 
 
-def to_record(value: Any) -> dict[str, Any]:
+def to_record(value: Any, *, complete: bool = False) -> dict[str, Any]:
     """Given a dataclass or named tuple, return its fields that are not as by default, as JSON takes them.
 
-    Enumerations become their values, and dataclasses inside become records of their own.
+    Enumerations become their values, and dataclasses inside become records of their own. `complete`: all fields, for
+    readers that do not know the defaults.
     """
     return {
-        name: item if type(item) in _PLAIN else _plain(item)
+        name: item if type(item) in _PLAIN else _plain(item, complete)
         for name, default in defaults_of(type(value)).items()
-        if (item := getattr(value, name)) != default
+        if (item := getattr(value, name)) != default or complete
     }
 
 
-def from_record(owner: type[ValueT], record: Mapping[str, Any]) -> ValueT:
+def from_record(
+    owner: type[ValueT], record: Mapping[str, Any], *, strict: bool = False, lenient: bool = False
+) -> ValueT:
     """Given what `to_record` returned, or what JSON made of it, return the value; lists become tuples.
 
     A field whose annotation is an enumeration, a dataclass or a named tuple (also `X | None`, `tuple[X, ...]`) is
     read as one. Raise TypeError if a field without a default is missing (a record of another version), or a part is no
     record; ValueError if an enumeration has no such value.
+
+    `strict`: TypeError as well if a value is not of its field's type, ValueError if a number is not finite.
+    `lenient`: a field whose value is refused has its default.
     """
     if not isinstance(record, Mapping):
         raise TypeError(f"{type(record).__name__} is no record of {owner.__name__}")
-    names, converters = defaults_of(owner), _converters_of(owner)
+    names, converters = defaults_of(owner), _converters_of(owner, strict)
     values = {}
     for key, value in record.items():
         if key in converters:
-            values[key] = converters[key](value)
+            try:
+                values[key] = converters[key](value)
+            except (TypeError, ValueError) as error:
+                if not lenient:
+                    raise type(error)(f"{key}: {error}") from None
         elif key in names:
             values[key] = _tupled(value) if type(value) in _NESTED else value
     return owner(**values)
 
 
 _defaults: dict[type, dict[str, Any]] = {}
-_converters: dict[type, dict[str, Converter]] = {}
+_converters: dict[tuple[type, bool], dict[str, Converter]] = {}
 
 
 def defaults_of(owner: type) -> Mapping[str, Any]:
@@ -70,42 +82,66 @@ def defaults_of(owner: type) -> Mapping[str, Any]:
     return _defaults[owner]
 
 
-def _converters_of(owner: type) -> Mapping[str, Converter]:
-    """Converters of the fields that are not plain. Annotations that only a type checker resolves leave all plain."""
-    if owner not in _converters:
+def _converters_of(owner: type, strict: bool) -> Mapping[str, Converter]:
+    """Converters of the fields that are not plain, or of all; annotations that cannot be resolved leave all plain."""
+    if (owner, strict) not in _converters:
         try:
             hints = typing.get_type_hints(owner)
-        except (NameError, AttributeError, TypeError, SyntaxError):
+        except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker imports
+            if strict:
+                raise
             hints = {}
-        found = {name: _converter(hint) for name, hint in hints.items() if name in defaults_of(owner)}
-        _converters[owner] = {name: converter for name, converter in found.items() if converter is not None}
-    return _converters[owner]
+        found = {name: _converter(hint, strict) for name, hint in hints.items() if name in defaults_of(owner)}
+        _converters[owner, strict] = {name: converter for name, converter in found.items() if converter is not None}
+    return _converters[owner, strict]
 
 
-def _converter(hint: Any) -> Converter | None:
+def _converter(hint: Any, strict: bool) -> Converter | None:
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
-        inner = [found for option in arguments if (found := _converter(option)) is not None]
+        options = [option for option in arguments if option is not types.NoneType]
+        inner = [found for option in options if (found := _converter(option, strict)) is not None]
         return (lambda value: None if value is None else inner[0](value)) if len(inner) == 1 else None
     if typing.get_origin(hint) is tuple and len(arguments) == 2 and arguments[1] is ...:
-        each = _converter(arguments[0])
-        return (lambda value: tuple(each(item) for item in value)) if each is not None else None
-    if not isinstance(hint, type):
-        return None
-    if issubclass(hint, Enum):
+        each = _converter(arguments[0], strict)
+        if each is None:
+            return None
+        return lambda value: tuple(each(item) for item in (_typed(list, value) if strict else value))
+    if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
-    return (lambda value: from_record(hint, value)) if is_dataclass(hint) or hasattr(hint, "_field_defaults") else None
+    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_field_defaults")):
+        return lambda value: from_record(hint, value, strict=strict)
+    if not strict:
+        return None
+    return _finite if hint is float else partial(_typed, hint)
 
 
-def _plain(value: Any) -> Any:
+def _typed(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:80]!r} is no {kind.__name__}")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{str(value)[:80]!r} is no number")
+    try:
+        if isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ValueError("the number is not finite")
+
+
+def _plain(value: Any, complete: bool) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) or hasattr(value, "_field_defaults"):
-        return to_record(value)
+        return to_record(value, complete=complete)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, complete) for item in value]
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, complete) for key, item in value.items()}
     return value
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What may name a checkpoint; any other label is refused when it is written, and passed over when it is read."""
+"""The form of a checkpoint's name; any other label is refused when written, and passed over when read."""
 
 TEXT_LIMIT = 500
-"""What is shown of a text in a switch file."""
+"""Characters shown of a text in a switch file."""
 
 
 class Scope(StrEnum):
@@ -22,7 +22,7 @@ class Scope(StrEnum):
 
 
 class OwnerPolicy(StrEnum):
-    """Whose switches are obeyed: the run owner's only, the group's as well, or anybody's."""
+    """The owners whose switches are obeyed: the run's owner only, the group as well, or anybody."""
 
     OWNER = "owner"
     GROUP = "group"
@@ -110,7 +110,7 @@ def policy_of_mode(mode: int) -> OwnerPolicy:
 
 
 def is_obeyed(policy: OwnerPolicy, *, uid: int, gid: int, run_uid: int, run_gid: int) -> bool:
-    """Whether a switch that belongs to `uid` and `gid` may steer the run of `run_uid` and `run_gid`.
+    """Return whether a switch that belongs to `uid` and `gid` may steer the run of `run_uid` and `run_gid`.
 
     The run's owner and root always may.
     """

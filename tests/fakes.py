@@ -22,9 +22,8 @@ from resilience.runs.project import Project
 from resilience.schedulers import Keep
 from resilience.settings.load import load
 from resilience.submission import ArrayExpression, Submission, Submitted
-from resilience.system.ports import Runner
 from resilience.system.process import ProcessRunner
-from resilience.system.world import Host, World
+from resilience.system.world import Host, Runner, World
 
 DOWN = SchedulerUnavailable("squeue did not answer in 30 s", hint="slurmctld may be down; jobs keep running")
 NOW = 1_800_000_000.0

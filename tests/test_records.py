@@ -66,3 +66,20 @@ def test_what_is_no_record_is_refused(record: Any) -> None:
 def test_an_unknown_word_of_an_enumeration_is_refused() -> None:
     with pytest.raises(ValueError, match="FINE"):
         from_record(Seen, {"used": 1, "verdict": "FINE"})
+
+
+def test_a_complete_record_has_all_fields_and_is_read_strictly() -> None:
+    whole = {"used": 0, "words": [], "rates": None, "parts": [], "best": {"name": "a", "size": None}, "verdict": "OK"}
+    value = Seen(0, best=Part("a"))
+    assert to_record(value, complete=True) == whole | {"notes": {}}
+    part = json.loads(json.dumps(to_record(Part("a", 2), complete=True)))
+    assert from_record(Part, part, strict=True) == Part("a", 2.0)
+
+
+@pytest.mark.parametrize("harm", [{"name": 3}, {"name": None}, {"size": "2"}, {"size": True}, {"size": math.inf},
+                                  {"size": math.nan}, {"size": 10**400}])  # fmt: skip
+def test_a_strict_reader_refuses_values_of_another_type_and_numbers_that_are_not_finite(harm: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(harm))}: "):
+        from_record(Part, {"name": "a"} | harm, strict=True)
+    if "size" in harm:
+        assert from_record(Part, {"name": "a"} | harm, strict=True, lenient=True) == Part("a")

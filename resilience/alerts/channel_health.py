@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.message import OURS
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
+from resilience.records import from_record, to_record
 from resilience.system.spare_folder import SpareFolder
 
 BASE_S = 30.0
@@ -243,20 +243,21 @@ class ChannelStore:
 
     def node_state(self, channel: str, host: str) -> NodeState:
         """State of a channel as seen from one node."""
-        return from_record(NodeState, _load(self._channels, f"{channel}@{host}"), lenient=True)
+        return from_record(NodeState, _load(self._channels, f"{channel}@{host}"), strict=True, lenient=True)
 
     def save_node_state(self, channel: str, host: str, state: NodeState, now: float) -> None:
         """Save the state of a channel; one that works needs no file."""
-        _save(self._channels, f"{channel}@{host}", {"time": now} | to_record(state) if state.failures else {})
+        record = {"time": now} | to_record(state, complete=True) if state.failures else {}
+        _save(self._channels, f"{channel}@{host}", record)
 
     def shared_state(self, channel: str) -> SharedState:
         """State of a channel that all nodes share."""
-        return from_record(SharedState, _load(self._channels, channel), lenient=True)
+        return from_record(SharedState, _load(self._channels, channel), strict=True, lenient=True)
 
     def save_shared_state(self, channel: str, state: SharedState) -> None:
         """Save that state. Another node may have written meanwhile: a later success of that node is kept."""
         last_ok = max(state.last_ok, self.shared_state(channel).last_ok)
-        _save(self._channels, channel, to_record(replace(state, last_ok=last_ok)))
+        _save(self._channels, channel, to_record(replace(state, last_ok=last_ok), complete=True))
 
     def is_cleanup_due(self, now: float) -> bool:
         """Whether the last cleanup was an hour ago; if so, the next is an hour from now."""

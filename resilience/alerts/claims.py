@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from resilience.base.processes import is_there
 from resilience.errors import StateDirectoryError
 from resilience.system.files import make_folder
-from resilience.system.process_tree import is_there
 
 EXPIRES_S = 60.0
 """A claim that was not renewed for so long belongs to a dead process. Longer than any message may take."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from resilience.alerts.codec import from_record
 from resilience.errors import UsageError
 from resilience.finding import Verdict
+from resilience.records import from_record
 
 STALE_AFTER_S = 86400.0
 """An open incident whose subject was not checked for so long is shown as stale: its watchdog may not run any more."""
@@ -117,7 +117,7 @@ class Incident:
 def read_incident(record: Mapping[str, Any]) -> Incident:
     """The incident of a JSON record. Raise KeyError, TypeError or ValueError for any other record."""
     opened = record["opened"]
-    incident = from_record(Incident, {"seen": opened, "changed": opened, "looked": opened} | dict(record))
+    incident = from_record(Incident, {"seen": opened, "changed": opened, "looked": opened} | dict(record), strict=True)
     return incident if incident.worst >= incident.verdict else replace(incident, worst=incident.verdict)
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.incident import Incident, Silence, read_incident
 from resilience.errors import StateDirectoryError, UsageError
-from resilience.system.files import own_folder, read_regular, write_atomic
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.records import from_record, to_record
+from resilience.system.files import NotRegularFile, own_folder, read_regular, write_atomic
+from resilience.system.spare_folder import SpareFolder
 
 COPY_FRESH_S = 3600.0
 """An older copy is not believed: other nodes have gone on since."""
@@ -31,7 +31,7 @@ SILENCE_KEPT_S = 7 * 86400.0
 
 _JSON = ".json"
 _ACKNOWLEDGED = ".ack"
-_DAMAGED = (OddFile, UsageError, ValueError, KeyError, TypeError, RecursionError)
+_DAMAGED = (NotRegularFile, UsageError, ValueError, KeyError, TypeError, RecursionError)
 
 ContentT = TypeVar("ContentT")
 
@@ -228,7 +228,8 @@ class Ledger(_Store):
         incident = self.find(text, now)
         if not incident.is_open:
             raise UsageError(f"{incident.episode} is over already: {incident.check} {incident.subject}")
-        record = to_record(_Acknowledgement(acknowledged_by=by, acknowledged_at=now, acknowledged_note=note))
+        acknowledged = _Acknowledgement(acknowledged_by=by, acknowledged_at=now, acknowledged_note=note)
+        record = to_record(acknowledged, complete=True)
         name = incident.episode + _ACKNOWLEDGED
         self._write_for_watchdogs(name, _text(record), "acknowledgement", "acknowledge")
         return replace(incident, **record)
@@ -262,9 +263,9 @@ class Ledger(_Store):
 
     def _with_people(self, incident: Incident) -> Incident:
         def parse(content: bytes) -> Incident:
-            acknowledged = from_record(_Acknowledgement, json.loads(content))
+            acknowledged = from_record(_Acknowledgement, json.loads(content), strict=True)
             self._acknowledged[incident.fingerprint + _JSON] = incident.episode
-            return replace(incident, **to_record(acknowledged))
+            return replace(incident, **to_record(acknowledged, complete=True))
 
         return self._read(incident.episode + _ACKNOWLEDGED, "acknowledgement", parse) or incident
 
@@ -277,7 +278,7 @@ class Silences(_Store):
 
         `is_known`: whether this node knows incidents of this state.
         """
-        content = json.dumps(to_record(silence), indent=1).encode() + b"\n"
+        content = json.dumps(to_record(silence, complete=True), indent=1).encode() + b"\n"
         self._write_for_watchdogs(silence.id + _JSON, content, "silence", "silence", is_known=is_known)
 
     def active(self, now: float) -> tuple[Silence, ...]:
@@ -307,7 +308,7 @@ class Silences(_Store):
 
     def _all(self) -> list[Silence]:
         def parse(content: bytes) -> Silence:
-            return from_record(Silence, json.loads(content))
+            return from_record(Silence, json.loads(content), strict=True)
 
         names = [name for name in self.folder.names() if name.endswith(_JSON)]
         return [silence for name in names if (silence := self._read(name, "silence", parse)) is not None]
@@ -321,7 +322,7 @@ def silence_id(silence_of: str, by: str, now: float) -> str:
 
 def _file_of(incident: Incident) -> bytes:
     """The content of its file: an acknowledgement lies in another."""
-    record = to_record(incident)
+    record = to_record(incident, complete=True)
     for name in _Acknowledgement.__dataclass_fields__:
         del record[name]
     return _text(record)
@@ -336,6 +337,6 @@ def _text(record: dict[str, Any]) -> bytes:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, OddFile | UsageError):
+    if isinstance(error, NotRegularFile | UsageError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

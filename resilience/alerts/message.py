@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.codec import to_record
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
+from resilience.records import to_record
 
 MAX_NOTICES = 25
 """So many incidents are shown in full; the others are counted. Nobody reads more of them in a message."""
@@ -182,7 +182,7 @@ def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> d
     def short(record: dict[str, Any]) -> dict[str, Any]:
         return {key: shorten(value) if isinstance(value, str) else value for key, value in record.items()}
 
-    record = to_record(alert)
+    record = to_record(alert, complete=True)
     record["notices"] = [
         short(notice) | {"evidence": list(clean_lines(tuple(notice["evidence"])))}
         for notice in record["notices"][:MAX_NOTICES]

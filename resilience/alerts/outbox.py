@@ -22,7 +22,6 @@ from pathlib import Path
 
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channel_health import ChannelStore, expire
-from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.digest import (
     FOLD_AT,
     Line,
@@ -34,7 +33,9 @@ from resilience.alerts.digest import (
 )
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.system.spare_folder import OddFile, SpareFolder
+from resilience.records import from_record, to_record
+from resilience.system.files import NotRegularFile
+from resilience.system.spare_folder import SpareFolder
 
 LIMIT_BYTES = 16384
 """An alert is never longer in the outbox: evidence is cut first, then the last notices, which are still counted."""
@@ -111,7 +112,7 @@ def channel_of(name: str) -> str:
 
 def encode(entry: Entry) -> bytes:
     """An entry as JSON that `cat` shows as people write."""
-    record = to_record(entry)
+    record = to_record(entry, complete=True)
     if entry.covers:  # there may be thousands of lines: without their empty fields
         record["lines"] = [{k: v for k, v in line.items() if v not in ("", 0.0)} for line in record["lines"]]
     else:
@@ -125,7 +126,7 @@ def encode(entry: Entry) -> bytes:
 def decode(raw: bytes) -> Entry:
     """The entry that `encode` wrote. Raise ValueError for any other content."""
     try:
-        return from_record(Entry, json.loads(raw))
+        return from_record(Entry, json.loads(raw), strict=True)
     except (TypeError, RecursionError) as error:
         raise ValueError(f"it is no entry: {type(error).__name__}: {error}") from error
 
@@ -134,7 +135,7 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
     """The alert, cut to what may lie in the outbox: ten thousand of them must fit where the disk is nearly full."""
 
     def size(candidate: Alert) -> int:
-        return len(json.dumps(to_record(candidate), ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        return len(json.dumps(to_record(candidate, complete=True), ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
     for characters in _EVIDENCE_STEPS:
         if size(alert) <= limit_bytes:
@@ -364,7 +365,7 @@ class Outbox:
             entry = decode(raw)
             if entry.name != name:
                 raise ValueError("its content is another's")
-        except (OddFile, ValueError) as error:
+        except (NotRegularFile, ValueError) as error:
             aside = folder.set_aside(name)
             if folder is self._waiting:
                 self.damaged.add(name)

@@ -87,7 +87,7 @@ def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:
 
 def _loader(project: Project, name: str) -> Callable[[], tuple[Channel, Any]]:
     def load() -> tuple[Channel, Any]:
-        from resilience.settings.plugin_table import plugin_settings
+        from resilience.settings.convert import plugin_settings
 
         table = project.loaded.settings.channels.get(name)
         channel = channels().load(table.kind if table is not None else name)
@@ -123,7 +123,7 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
     def load() -> tuple[Channel, Any]:
         from dataclasses import replace
 
-        from resilience.settings.plugin_table import plugin_settings
+        from resilience.settings.convert import plugin_settings
 
         found = read_regular(project.loaded.state_dir / ".cron" / MAILTO_FOLDER / channel.removeprefix(MAILTO_PREFIX))
         if found is None:

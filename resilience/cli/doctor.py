@@ -71,8 +71,7 @@ def show(
     config: ConfigOption = None,
 ) -> None:
     """Show every setting that counts. Values that look like a secret are hidden."""
-    from resilience.settings.hide import hidden
-    from resilience.settings.show import rows
+    from resilience.settings.show import hidden, rows
 
     found = [hidden(row) for row in rows(open_project(config).loaded)]
     if as_json:

@@ -62,7 +62,7 @@ class Clerk:
 
         While an earlier child is at it, they wait for the next call. Raise OSError if no child can be made.
         """
-        from resilience.system.child_life import live
+        from resilience.system.child import answer_and_exit
 
         known = {(claim.key, claim.slot, claim.id) for claim in self._waiting}
         self._waiting += [claim for claim in claims if (claim.key, claim.slot, claim.id) not in known]
@@ -79,7 +79,7 @@ class Clerk:
             os.close(writing)
             raise
         if pid == 0:
-            live(lambda: self._work(entries), writing, LONGEST_S)
+            answer_and_exit(lambda: self._work(entries), writing, LONGEST_S)
         os.close(writing)
         self._pid, self._pipe, self._began, self._waiting = pid, reading, time.monotonic(), []
         self._received.clear()
@@ -109,7 +109,7 @@ class Clerk:
     def _over(self) -> Heard:
         import marshal
 
-        from resilience.system.child_life import HEADER
+        from resilience.system.child import HEADER
 
         os.close(self._pipe)
         with suppress(ChildProcessError):

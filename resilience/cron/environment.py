@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilience.base.mounts import LASTING
 from resilience.errors import ResilError
 from resilience.system.child import run_apart
-from resilience.system.storage import LASTING
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project

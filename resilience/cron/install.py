@@ -269,7 +269,7 @@ def _taken_back(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
 def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
     """Have nobody miss what was never installed: a `resil cron run` that ended, a tick by hand."""
     from resilience.cron_late import INSTALLED, is_late
-    from resilience.system.clock import iso_time
+    from resilience.system.world import iso_time
 
     try:
         beat = cron.state.heartbeat()

@@ -58,7 +58,7 @@ def spelled(installation: Installation, project: Project) -> str:
 
 def who(installation: Installation, project: Project) -> str:
     """`alice has crontab on login1 do that since 2026-11-20T19:00:00+01:00`."""
-    from resilience.system.clock import iso_time
+    from resilience.system.world import iso_time
 
     by = "you have" if installation.by == project.world.host.user else f"{installation.by} has"
     return f"{by} {installation.driver} on {installation.host} do that since {iso_time(installation.time)}"

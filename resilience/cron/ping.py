@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from resilience.errors import ResilError, SettingsError
-from resilience.system.detached import Detached, start_detached
+from resilience.system.child import Detached, start_detached
 from resilience.system.files import make_folder, read_regular, write_atomic
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.system.files import explain_os_error, make_folder, read_regular, sync_folder
-from resilience.system.process_tree import is_alive, start_ticks
+from resilience.base.files import sync_directory
+from resilience.base.processes import is_same, pid_space, start_ticks
+from resilience.system.files import explain_os_error, make_folder, read_regular
 
 KEPT_SLOTS = 8
 """So many taken slots of an entry stay as files: a scheduler that lags behind still finds that its slot was taken."""
@@ -73,7 +74,7 @@ class Claim(NamedTuple):
         where, pid, ticks, began = self.owner.split("-")
         if where != machine():
             return abs(now - float(began)) > FOREIGN_OPEN_S
-        return not is_alive(int(pid)) or start_ticks(int(pid)) != int(ticks)
+        return not is_same(int(pid), int(ticks))
 
 
 class Slots:
@@ -123,7 +124,7 @@ class Slots:
             create_once(mine, content, mode=self._file_mode)
             if link_once(mine, place, content, mode=self._file_mode):
                 undo = (place, mine)
-                sync_folder(self._slots)
+                sync_directory(self._slots)
                 undo = () if self._tidy(key, slot, clock) else undo
         except OSError as error:
             raise explain_os_error(error, "take the slot", Path(place)) from error
@@ -277,9 +278,5 @@ def _owner(now: float) -> str:
 @cache
 def machine() -> str:
     """This boot of this machine, and the namespace that process numbers belong to (pid_namespaces(7))."""
-    facts = [os.uname().nodename]
-    with suppress(OSError):
-        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
-    with suppress(OSError):
-        facts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115
-    return f"{crc32(' '.join(facts).encode('utf-8', 'surrogateescape')):08x}"
+    facts = " ".join((os.uname().nodename, *pid_space()))
+    return f"{crc32(facts.encode('utf-8', 'surrogateescape')):08x}"

@@ -15,7 +15,7 @@ from resilience.cron import digest as cron_digest
 from resilience.cron import notes
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
-from resilience.system.detached import Detached, start_detached
+from resilience.system.child import Detached, start_detached
 from resilience.system.files import make_folder, read_regular, write_atomic
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from resilience.finding import Verdict
 from resilience.quantities import quote_toml
 from resilience.settings.load import FILE_NAME
 from resilience.system.files import make_folder, write_atomic
-from resilience.system.ports import Runner
 from resilience.system.process import Completed
-from resilience.system.world import World
+from resilience.system.world import Runner, World
 
 ValueT = TypeVar("ValueT")
 COMMAND_S = 30.0

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 
 from resilience import layout
+from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
 from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, guarded, nearest_existing, try_to_write
 from resilience.errors import ResilError, SettingsError, UsageError
@@ -16,7 +17,6 @@ from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
-from resilience.system.mounts import MEMORY_TYPES, current_mounts, mount_of
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 

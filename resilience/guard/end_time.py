@@ -20,8 +20,8 @@ import math
 import os
 import time
 
-from resilience.guard.background import BackgroundCall
-from resilience.guard.small_files import read_regular
+from resilience.base.background import BackgroundCall
+from resilience.base.files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class EndTime:
         self.every_s = every_s if ask is not None else 0.0
         self.checked_at: float | None = None
         self._ask = ask
-        self._question: BackgroundCall | None = None
+        self._question: BackgroundCall[float | None] | None = None
         self._begun_at: float | None = None
 
     @property
@@ -96,7 +96,7 @@ class EndTime:
         if self.can_ask and self._question is None and self._ask is not None:
             self._begun_at = now
             try:
-                self._question = BackgroundCall(self._ask, "end-time")
+                self._question = BackgroundCall(self._ask, "resil-end-time").start()
             except RuntimeError:  # no more threads: nothing is learned, and the training goes on
                 self.checked_at = now
 

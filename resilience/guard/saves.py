@@ -300,7 +300,7 @@ def _exited(code: int | None) -> bool:
 
 def _poll_waiting(manager: Any) -> Poll:
     """A thread waits for what can only be waited for."""
-    from resilience.guard.background import BackgroundCall
+    from resilience.base.background import BackgroundCall
 
     def wait() -> bool:
         manager.wait_until_finished()
@@ -309,7 +309,7 @@ def _poll_waiting(manager: Any) -> Poll:
             check()
         return True
 
-    waiting = BackgroundCall(wait, "save-waiter")
+    waiting = BackgroundCall(wait, "resil-save-waiter").start()
     return lambda: waiting.is_over and waiting.result()
 
 

@@ -6,16 +6,26 @@ The batch script exports what was set as `RESIL_GUARD__KEY`; `from_env` reads th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from resilience.errors import GuardError, QuantityError
 from resilience.layout import GUARD_PREFIX
-from resilience.quantities import parse_bytes, parse_duration_s, parse_percent
+from resilience.messages import nearest, suggest
+from resilience.quantities import parse_bool, parse_in_unit
 
-_TRUE = {"true", "yes", "on", "1"}
-_FALSE = {"false", "no", "off", "0"}
+_DAY_S, _EIB = 86400.0, 2.0**60
+
+
+def _within(default: float, low: float, high: float) -> Any:
+    """A field of numbers from `low` to `high`."""
+    return field(default=default, metadata={"range": (low, high)})
+
+
+def _one_of(default: str, *others: str) -> Any:
+    """A field of these words, the first of them where nothing is said."""
+    return field(default=default, metadata={"choices": (default, *others)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,87 +86,52 @@ class GuardSettings:
         force_exit: auto (in jobs of a resil template), on, or off.
     """
 
-    poll_s: float = 5.0
-    beat_s: float = 10.0
-    mirror: str = "auto"
+    poll_s: float = _within(5.0, 0.01, 3600.0)
+    beat_s: float = _within(10.0, 0.05, 3600.0)
+    mirror: str = _one_of("auto", "process", "thread", "off")
     kill_switch: bool = True
-    kill_timeout_s: float = 0.0
+    kill_timeout_s: float = _within(0.0, 0.0, 7 * _DAY_S)
     save_switch: bool = True
-    switch_owners: str = ""
+    switch_owners: str = _one_of("", "owner", "group", "any")
     superseded: bool = True
     cron: bool = True
     signals: tuple[str, ...] = ("USR1", "TERM")
     host_memory: bool = True
-    host_memory_percent: float = 95.0
-    host_memory_free_bytes: int = 0
+    host_memory_percent: float = _within(95.0, 1.0, 100.0)
+    host_memory_free_bytes: int = _within(0, 0, _EIB)
     host_memory_forecast: bool = True
-    shm_percent: float = 95.0
-    gpu_memory: str = "auto"
-    gpu_memory_free_bytes: int = 512 * 2**20
+    shm_percent: float = _within(95.0, 1.0, 100.0)
+    gpu_memory: str = _one_of("auto", "on", "off")
+    gpu_memory_free_bytes: int = _within(512 * 2**20, 0, _EIB)
     gpu_memory_collect: bool = False
     walltime: bool = True
-    stop_after: float = 0.0
-    walltime_safety: float = 1.5
-    walltime_margin_s: float = 10.0
-    walltime_ask_s: float = 120.0
-    first_save_s: float = 60.0
-    save_overlap: str = "wait"
-    loss_nonfinite: str = "stop"
-    loss_nonfinite_in_a_row: int = 1
-    loss_spike: str = "report"
-    loss_spike_mads: float = 10.0
-    loss_spike_in_a_row: int = 3
-    loss_window: int = 200
-    round_s: float = 10.0
-    agreement_timeout_s: float = 300.0
-    join_timeout_s: float = 60.0
-    skew_steps: int = 16
-    decide_by: str = "step"
-    on_leader_lost: str = "save_alone"
+    stop_after: float = _within(0.0, 0.0, 366 * _DAY_S)
+    walltime_safety: float = _within(1.5, 1.0, 100.0)
+    walltime_margin_s: float = _within(10.0, 0.0, _DAY_S)
+    walltime_ask_s: float = _within(120.0, 0.0, _DAY_S)
+    first_save_s: float = _within(60.0, 0.0, _DAY_S)
+    save_overlap: str = _one_of("wait", "skip")
+    loss_nonfinite: str = _one_of("stop", "save", "save_and_stop", "report", "off")
+    loss_nonfinite_in_a_row: int = _within(1, 1, 10**6)
+    loss_spike: str = _one_of("report", "save", "off")
+    loss_spike_mads: float = _within(10.0, 1.0, 10.0**6)
+    loss_spike_in_a_row: int = _within(3, 1, 10**6)
+    loss_window: int = _within(200, 20, 10**5)
+    round_s: float = _within(10.0, 0.1, 3600.0)
+    agreement_timeout_s: float = _within(300.0, 1.0, 7 * _DAY_S)
+    join_timeout_s: float = _within(60.0, 0.0, _DAY_S)
+    skew_steps: int = _within(16, 0, 2**31)
+    decide_by: str = _one_of("step", "time")
+    on_leader_lost: str = _one_of("save_alone", "stop", "wait")
     interface: str = ""
-    exit_timeout_s: float = 900.0
-    force_exit: str = "auto"
+    exit_timeout_s: float = _within(900.0, 0.0, 7 * _DAY_S)
+    force_exit: str = _one_of("auto", "on", "off")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check(field.name, getattr(self, field.name), type(field.default), field.name)
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name), setting.name)
 
 
-_CHOICES = {
-    "mirror": ("auto", "process", "thread", "off"),
-    "switch_owners": ("", "owner", "group", "any"),
-    "gpu_memory": ("auto", "on", "off"),
-    "loss_nonfinite": ("stop", "save", "save_and_stop", "report", "off"),
-    "loss_spike": ("report", "save", "off"),
-    "force_exit": ("auto", "on", "off"),
-    "save_overlap": ("wait", "skip"),
-    "decide_by": ("step", "time"),
-    "on_leader_lost": ("save_alone", "stop", "wait"),
-}
-_DAY_S, _EIB = 86400.0, 2.0**60
-_RANGES = {
-    "poll_s": (0.01, 3600.0),
-    "beat_s": (0.05, 3600.0),
-    "kill_timeout_s": (0.0, 7 * _DAY_S),
-    "host_memory_percent": (1.0, 100.0),
-    "host_memory_free_bytes": (0, _EIB),
-    "shm_percent": (1.0, 100.0),
-    "gpu_memory_free_bytes": (0, _EIB),
-    "stop_after": (0.0, 366 * _DAY_S),
-    "walltime_safety": (1.0, 100.0),
-    "walltime_margin_s": (0.0, _DAY_S),
-    "walltime_ask_s": (0.0, _DAY_S),
-    "first_save_s": (0.0, _DAY_S),
-    "loss_nonfinite_in_a_row": (1, 10**6),
-    "loss_spike_mads": (1.0, 10.0**6),
-    "loss_spike_in_a_row": (1, 10**6),
-    "loss_window": (20, 10**5),
-    "round_s": (0.1, 3600.0),
-    "agreement_timeout_s": (1.0, 7 * _DAY_S),
-    "join_timeout_s": (0.0, _DAY_S),
-    "skew_steps": (0, 2**31),
-    "exit_timeout_s": (0.0, 7 * _DAY_S),
-}
 _SIGNALS = ("USR1", "USR2", "TERM", "HUP", "INT")
 _UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps", "stop_after": " s"}
 
@@ -168,44 +143,54 @@ def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings
     variable sets nothing, except for `signals`: no signal. Raise GuardError, naming the setting or the variable, if a
     name is unknown, with the nearest one, or if a value means nothing, with what it may be.
     """
-    kinds = {field.name: type(field.default) for field in fields(GuardSettings)}
+    settings = {setting.name: setting for setting in fields(GuardSettings)}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if variable.startswith(GUARD_PREFIX):
-            name = variable.removeprefix(GUARD_PREFIX).lower()
-            _check_name(name, kinds, variable)
-            if text.strip() or kinds[name] is tuple:
-                values[name] = _read(name, text, kinds[name], variable)
+            setting = _setting(variable.removeprefix(GUARD_PREFIX).lower(), settings, variable)
+            if text.strip() or _kind(setting) is tuple:
+                values[setting.name] = _read(setting, text, variable)
     for name, value in arguments.items():
-        _check_name(name, kinds, name)
-        values[name] = _read(name, value, kinds[name], name)
+        values[name] = _read(_setting(name, settings, name), value, name)
     return GuardSettings(**values)
 
 
-def _read(name: str, value: Any, kind: type, shown: str) -> Any:
+def _setting(name: str, settings: Mapping[str, Field[Any]], shown: str) -> Field[Any]:
+    if name not in settings:
+        raise GuardError(f"the guard knows no setting {shown!r}", hint=suggest(name, settings))
+    return settings[name]
+
+
+def _kind(setting: Field[Any]) -> type:
+    return type(setting.default)
+
+
+def _read(setting: Field[Any], value: Any, shown: str) -> Any:
     """Convert a value and check it at once, so that the message shows what was written, and where."""
     try:
-        converted = _convert(name, value, kind)
+        converted = _convert(setting, value)
     except QuantityError as error:
         raise GuardError(f"{shown} = {_short(value)}: {error.message}", hint=error.hint) from None
     except (TypeError, ValueError, ArithmeticError):
-        raise _impossible(shown, value, kind, name) from None
-    _check(name, converted, kind, shown)
+        raise _impossible(setting, value, shown) from None
+    _check(setting, converted, shown)
     return converted
 
 
-def _check(name: str, value: Any, kind: type, shown: str) -> None:
-    """Raise GuardError if the setting `name` cannot have this value."""
+def _check(setting: Field[Any], value: Any, shown: str) -> None:
+    """Raise GuardError if the setting cannot have this value."""
+    kind, name = _kind(setting), setting.name
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not (is_number if kind in (int, float) else isinstance(value, kind)):
-        raise _impossible(shown, value, kind, name)
+        raise _impossible(setting, value, shown)
     if kind is tuple:
         for signal in value:
             _check_signal(signal, shown)
-    if name in _CHOICES:
-        _check_choice(shown, value, _CHOICES[name])
-    if name in _RANGES:
-        low, high = _RANGES[name]
+    choices = setting.metadata.get("choices")
+    if choices and value not in choices:
+        raise GuardError(f"{shown} = {_short(value)} is not possible", hint=suggest(value, filter(None, choices)))
+    if "range" in setting.metadata:
+        low, high = setting.metadata["range"]
         if name.endswith("_percent") and 0 < value <= 1:
             hint = f"percentages go to 100: {name} = {value * 100:g} is probably meant"
             raise GuardError(f"{shown} = {value:g} means {value:g} %, which every machine exceeds", hint=hint)
@@ -214,41 +199,28 @@ def _check(name: str, value: Any, kind: type, shown: str) -> None:
             raise GuardError(f"{shown} = {_short(value)} is out of range", hint=hint)
 
 
-def _check_name(name: str, known: Iterable[str], shown: str) -> None:
-    if name not in known:
-        near = _nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"there are: {', '.join(known)}"
-        raise GuardError(f"the guard knows no setting {shown!r}", hint=hint)
-
-
-def _check_choice(shown: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = _nearest(value, choices)
-        hint = f"did you mean {near}?" if near else f"there are: {', '.join(filter(None, choices))}"
-        raise GuardError(f"{shown} = {_short(value)} is not possible", hint=hint)
-
-
 def _check_signal(name: Any, shown: str) -> None:
     if name in _SIGNALS:
         return
     hint = f"there are: {', '.join(_SIGNALS)}"
     if name in ("KILL", "STOP"):
         hint = f"no process can catch SIG{name} (signal(7)), so nothing can be saved at it; {hint}"
-    elif isinstance(name, str) and (near := _nearest(name, _SIGNALS)):
+    elif isinstance(name, str) and (near := nearest(name, _SIGNALS)):
         hint = f"did you mean {near}? {hint}"
     raise GuardError(f"{shown} = {_short(name)} is not possible", hint=hint)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches  # only for what is wrong: it costs milliseconds
-
-    return next(iter(get_close_matches(word[:100], list(known), n=1, cutoff=0.5)), "")
-
-
-def _impossible(shown: str, value: Any, kind: type, name: str) -> GuardError:
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", tuple: "names of signals"}
-    of = f", in{_unit(name)}" if kind in (int, float) and _unit(name) else ""
-    return GuardError(f"{shown} = {_short(value)} is not possible", hint=f"it may be {wanted[kind]}{of}")
+def _impossible(setting: Field[Any], value: Any, shown: str) -> GuardError:
+    kinds = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+        tuple: "names of signals",
+    }
+    kind, unit = _kind(setting), _unit(setting.name)
+    of = f", in{unit}" if kind in (int, float) and unit else ""
+    return GuardError(f"{shown} = {_short(value)} is not possible", hint=f"it may be {kinds[kind]}{of}")
 
 
 def _unit(name: str) -> str:
@@ -263,35 +235,30 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _convert(name: str, value: Any, kind: type) -> Any:
+def _convert(setting: Field[Any], value: Any) -> Any:
+    kind, choices = _kind(setting), setting.metadata.get("choices", ())
     if kind is bool:
-        return _truth(value)
+        if not isinstance(value, int | str):
+            raise ValueError
+        return parse_bool(str(value))
     if kind is tuple:
         return _signal_names(value)
     if isinstance(value, bool):
-        if kind is str and "on" in _CHOICES.get(name, ()):
+        if "on" in choices:
             return "on" if value else "off"
         raise ValueError
     if kind is str:
         if not isinstance(value, str):
             raise ValueError
-        return value.strip().lower() if name in _CHOICES else value.strip()
+        return value.strip().lower() if choices else value.strip()
     if isinstance(value, str):
-        value = _quantity(name, value)
+        value = parse_in_unit("stop_after_s" if setting.name == "stop_after" else setting.name, value)
     if kind is float:
         return float(value)
     whole = value if isinstance(value, int) else float(value)
     if isinstance(whole, float) and not math.isnan(whole) and whole != math.floor(whole):
         raise ValueError
     return int(whole)
-
-
-def _truth(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int | str) and str(value).strip().lower() in _TRUE | _FALSE:
-        return str(value).strip().lower() in _TRUE
-    raise ValueError
 
 
 def _signal_names(value: Any) -> tuple[str, ...]:
@@ -308,17 +275,3 @@ def _signal_names(value: Any) -> tuple[str, ...]:
         raise TypeError
     names = [word.name if isinstance(word, signal.Signals) else str(word).strip().upper() for word in value]
     return tuple(dict.fromkeys(name.removeprefix("SIG") for name in names))
-
-
-def _quantity(name: str, text: str) -> float:
-    """A number in the setting's own unit, whether the text has a unit or not."""
-    if name.endswith("_bytes"):
-        return parse_bytes(text)
-    if name.endswith("_percent"):
-        return parse_percent(text)
-    if _unit(name) == " s":
-        try:
-            return float(text)
-        except ValueError:
-            return parse_duration_s(text)
-    return float(text)

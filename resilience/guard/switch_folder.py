@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import time
 
 from resilience import layout
-from resilience.guard.background import BackgroundCall
-from resilience.guard.small_files import kind_of, open_folder, read_regular, remove_same
-from resilience.switch import OwnerPolicy, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
+from resilience.base.files import open_directory, read_regular, remove_same
+from resilience.base.switches import find_switch, name_of_group, name_of_user, recorded_policy, refusal_of
+from resilience.switch import OwnerPolicy, Switch, parse_switch, policy_of_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
     Identity = tuple[int, int, int]
 
-NAME_S = 2.0
-"""How long the system may take to tell somebody's name: a directory service that is down must not hold a switch up."""
 QUIET_S = 600.0
 """The same trouble is told again when there was none for so long."""
 
@@ -72,7 +68,7 @@ class SwitchFolder:
         self._refused: dict[str, tuple[Identity, str]] = {}
         self._troubled: set[str] = set()
         self._told: set[str] = set()
-        self._names: dict[tuple[str, int], str] = {}
+        self._names: dict[tuple[Callable[[int], str], int], str] = {}
         self._last_trouble = 0.0
 
     def look(self, kind: str, *, ours_too: bool = False) -> FoundSwitch | None:
@@ -81,7 +77,7 @@ class SwitchFolder:
         With `ours_too`, a file of this process's own user is obeyed whatever the policy.
         """
         try:
-            folder = open_folder(self.path)
+            folder = open_directory(self.path)
             try:
                 found = self._find(kind, folder, ours_too)
             finally:
@@ -95,35 +91,22 @@ class SwitchFolder:
     def remove(self, found: FoundSwitch) -> bool:
         """Remove a switch that was obeyed; False if it is gone, or another lies there now. Raise OSError."""
         inode, mtime_ns, _ = found.identity
-        folder = open_folder(self.path)
+        folder = open_directory(self.path)
         try:
-            return remove_same(found.switch.kind, inode, mtime_ns, folder=folder)
+            return remove_same(found.switch.kind, inode, mtime_ns, directory=folder)
         finally:
             os.close(folder)
 
     def _find(self, kind: str, folder: int, ours_too: bool) -> FoundSwitch | None:
-        try:
-            info = os.stat(kind, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
+        file = find_switch(kind, folder)
+        if file is None:
             self._refused.pop(kind, None)
             return None
-        odd = kind_of(info)
-        if odd:  # not even opened: that may wake a writer, or rewind a tape
-            self._refuse(kind, info, f"it is {odd}, not a regular file")
+        content, info, odd = file
+        if odd:
+            self._refuse(kind, info, odd)
             return None
-        content = b""
-        try:
-            read = read_regular(kind, folder=folder)
-            if read is None:
-                return None
-            content, info = read
-        except PermissionError:
-            pass  # a colleague's umask closed the file to us. That it lies there is the wish
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EINVAL):
-                return None  # no regular file any more; the next look names it
-            raise
-        who = self._name_of_user(info.st_uid)
+        who = self._name(name_of_user, info.st_uid)
         refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, folder)
         try:
             switch = parse_switch(kind, content, who=who, written=info.st_mtime, run=self.run, refusal=refusal)
@@ -139,10 +122,7 @@ class SwitchFolder:
     def _refusal(self, info: os.stat_result, who: str, folder: int) -> str:
         """Why the owner of this file may not steer the run; empty when he may."""
         run = os.stat(self.place.run_dir)
-        policy = self._policy(folder)
-        if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
-            return ""
-        return refuse_owner(policy, who, self._name_of_group(info.st_gid))
+        return refusal_of(info, self._policy(folder), run, who=who, group=lambda gid: self._name(name_of_group, gid))
 
     def _policy(self, folder: int) -> OwnerPolicy:
         """Whose switches are obeyed: as set, else as the run was submitted, so that its batch shell and its training
@@ -154,41 +134,18 @@ class SwitchFolder:
             if read is not None:
                 import tomllib
 
-                recorded = tomllib.loads(read[0].decode()).get("run")
-                if isinstance(recorded, dict):
-                    return OwnerPolicy(
-                        recorded.get("switch_owners")
-                        or (OwnerPolicy.GROUP if recorded.get("group") else OwnerPolicy.OWNER)
-                    )
+                recorded = recorded_policy(tomllib.loads(read[0].decode()))
+                if recorded is not None:
+                    return recorded
         except (OSError, ValueError, RecursionError, ImportError):
             pass
         return policy_of_mode(os.fstat(folder).st_mode)
 
-    def _name_of_user(self, uid: int) -> str:
-        def ask() -> str:
-            import pwd
-
-            return pwd.getpwuid(uid).pw_name
-
-        return self._name("user", uid, ask)
-
-    def _name_of_group(self, gid: int) -> str:
-        def ask() -> str:
-            import grp
-
-            return grp.getgrgid(gid).gr_name
-
-        return self._name("group", gid, ask)
-
-    def _name(self, kind: str, number: int, ask: Callable[[], str]) -> str:
-        """Asked once, for `NAME_S` at most, else the number: names come from servers, which may be down."""
-        if (kind, number) not in self._names:
-            asking = BackgroundCall(ask, "name")
-            self._names[kind, number] = str(number)
-            if asking.wait(NAME_S):
-                with contextlib.suppress(KeyError, OSError, ImportError):
-                    self._names[kind, number] = asking.result()
-        return self._names[kind, number]
+    def _name(self, ask: Callable[[int], str], number: int) -> str:
+        """Asked once: a thread stays behind where there is no answer."""
+        if (ask, number) not in self._names:
+            self._names[ask, number] = ask(number)
+        return self._names[ask, number]
 
     # ---- what is told, once ------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from resilience.runs.submit_plan import read_own_script, split_signal
 from resilience.runs.templates.directives import parse_directives
 from resilience.settings.load import FILE_NAME
 from resilience.submission import ArrayExpression, serial_array
-from resilience.system.files import make_folder, write_atomic
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import make_folder, shipped_folder, write_atomic
 
 _TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
 """Of the directives below, those that become `name`, `array` and `signal_lead_s`."""

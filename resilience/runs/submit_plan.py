@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from resilience import layout
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
@@ -22,7 +23,6 @@ from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings, Settings
 from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
 from resilience.system.files import read_lines, read_regular
-from resilience.system.mounts import current_mounts, mount_of
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
 _LEAD = re.compile(r"[0-9]{1,18}")

@@ -7,21 +7,21 @@ accepted, and never blocks.
 
 from __future__ import annotations
 
-import grp
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import layout
+from resilience.base.files import open_directory
+from resilience.base.switches import find_switch, name_of_user, recorded_policy, refusal_of
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.quantities import quote_toml
 from resilience.runs import queue_cache
-from resilience.runs.run_directory import RunDirectory, user_name
-from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, is_obeyed, parse_switch, policy_of_mode, refuse_owner
-from resilience.system.clock import iso_time
-from resilience.system.files import FULL, explain_os_error, read_regular, write_atomic
+from resilience.runs.run_directory import RunDirectory
+from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, parse_switch, policy_of_mode
+from resilience.system.files import FULL, explain_os_error, write_atomic
+from resilience.system.world import iso_time
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -43,14 +43,10 @@ def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
     Raise StateDirectoryError if even those cannot be read.
     """
     try:
-        recorded = directory.settings().get("run")
+        recorded = recorded_policy(directory.settings())
     except StateDirectoryError:
         recorded = None
-    if isinstance(recorded, dict):
-        requested = recorded.get("switch_owners") or ("group" if recorded.get("group") else "owner")
-        if requested in set(OwnerPolicy):
-            return OwnerPolicy(requested)
-    return policy_of(directory)
+    return recorded or policy_of(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,26 +142,23 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     """
     path = directory.path / layout.SWITCHES / kind
     try:
-        found = read_regular(path)
-    except StateDirectoryError as error:
-        if error.transient:
-            raise
-        unreadable = _regular_file(path) if isinstance(error.__cause__, PermissionError) else None
-        if unreadable is None:
-            return Switch(kind, "?", 0.0, honoured=False, refusal=error.message)
-        # A colleague's umask denies us the content. The file alone is the request; its text is only a comment.
-        found = b"", unreadable
+        switches = open_directory(path.parent)
+        try:
+            found = find_switch(kind, switches)
+        finally:
+            os.close(switches)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        explained = explain_os_error(error, "read", path)
+        if explained.transient:
+            raise explained from error
+        return Switch(kind, "?", 0.0, honoured=False, refusal=explained.message)
     if found is None:
         return None
-    content, info = found
-    return parse_switch(
-        kind,
-        content,
-        who=user_name(info.st_uid),
-        written=info.st_mtime,
-        run=directory.run,
-        refusal=_refusal(info, directory, policy),
-    )
+    who = name_of_user(found.info.st_uid)
+    refusal = found.refusal or refusal_of(found.info, policy, directory.stat(), who=who)
+    return parse_switch(kind, found.content, who=who, written=found.info.st_mtime, run=directory.run, refusal=refusal)
 
 
 def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
@@ -189,25 +182,3 @@ def _remove(path: Path) -> bool:
     except OSError as error:
         raise explain_os_error(error, "remove", path) from error
     return True
-
-
-def _refusal(info: os.stat_result, directory: RunDirectory, policy: OwnerPolicy) -> str:
-    run = directory.stat()
-    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
-        return ""
-    return refuse_owner(policy, user_name(info.st_uid), _group_name(info.st_gid))
-
-
-def _regular_file(path: Path) -> os.stat_result | None:
-    try:
-        info = path.lstat()
-    except OSError:
-        return None
-    return info if stat.S_ISREG(info.st_mode) else None
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

@@ -45,7 +45,7 @@ class AlertPolicy:
 
 
 class EscalationStep(NamedTuple):
-    """Who is told as well, when nobody has acknowledged for so long after the first were told."""
+    """Channels to notify as well while nobody has acknowledged, so long after the first notification."""
 
     after_s: float
     channels: tuple[str, ...]
@@ -83,7 +83,7 @@ class QuietHours(NamedTuple):
     end_minute: int
 
     def cover(self, minute: int) -> bool:
-        """Whether a minute of the day lies within."""
+        """Return whether a minute of the day lies within."""
         if self.start_minute < self.end_minute:
             return self.start_minute <= minute < self.end_minute
         return minute >= self.start_minute or minute < self.end_minute

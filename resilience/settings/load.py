@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from resilience.errors import SettingsError, StateDirectoryError
 from resilience.settings.alert_policy import AlertPolicy
-from resilience.settings.convert import convert_table, unknown_key
-from resilience.settings.plugin_table import read_table
+from resilience.settings.convert import convert_table, read_table, unknown_key
 from resilience.settings.sections import (
     AttemptSettings,
     RunSettings,
@@ -43,7 +42,7 @@ _OWNERS: dict[str, type] = {
     "alert": AlertPolicy,
 }
 _GUARD = "guard"
-"""The guard reads its table itself (settings/guard_table.py), and is loaded only where there is one."""
+"""The guard reads its table itself (settings/convert.py), and is loaded only where there is one."""
 _CRON = "cron"
 """Loaded only where there is one as well: a watchdog that cron runs every minute needs none of it."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
@@ -155,7 +154,7 @@ def load(
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
+    """Return whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
     try:
         path.lstat()
         if path.is_file():
@@ -209,7 +208,7 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
         elif name == _GUARD:
             if table:  # `resil init` writes the heading, and nothing below it
-                from resilience.settings.guard_table import convert_guard_table
+                from resilience.settings.convert import convert_guard_table
 
                 arguments[name] = convert_guard_table(table, where)
         elif name == _CRON:

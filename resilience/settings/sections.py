@@ -106,7 +106,7 @@ class WatchSettings:
 class PluginTable(NamedTuple):
     """A table that belongs to a plugin, as it was written: [watch.NAME] or [channel.NAME].
 
-    Its plugin's dataclass reads it when it is needed (settings/plugin_table.py): `resil status` loads no watchdog.
+    Its plugin's dataclass reads it when it is needed (settings/convert.py): `resil status` loads no watchdog.
 
     Attributes:
         kind: the plugin's name. The table's own, unless it says `kind = "fs"`: so there may be several of a kind.

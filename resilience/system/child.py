@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
+import io
 import marshal
 import os
+import select
 import selectors
 import signal
 import struct
@@ -22,12 +25,12 @@ import sys
 import time
 from binascii import crc32
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from resilience.errors import ProbeError, ResilError
-from resilience.system.child_life import BLOCKED, HEADER, KINDS, LIMIT_BYTES, MAGIC, live
-from resilience.system.process_tree import descendants, is_alive, is_waiting_in_kernel, switches
+from resilience.base.files import write_all
+from resilience.base.processes import descendants, is_alive, is_waiting_in_kernel, switches
+from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, SettingsError, UsageError
 
 GRACE_S = 0.2
 """How long a killed child may take to end, and a waiting one to go on, before it is abandoned."""
@@ -41,6 +44,20 @@ BEGINNING_S = 0.25
 MOST = 400
 """Never more children than this: there are 1024 file descriptors, and other people on this machine."""
 
+LIMIT_BYTES = 64 * 2**20
+"""No answer is larger."""
+
+HEADER = struct.Struct("<4sQI")
+"""Before each answer: its magic number, its length in bytes, its CRC-32. Then come marshal's bytes."""
+
+_MAGIC = b"rsl1"
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals that must wait until the child has handlers of its own: ours would believe itself in the parent."""
+
+_RESET = (*_BLOCKED, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2)
+_KINDS: tuple[type[ResilError], ...] = (SettingsError, UsageError, SchedulerUnavailable, NotSupported)
+"""Errors that keep their class on the way to the parent; the others arrive as ProbeError."""
+
 _CHUNK_BYTES = 2**18
 _NO_ROOM = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _leaving: set[int] = set()
@@ -50,7 +67,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Answer(NamedTuple):
-    """What became of one child.
+    """The result of one child.
 
     Attributes:
         value: what its function returned.
@@ -137,7 +154,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                     crowded = crowded or now
                 if crowded is not None and now - crowded > longest_s:  # and nobody has answered since
                     while waiting:
-                        error = ProbeError("not looked at: too many other looks hang", transient=True)
+                        error = ProbeError("not probed: too many other probes hang", transient=True)
                         yield waiting.popleft()[0], Answer(error=error)
         finally:
             _end_all(children.values())
@@ -172,13 +189,12 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float, children: dict[
     if len(_leaving) >= AT_ONCE:
         reap(GRACE_S)  # on a busy machine who has answered may not have ended yet, and is a process all the same
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    # No handler of ours may run in the child before it has its own: it would believe itself the parent.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         now = time.monotonic()
-        pid = _fork()
+        pid = fork()
         if pid == 0:
-            live(work, writing, deadline_s)
+            answer_and_exit(work, writing, deadline_s)
         children[pid] = child = _Child(key, pid, reading, now, deadline_s)
     except OSError:
         os.close(reading)
@@ -187,18 +203,6 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float, children: dict[
         os.close(writing)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child
-
-
-def _fork() -> int:
-    if tuple(sys.version_info) < (3, 12):
-        return os.fork()
-    # Python warns of forks beside threads: a lock may be held. The one thread that we start (system/process.py) holds
-    # none that a child takes, and the interpreter renews its own.
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _receive(child: _Child) -> bool:
@@ -214,24 +218,24 @@ def _receive(child: _Child) -> bool:
 
 
 def _answer_of(child: _Child) -> Answer:
-    """What a child that has ended, or has said everything, had to say."""
+    """The answer of a child that has ended, or has written all of its answer."""
     took_s = time.monotonic() - child.started
     _leaving.add(child.pid)
     raw = bytes(child.received[HEADER.size :])
     try:
         magic, length, checksum = HEADER.unpack_from(child.received)
-        if (magic, length, checksum) != (MAGIC, len(raw), crc32(raw)):
+        if (magic, length, checksum) != (_MAGIC, len(raw), crc32(raw)):
             raise ValueError
         kind, value, said = marshal.loads(raw)
     except (struct.error, ValueError, EOFError, TypeError):
-        return Answer(error=ProbeError(f"the look ended without an answer: {_end_of(child)}"), took_s=took_s)
+        return Answer(error=ProbeError(f"the probe ended without an answer: {_end_of(child)}"), took_s=took_s)
     error: ResilError | None = None
     if kind == "error":
         name, message, hint, transient = value
-        owner = next((owner for owner in KINDS if owner.__name__ == name), ProbeError)
+        owner = next((owner for owner in _KINDS if owner.__name__ == name), ProbeError)
         error, value = owner(message, hint=hint, transient=transient), None
     elif kind == "fault":
-        error, value = ProbeError(f"the look failed: {value[0]}", hint=value[1] or "this is a bug of the look"), None
+        error, value = ProbeError(f"the probe failed: {value[0]}", hint=value[1] or "this is a bug of the probe"), None
     return Answer(value, error, took_s, said=said)
 
 
@@ -251,7 +255,7 @@ def _end_of(child: _Child) -> str:
 def _not_started(error: OSError) -> Answer:
     return Answer(
         error=ProbeError(
-            f"no process could be started for the look: {error.strerror}",
+            f"no process could be started for the probe: {error.strerror}",
             hint="see `ulimit -u`, `ulimit -n` and the memory of this machine",
             transient=True,
         )
@@ -296,7 +300,7 @@ def _kill(pid: int) -> tuple[int, ...]:
 
 
 def _end_all(children: Collection[_Child]) -> None:
-    """Whoever asked has gone away."""
+    """End all children: the caller takes no more answers."""
     for child in children:
         if not child.killed:
             _kill(child.pid)
@@ -322,3 +326,172 @@ def reap(grace_s: float = 0.0) -> None:
             return
         time.sleep(pause)
         pause = min(0.01, pause * 2)
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def fork() -> int:
+    """As os.fork. Python 3.12 warns of forks beside threads: a lock may be held.
+
+    The one thread that we start (system/process.py) holds none that a child takes, and the interpreter renews its own.
+    """
+    if tuple(sys.version_info) < (3, 12):
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def begin(*keep: int, keep_stderr: bool = False) -> io.StringIO:
+    """The prelude of every forked child: a session of its own, the system's signal handlers, nothing of ours open.
+
+    `keep`: descriptors that stay open. Standard streams lead nowhere, but for standard error where `keep_stderr` says
+    so; what the child prints is caught in the text that is returned. The output that the parent has written and not
+    flushed yet stays the parent's: the child's copy of it goes nowhere.
+    """
+    os.setsid()  # Ctrl-C is for the parent
+    for number in _RESET:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    gc.disable()  # it would copy every page shared with the parent, for garbage that the child's end clears away
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(2 if keep_stderr else 3):
+        if descriptor not in keep:
+            os.dup2(nowhere, descriptor)
+    for descriptor in _descriptors():
+        if descriptor > 2 and descriptor not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
+    said = io.StringIO()
+    sys.stdout = sys.stderr = said
+    if keep_stderr:
+        sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return said
+
+
+def answer_and_exit(work: Callable[[], Any], writing: int, deadline_s: float) -> NoReturn:
+    """A child's whole life: do the work within the deadline, and write its result into the pipe `writing`.
+
+    The result is HEADER and marshal's bytes of (kind, value, output): `value` and the value; `error` and (class,
+    message, hint, transient); `fault` and (text, trace).
+    """
+    code = 1
+    try:
+        said = begin(writing)
+        # Should the parent be killed, a busy loop must not last for ever. Processor time only: to wait is no harm.
+        signal.setitimer(signal.ITIMER_PROF, deadline_s + 5)
+        answer: tuple[str, Any]
+        try:
+            answer = ("value", work())
+        except ResilError as error:
+            kind = next((kind.__name__ for kind in _KINDS if isinstance(error, kind)), "")
+            answer = ("error", (kind, str(error.message), str(error.hint), bool(error.transient)))
+        except BaseException as error:
+            answer = ("fault", (f"{type(error).__name__}: {error}", _trace(error)))
+        try:
+            packed = marshal.dumps((*answer, said.getvalue()))
+        except ValueError:
+            packed = marshal.dumps(("fault", ("its answer is no plain data", ""), ""))
+        if len(packed) > LIMIT_BYTES:
+            packed = marshal.dumps(("fault", (f"its answer has {len(packed)} bytes", ""), ""))
+        write_all(writing, HEADER.pack(_MAGIC, len(packed), crc32(packed)) + packed)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _descriptors() -> Iterable[int]:
+    """The descriptors that are open. Not a range up to the limit: that may be a billion, and kernels before 5.9 close
+    them one by one."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names only
+    except OSError:
+        return range(4096)
+
+
+def _trace(error: BaseException) -> str:
+    if not os.environ.get("RESIL_TRACEBACK"):
+        return ""
+    import traceback
+
+    return "".join(traceback.format_exception(error))
+
+
+# ---- a child that nobody waits for ----------------------------------------------------------------------------------
+
+
+class Detached:
+    """A child that delays nobody and outlives the process that started it.
+
+    Forked twice, so that init reaps it and no zombie stays.
+    """
+
+    def __init__(self, alive: int) -> None:
+        """`alive`: a pipe that ends with the child."""
+        self._alive = alive
+
+    def is_over(self) -> bool:
+        """Return whether it has ended."""
+        return self.wait(0.0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, so long at most; return whether it has ended."""
+        if self._alive < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._alive, select.POLLIN | select.POLLHUP)
+        try:
+            if not poll.poll(max(0.0, seconds) * 1000):
+                return False
+        except InterruptedError:
+            return False
+        os.close(self._alive)
+        self._alive = -1
+        return True
+
+    def forget(self) -> None:
+        """Let it be."""
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
+
+
+def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1, keep_stderr: bool = False) -> Detached:
+    """Have a child do something; it is killed after `limit_s`, and whatever it raises is lost.
+
+    `keep`: a descriptor that it shall still have; all others are closed there. `keep_stderr`: what it says on standard
+    error appears there; whoever reads from a pipe then waits for its end. Raise OSError if there is no room for
+    another process.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    try:
+        middle = fork()
+        if middle == 0:
+            _work_and_exit(work, limit_s, {writing, keep}, keep_stderr)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(writing)
+    with contextlib.suppress(ChildProcessError):  # somebody else here takes note of all children
+        os.waitpid(middle, 0)
+    return Detached(reading)
+
+
+def _work_and_exit(work: Callable[[], None], limit_s: float, keep: set[int], keep_stderr: bool) -> NoReturn:
+    code = 1
+    try:
+        if fork() != 0:
+            os._exit(0)
+        begin(*keep, keep_stderr=keep_stderr)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends the child, whatever it waits for
+        work()
+        code = 0
+    finally:
+        os._exit(code)

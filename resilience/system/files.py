@@ -1,8 +1,7 @@
-"""Files that are whole or not there: atomic writes, journals of lines, explicit modes."""
+"""Files of base/files.py for people: errors become sentences with what to try; journals of JSON lines; directories."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -12,14 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import StateDirectoryError
+from resilience.base import files
+from resilience.errors import ResilError, StateDirectoryError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Neither the disk nor the quota has room: for data, or for one more name."""
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
-
-STALE_S = 600.0
-"""A temporary file older than this was left by a writer that crashed: no write takes so long."""
 
 
 def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryError:
@@ -81,37 +77,21 @@ def own_folder(path: Path) -> Path | None:
     return path if is_own else None
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+def write_atomic(
+    path: Path, content: str | bytes, *, mode: int = 0o600, durable: bool = True, sweep: bool = True
+) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder. Without `durable` there is no fsync: a power
-    cut may then leave an empty file. Raise StateDirectoryError if it cannot be written; no temporary file is left then.
-    What writers killed in the middle left behind is removed after STALE_S.
+    See `replace_file` in base/files.py. Raise StateDirectoryError if it cannot be written; no temporary file is left
+    then. `sweep` also removes those that killed writers of the same file left, after STALE_S; it reads the directory.
     """
-    raw = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    temporary = None
     try:
-        name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        temporary = name
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            if durable:
-                os.fsync(file.fileno())
-            written = os.fstat(file.fileno()).st_mtime
-        os.replace(name, path)  # noqa: PTH105 - one system call, named as the manual names it
-        temporary = None
-        if durable:
-            sync_folder(path.parent)
-        _sweep(path, written)
+        files.replace_file(path, content, mode=mode, durable=durable)
+        if sweep:
+            # Compared with the file server's time, not ours.
+            files.remove_stale(path.parent, path.stat().st_mtime, of=path.name)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108
 
 
 def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, sync: bool = True) -> None:
@@ -119,22 +99,8 @@ def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, syn
 
     A part of a line that a crash left behind is closed off first. Raise StateDirectoryError if it cannot be written.
     """
-    line = _json_line(record)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
-        try:
-            info = os.fstat(descriptor)
-            if info.st_size == 0:
-                if info.st_uid == os.geteuid():
-                    os.fchmod(descriptor, mode)
-            elif os.pread(descriptor, 1, info.st_size - 1) != b"\n":
-                line = b"\n" + line
-            if os.write(descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if sync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        files.append(path, _json_line(record), mode=mode, sync=sync)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
 
@@ -161,56 +127,22 @@ def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def read_regular(path: Path, limit_bytes: int = 65536) -> tuple[bytes, os.stat_result] | None:
+class NotRegularFile(StateDirectoryError):
+    """A link, a FIFO, a directory or a device lies in a file's place: nothing that reading again could mend."""
+
+
+def read_regular(path: Path, limit_bytes: int = files.LIMIT_BYTES) -> tuple[bytes, os.stat_result] | None:
     """Read a small file only if it is a regular one; return its content and status, or None when it is not there.
 
-    Opened with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY, so that a symbolic link is not followed, a FIFO does not block and
-    a terminal does not become ours.
-    Raise StateDirectoryError if something else lies there, or it cannot be read.
+    See base/files.py. Raise NotRegularFile if it is something else, StateDirectoryError if it cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        return files.read_regular(path, limit_bytes=limit_bytes)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise StateDirectoryError(f"{path} is a symbolic link, not a regular file") from error
-        if error.errno == errno.ENXIO:
-            raise StateDirectoryError(f"{path} is not a regular file") from error
+        if error.errno in files.NOT_REGULAR:
+            link = "a symbolic link, " if error.errno == errno.ELOOP else ""
+            raise NotRegularFile(f"{path} is {link}not a regular file") from error
         raise explain_os_error(error, "read", path) from error
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise StateDirectoryError(f"{path} is not a regular file")
-        return os.read(descriptor, limit_bytes), info
-    except OSError as error:
-        raise explain_os_error(error, "read", path) from error
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Have what was made, renamed and removed in a folder outlast a power cut. Raise OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and FUSE file systems cannot sync a folder at all; the file is written nevertheless.
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _sweep(path: Path, now: float) -> None:
-    """Remove what crashed writers of the same file left; `now` is the file server's time, not ours."""
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        for entry in entries:
-            if not (entry.name.startswith(f".{path.name}.") and entry.name.endswith(".tmp")):
-                continue
-            with contextlib.suppress(OSError):
-                if now - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
-                    os.unlink(entry.path)  # noqa: PTH108
 
 
 def _json_line(record: Mapping[str, Any]) -> bytes:
@@ -224,3 +156,21 @@ def _json_line(record: Mapping[str, Any]) -> bytes:
 def open_without_waiting(path: str, flags: int) -> int:
     """Open, but never wait for the other end of a FIFO that lies in a file's place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped_folder(kind: str) -> Path:
+    """Given `slurm_templates` or `cron`, return the folder, in a clone, an editable install and a wheel alike.
+
+    A wheel holds them below the package (`_shipped`, see pyproject.toml); a clone beside it. Raise ResilError if the
+    installation lacks them.
+    """
+    for folder in (_PACKAGE / "_shipped" / kind, _PACKAGE.parent / kind):
+        if folder.is_dir():
+            return folder
+    raise ResilError(
+        f"this installation of resil lacks its {kind} folder (looked beside and below {_PACKAGE})",
+        hint="install it again: pip install --force-reinstall resil",
+    )

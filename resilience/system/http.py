@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from resilience.errors import DeliveryError, SettingsError
+from resilience.messages import cut
 from resilience.system.redaction import redact
 from resilience.system.time_limit import CONNECT_S, TimeLimit
 
@@ -31,7 +32,7 @@ _TRANSIENT = {408, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said.
+    """The answer of a server.
 
     Attributes:
         status: HTTP's number.
@@ -50,7 +51,7 @@ class Answer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean this machine."""
+    """Return whether a name or address can only mean this machine."""
     return _LOOPBACK.fullmatch(host.strip("[]").lower()) is not None
 
 
@@ -169,10 +170,10 @@ def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryE
 
 
 def quoted(body: str, secrets: Sequence[str] = ()) -> str:
-    """What a server said, without secrets, short enough for one line. Redacted before it is cut: half of one is one."""
+    """The body of an answer without secrets, cut to one line. Redacted first: half of a secret is a secret too."""
     shown = redact(body[:BODY_LIMIT_BYTES], secrets)[:2000]
     line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
-    return line if len(line) <= 200 else line[:199] + "…"
+    return cut(line, 200)
 
 
 def proxies_for(url: str, environ: Mapping[str, str]) -> dict[str, str]:

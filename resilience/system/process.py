@@ -16,13 +16,13 @@ import select
 import selectors
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from resilience.errors import ProbeError
+from resilience.base.background import BackgroundCall
+from resilience.errors import EX_TEMPFAIL, DeliveryError, ProbeError
 
 # vfork suspends this thread, with the interpreter's lock in its hand, until the child has exec'ed: a program or a
 # folder on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond more.
@@ -185,51 +185,6 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
     return process.returncode is not None
 
 
-class _Launch:
-    """Starts a program in a thread of its own.
-
-    The kernel lets fork and exec wait as long as it likes for the program's file and for the folder; a thread that
-    waits there can be left behind, and does not keep this process from ending.
-    """
-
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        self._start = start
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._abandoned = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: Exception | None = None
-
-    def wait(self, timeout_s: float) -> subprocess.Popen[bytes]:
-        """Return the started program. Raise what starting raised, or _OutOfTime."""
-        thread = threading.Thread(target=self._work, name="resil-launch", daemon=True)
-        try:
-            thread.start()
-            self._over.wait(max(0.0, timeout_s))
-        finally:
-            with self._lock:
-                self._abandoned = not self._over.is_set()
-        if self._error is not None:
-            raise self._error
-        if self._process is None:
-            raise _OutOfTime
-        return self._process
-
-    def _work(self) -> None:
-        process, problem = None, None
-        try:
-            process = self._start()
-        except Exception as error:
-            problem = error
-        with self._lock:
-            if not self._abandoned:
-                self._process, self._error = process, problem
-                self._over.set()
-                return
-        if process is not None:
-            _end(process)
-
-
 def _start(
     argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, deadline: float, *, stdin: bytes = b""
 ) -> subprocess.Popen[bytes]:
@@ -250,8 +205,12 @@ def _start(
             )
 
     try:
-        return _Launch(start).wait(timeout_s)
-    except _OutOfTime:
+        # The kernel lets fork and exec wait as long as it likes for the program's file and for the folder; a thread
+        # that waits there can be left behind, and does not keep this process from ending.
+        return BackgroundCall(start, "resil-launch", late=_end).result(timeout_s)
+    except TimeoutError as error:
+        if error.errno:  # a file server's
+            raise _cannot_start(argv[0], cwd, error) from error
         raise DeadlineExceeded(f"{argv[0]} could not be started within {timeout_s:.3g} s", transient=True) from None
     except OSError as error:
         raise _cannot_start(argv[0], cwd, error) from error
@@ -338,3 +297,60 @@ def _reap_abandoned() -> None:
 
 def _text(raw: bytes | bytearray) -> str:
     return raw.decode("utf-8", "surrogateescape")
+
+
+# ---- programs that take a message on standard input -----------------------------------------------------------------
+
+EX_PERMANENT = {
+    64: "usage",
+    65: "bad data",
+    66: "no input",
+    67: "no such user",
+    68: "no such host",
+    76: "protocol",
+    77: "no permission",
+    78: "configuration",
+}
+"""Exit codes by which a program says that trying again is of no use (sysexits.h). Any other may be a momentary failure:
+a shell script ends with 1 whatever went wrong, and an alert must not be lost by that."""
+
+_LAST_CHARACTERS = 100_000
+"""Characters at the end of what a program wrote."""
+
+
+def run_with_input(
+    argv: Sequence[str], text: str, run: Callable[..., Completed], *, timeout_s: float, environment: Mapping[str, str]
+) -> Completed:
+    """Run a program with a text on its standard input; return how it ended, which is well.
+
+    `run`: that of the world's runner. Raise DeliveryError: transient unless the program said by its exit code that
+    trying again is of no use.
+    """
+    program = argv[0]
+    try:
+        done = run(list(argv), timeout_s=timeout_s, env=environment, stdin=text)
+    except ProgramMissing as error:  # another node may have it
+        raise DeliveryError(error.message, hint=error.hint) from None
+    except DeadlineExceeded as error:
+        raise DeliveryError(error.message, hint="it was killed; it may have done its work before") from None
+    except ProbeError as error:
+        raise DeliveryError(error.message, hint=error.hint, transient=error.transient) from None
+    if done.returncode == 0:
+        return done
+    said = said_by(done)
+    how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
+    meaning = EX_PERMANENT.get(done.returncode) or ("try again later" if done.returncode == EX_TEMPFAIL else "")
+    message = f"{program} {how}{f' ({meaning})' if meaning else ''}{f': {said}' if said else ''}"
+    raise DeliveryError(message, transient=done.returncode not in EX_PERMANENT)
+
+
+def said_by(done: Completed) -> str:
+    """The last line that a program wrote, its errors first, without secrets; at most 200 characters."""
+    from resilience.system.redaction import redact  # its regular expressions cost a millisecond
+
+    for text in (done.stderr, done.stdout):
+        # Redacted before it is cut: half a secret is one too.
+        lines = [line for line in redact(text[-_LAST_CHARACTERS:]).splitlines() if line.strip()]
+        if lines:
+            return "".join(c if c.isprintable() else "?" for c in lines[-1].strip())[:200]
+    return ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # 6 ms, and only who holds a secret needs it
 REDACTED = "REDACTED"
 
 MIN_LENGTH = 4
-"""Whatever is shorter is no secret: replacing it would garble every text."""
+"""A shorter text is no secret: replacing it would garble every message."""
 
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 """`https://name:password@host`: never shown, whoever wrote it."""
@@ -27,13 +27,13 @@ _LOOKS_RANDOM = re.compile(r"(?=.*(?:[0-9]|[a-z].*[A-Z]|[A-Z].*[a-z])).{8,}|.{20
 """Which parts of an address give it away: `services` and `webhooks` do not, and must not be garbled everywhere."""
 
 _known: dict[str, str] = {}
-"""What has been read as a secret in this process, with what is said instead; longest first."""
+"""All texts that give away a secret read in this process, each with its replacement; longest first."""
 
 _is_installed = False
 
 
 def needles(secret: str) -> dict[str, str]:
-    """What gives a secret away, each with what is said instead.
+    """The texts that give a secret away, each with its replacement.
 
     An address gives its path, and the long parts of it, as well; any secret its percent-encoded and base64 forms.
     """
@@ -72,7 +72,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def all_needles(secrets: Iterable[str] = ()) -> dict[str, str]:
-    """What gives these secrets away, and those read in this process: as `needles`."""
+    """The texts that give away these secrets, and those read in this process: as `needles`."""
     table = dict(_known)
     for secret in secrets:
         table |= needles(secret)

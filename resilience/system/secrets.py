@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from resilience.base.files import NOT_REGULAR, read_regular
 from resilience.errors import DeliveryError, ResilError, SettingsError
 from resilience.system import redaction
 from resilience.system.redaction import MIN_LENGTH, REDACTED
@@ -60,7 +61,7 @@ class Secret:
 
 
 def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
-    """Whether settings say where the secret `name` lies. Looks at nothing.
+    """Return whether settings say where the secret `name` lies. Looks at nothing.
 
     Raise SettingsError if they name no place (and one is required), two places, or the secret itself.
     """
@@ -154,27 +155,24 @@ def _places(settings: Any, name: str) -> tuple[str, str]:
 def _read(path: Path) -> str:
     """The text of a secret's file, looked at through one descriptor: what was judged is what is read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        found = read_regular(path, limit_bytes=LIMIT_BYTES)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file")
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _refused(path, "is a symbolic link", "name the file itself") from None
+        if error.errno in NOT_REGULAR:
+            raise _refused(path, "is no regular file", "name a file that holds the secret and nothing else") from None
         raise _unreadable(path, error) from None
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise _refused(path, "is no regular file", "name a file that holds the secret and nothing else")
-        if info.st_uid not in (os.geteuid(), 0):
-            raise _refused(path, f"belongs to another user (uid {info.st_uid})", "use a file of your own")
-        if info.st_mode & 0o177:
-            mode = stat.S_IMODE(info.st_mode)
-            raise _refused(path, f"has mode {mode:04o}, and a secret must have 0600", f"chmod 600 {path}")
-        if info.st_size > LIMIT_BYTES:
-            raise _refused(path, f"has {info.st_size} bytes: that is no secret", "is it the right file?")
-        return os.read(descriptor, LIMIT_BYTES).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    finally:
-        os.close(descriptor)
+    content, info = found
+    if info.st_uid not in (os.geteuid(), 0):
+        raise _refused(path, f"belongs to another user (uid {info.st_uid})", "use a file of your own")
+    if info.st_mode & 0o177:
+        mode = stat.S_IMODE(info.st_mode)
+        raise _refused(path, f"has mode {mode:04o}, and a secret must have 0600", f"chmod 600 {path}")
+    if info.st_size > LIMIT_BYTES:
+        raise _refused(path, f"has {info.st_size} bytes: that is no secret", "is it the right file?")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _unreadable(path: Path, error: OSError) -> ResilError:

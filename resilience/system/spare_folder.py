@@ -1,6 +1,6 @@
 """A folder of small files that has a spare on this node, for when its own disk is full, read-only or gone.
 
-What is written here is wanted most when a disk is in trouble, and it may be this very disk. Readers see one folder: the
+These files are needed most when a disk fails, and it may be this very disk. Readers see one folder: the
 union of both, the spare's files first. When the disk is well again, the files move home.
 """
 
@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.base.files import remove_stale
 from resilience.errors import StateDirectoryError
 from resilience.system.files import explain_os_error, make_folder, own_folder, read_regular, short_digest, write_atomic
 from resilience.system.world import World
@@ -21,6 +22,7 @@ LIMIT_BYTES = 4 * 2**20
 """No file of ours is longer; more than that is not read."""
 
 ABANDONED_S = 86400.0
+"""A temporary file that is older has no writer any more. A day: clocks of file servers differ from ours."""
 
 _GONE = ".gone-"
 """In the spare folder: that file is removed, though the disk that has it would not let go of it."""
@@ -35,10 +37,6 @@ def spare_place(world: World, folder: Path) -> Path:
     # $XDG_STATE_HOME must be absolute, or it is passed over: https://specifications.freedesktop.org/basedir-spec.
     root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{world.host.uid}")
     return root / f"{folder.name.lstrip('.')}-{short_digest(os.fsencode(folder))}"
-
-
-class OddFile(StateDirectoryError):
-    """What lies there is no regular file: nothing of ours, and nothing that reading again could mend."""
 
 
 class SpareFolder:
@@ -77,7 +75,7 @@ class SpareFolder:
 
     @property
     def is_away(self) -> bool:
-        """Whether `folder` must not even be touched."""
+        """Return whether `folder` must not even be touched."""
         return bool(self._away)
 
     def beside(self, name: str) -> SpareFolder:
@@ -101,7 +99,7 @@ class SpareFolder:
     def read(self, name: str) -> bytes | None:
         """A file's content, or None when it is not there.
 
-        Raise StateDirectoryError if it cannot be read: OddFile where it is a folder, a FIFO, a link.
+        Raise StateDirectoryError if it cannot be read: NotRegularFile where it is a folder, a FIFO, a link.
         """
         if self.spare is not None:
             with suppress(StateDirectoryError):
@@ -117,8 +115,6 @@ class SpareFolder:
         except StateDirectoryError as error:
             if isinstance(error.__cause__, NotADirectoryError):
                 return None
-            if not isinstance(error.__cause__, OSError) or error.__cause__.errno in (errno.ELOOP, errno.ENXIO):
-                raise OddFile(error.message) from error
             raise
         return found[0] if found is not None else None
 
@@ -213,13 +209,13 @@ class SpareFolder:
     def _write_home(self, name: str, content: bytes, durable: bool) -> None:
         self._make()
         try:
-            _write(self.folder / name, content, self._file_mode, durable)
+            write_atomic(self.folder / name, content, mode=self._file_mode, durable=durable, sweep=durable)
         except StateDirectoryError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             self._is_made = False  # it vanished meanwhile
             self._make()
-            _write(self.folder / name, content, self._file_mode, durable)
+            write_atomic(self.folder / name, content, mode=self._file_mode, durable=durable, sweep=durable)
 
     def _make(self) -> None:
         if self._away:
@@ -242,7 +238,7 @@ class SpareFolder:
                 f"{self.trouble}, and the spare folder {self.spare} cannot be used either",
                 hint=f"it must belong to you alone: look at `namei -l {self.spare}`",
             )
-        _write(self.spare / name, content, 0o600, durable)
+        write_atomic(self.spare / name, content, mode=0o600, durable=durable, sweep=durable)
 
     def _names(self, folder: Path, *, is_home: bool = False) -> tuple[str, ...]:
         try:
@@ -255,9 +251,8 @@ class SpareFolder:
             if is_home:
                 self.trouble = explain_os_error(error, "read", folder).message
             return ()
-        for name in names:
-            if name.startswith(".") and name.endswith(".tmp"):
-                _sweep(folder / name)
+        if any(name.startswith(".") and name.endswith(".tmp") for name in names):
+            remove_stale(folder, time.time(), older_than_s=ABANDONED_S)
         return names
 
     @staticmethod
@@ -268,36 +263,8 @@ class SpareFolder:
             return False
 
 
-def _write(path: Path, content: bytes, mode: int, durable: bool) -> None:
-    """As write_atomic; what need not outlive a power cut is written without reading the folder each time."""
-    if durable:
-        write_atomic(path, content, mode=mode)
-        return
-    name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
-    try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                if file.write(content) != len(content):  # the disk was full in the middle of it
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fchmod(descriptor, mode)
-            os.replace(name, path)  # noqa: PTH105
-        except BaseException:
-            _remove(Path(name))
-            raise
-    except OSError as error:
-        raise explain_os_error(error, "write", path) from error
-
-
-def _sweep(path: Path) -> None:
-    """Remove what a writer left that was killed in the middle. A day old: clocks of file servers differ from ours."""
-    with suppress(OSError):
-        if time.time() - path.lstat().st_mtime > ABANDONED_S:
-            path.unlink()
-
-
 def _is_safe(folder: Path) -> bool:
-    """Whether nobody else can put another folder in the place of one in here: in /tmp, anybody may have been first."""
+    """Return whether nobody else can replace a folder in here by another: in /tmp, anybody may have been first."""
     for level in (folder, *folder.parents):
         try:
             info = level.lstat()

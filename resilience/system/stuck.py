@@ -16,18 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resilience.base.processes import is_same, pid_space, start_ticks
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.system.child import Answer, KeyT, run_apart
 from resilience.system.files import own_folder, read_regular, short_digest, write_atomic
-from resilience.system.process_tree import is_alive, start_ticks
 
 if TYPE_CHECKING:
-    from resilience.system.ports import Clock
-    from resilience.system.world import World
+    from resilience.system.world import Clock, World
 
 FRESH_S = 3600.0
-"""What did not answer longer ago than this, and left nobody waiting, may have answered since: it begins anew."""
+"""A place that did not answer longer ago than this, and left no process waiting, may have answered since: forgotten."""
 
 KEPT_S = 86400.0
 """A record that is older, and whose processes have all ended, is removed by whoever writes the next."""
@@ -48,7 +47,7 @@ class Look(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """What is remembered of a place that did not answer.
+    """The record of a place that did not answer.
 
     Attributes:
         since: when the first look began that got no answer, seconds since the epoch.
@@ -80,7 +79,7 @@ class StuckMemory:
         return cls(folders)
 
     def find(self, place: str, now: float) -> Stuck | None:
-        """What is remembered of a place; nothing where a reboot has ended it, or nobody has looked for long."""
+        """The record of a place; None after a reboot, or when no probe ran for long."""
         found = [record for path in self._named(place) if (record := _read(path, place, now)) is not None]
         if not found:
             return None
@@ -156,9 +155,10 @@ def look_apart(looks: Mapping[KeyT, Look], memory: StuckMemory, clock: Clock) ->
 
 
 def _still_stuck(stuck: Stuck, now: float) -> ProbeError:
+    pids = ", ".join(map(str, stuck.pids))
     return ProbeError(
-        f"STUCK since {_since(stuck.since, now)}: a look that began then still hangs",
-        hint=f"it is process {', '.join(map(str, stuck.pids))}; `cat /proc/{stuck.pids[0]}/wchan` as root says where",
+        f"STUCK since {_since(stuck.since, now)}: a probe started then still hangs",
+        hint=f"process {pids} waits in the kernel; as root, `cat /proc/{stuck.pids[0]}/wchan` shows where",
         transient=True,
     )
 
@@ -168,7 +168,7 @@ def _overdue(answer: Answer, look: Look, stuck: Stuck | None, now: float) -> Pro
     if stuck is not None:
         text += f"; STUCK since {_since(stuck.since, now)}"
     hangs = bool(answer.abandoned)
-    hint = "it hangs in the kernel: a file server or a disk does not answer" if hangs else ""
+    hint = "the probe waits in the kernel: a file server or a disk does not respond" if hangs else ""
     return ProbeError(text, hint=hint, transient=True)
 
 
@@ -183,13 +183,8 @@ def _name(place: str) -> str:
 
 
 def _numbers() -> dict[str, str]:
-    """What process numbers mean something in: this boot, this namespace (pid_namespaces(7))."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path: pid:[4026531836]
-    except OSError:
-        return {"boot": "", "namespace": ""}
-    return {"boot": boot, "namespace": namespace}
+    """The boot and the namespace that process numbers belong to."""
+    return dict(zip(("boot", "namespace"), pid_space(), strict=True))
 
 
 def _sweep(folder: Path, now: float) -> None:
@@ -208,13 +203,9 @@ def _read(path: Path, place: str, now: float) -> Stuck | None:
         record = json.loads(found[0]) if found is not None else {}
         if record["place"] != place or {key: record[key] for key in ("boot", "namespace")} != _numbers():
             return None
-        alive = [int(pid) for pid, ticks in record["processes"].items() if _is_that(int(pid), int(ticks))]
+        alive = [int(pid) for pid, ticks in record["processes"].items() if is_same(int(pid), int(ticks))]
         if not alive and abs(now - float(record["seen"])) > FRESH_S:
             return None
         return Stuck(float(record["since"]), tuple(alive))
     except (StateDirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _is_that(pid: int, ticks: int) -> bool:
-    return start_ticks(pid) == ticks and is_alive(pid)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from resilience.base.background import BackgroundCall
+
 T = TypeVar("T")
 
 CONNECT_S = 3.05
@@ -102,20 +104,4 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     It runs in a thread that is left behind then: for what waits on the network and cannot be ended (the C library's
     name look-up has no deadline). It must not touch a file system that may hang.
     """
-    box: list[T] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            box.append(work())
-        except BaseException as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=run, name="resil-within", daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if problems:
-        raise problems[0]
-    if not box:
-        raise TimeoutError(f"no answer within {seconds:.3g} s")
-    return box[0]
+    return BackgroundCall(work, "resil-within").result(seconds)

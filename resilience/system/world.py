@@ -1,20 +1,78 @@
-"""The world as one frozen value: whoever needs a clock, a runner or the environment is handed this."""
+"""The machine as one frozen value: whoever needs a clock, a runner of programs or the environment is handed this."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resilience.errors import UsageError
-from resilience.system.clock import SystemClock
-from resilience.system.ports import Clock, Runner
 
 if TYPE_CHECKING:
     from resilience.system.process import Completed, ProcessRunner
+
+
+class SystemClock:
+    """The machine's clocks: wall time for people and files, monotonic time for deadlines."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward, whatever happens to the wall clock."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. A negative duration returns at once."""
+        time.sleep(max(0.0, seconds))
+
+
+def iso_time(seconds: float) -> str:
+    """Given seconds since the epoch, return local ISO time with its offset: `2026-11-20T10:15:00+01:00`."""
+    from datetime import UTC, datetime  # 5 ms that most commands need not pay
+
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().isoformat(timespec="seconds")
+
+
+class Clock(Protocol):
+    """Tells the time and waits."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs programs with a deadline."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: str = "",
+    ) -> Completed:
+        """Run to the end. Raise a ProbeError if the program could not be run or did not end in time."""
+        ...
+
+    def stream(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Iterator[str]:
+        """Yield the lines of its standard output. Raise CommandFailed at the end if it failed."""
+        ...
 
 
 class Host(NamedTuple):
@@ -42,7 +100,7 @@ class Host(NamedTuple):
 
 
 def is_account(name: str) -> bool:
-    """Whether this machine knows a login name: a journal may name people who have left."""
+    """Return whether this machine knows a login name: a journal may name people who have left."""
     try:
         pwd.getpwnam(name)
     except KeyError:

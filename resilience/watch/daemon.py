@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.system.deadlines import Deadlines
-from resilience.system.mounts import current_mounts, mount_of
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 

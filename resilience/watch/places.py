@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.base.mounts import MEMORY_TYPES, STORAGE_VARIABLES, Mount, mount_of
 from resilience.errors import UsageError
-from resilience.system.mounts import MEMORY_TYPES, Mount, mount_of
-from resilience.system.storage import STORAGE_VARIABLES
 
 CHECKPOINT_FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 """Folders of a project that hold checkpoints, when nothing else is said."""

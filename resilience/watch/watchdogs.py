@@ -16,8 +16,8 @@ from resilience.plugins import Family
 from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
+from resilience.settings.convert import plugin_settings
 from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
-from resilience.settings.plugin_table import plugin_settings
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.system.world import World
 from resilience.watch.checks import Check

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.codec import from_record, to_record
 from resilience.finding import Verdict
+from resilience.records import from_record, to_record
 
 NOTICE = Notice(
     episode="3f9a1c04", fingerprint="f", reason=Reason.WORSE, check="fs", subject="/scratch", fault="space",
@@ -23,13 +23,13 @@ ALERT = Alert(
 
 
 def test_every_field_survives_json() -> None:
-    assert from_record(Alert, json.loads(json.dumps(to_record(ALERT)))) == ALERT
+    assert from_record(Alert, json.loads(json.dumps(to_record(ALERT, complete=True))), strict=True) == ALERT
 
 
 def test_keys_of_a_later_version_are_passed_over() -> None:
-    record = to_record(ALERT) | {"mood": 1}
+    record = to_record(ALERT, complete=True) | {"mood": 1}
     record["notices"][0]["colour"] = "red"
-    assert from_record(Alert, record) == ALERT
+    assert from_record(Alert, record, strict=True) == ALERT
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
 )
 def test_what_is_no_alert_is_refused(harm: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        from_record(Alert, to_record(ALERT) | harm)
+        from_record(Alert, to_record(ALERT, complete=True) | harm, strict=True)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_only_the_end_of_everything_in_it_resolves_an_alert(reason: Reason) -> None:
-    record = to_record(ALERT) | {"reason": reason}
-    assert from_record(Alert, record).is_resolved is (reason is Reason.RESOLVED)
+    record = to_record(ALERT, complete=True) | {"reason": reason}
+    assert from_record(Alert, record, strict=True).is_resolved is (reason is Reason.RESOLVED)

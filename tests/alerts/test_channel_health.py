@@ -20,7 +20,7 @@ from resilience.alerts.channel_health import (
     is_hopeless,
     is_paused,
 )
-from resilience.alerts.codec import from_record, to_record
+from resilience.records import from_record, to_record
 from tests.fakes import NOW
 
 DAY = 86400.0
@@ -122,14 +122,14 @@ def test_only_a_message_that_alone_is_not_taken_is_given_up(
 
 
 def test_what_is_remembered_comes_back() -> None:
-    assert from_record(NodeState, to_record(LONG)) == LONG
+    assert from_record(NodeState, to_record(LONG, complete=True), strict=True) == LONG
     standing = SharedState(last_ok=NOW, told_to=("slack", "list"), episode="e")
-    assert from_record(SharedState, to_record(standing)) == standing
+    assert from_record(SharedState, to_record(standing, complete=True), strict=True) == standing
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), True, [1]])
 def test_nonsense_in_what_is_remembered_is_the_default(value: object) -> None:
     assert from_record(
-        NodeState, {"failures": value, "since": value, "is_fault": 1, "x": 2}, lenient=True
+        NodeState, {"failures": value, "since": value, "is_fault": 1, "x": 2}, strict=True, lenient=True
     ).failures in (0, True)
-    assert from_record(SharedState, {"last_ok": value, "told_to": value}, lenient=True) == SharedState()
+    assert from_record(SharedState, {"last_ok": value, "told_to": value}, strict=True, lenient=True) == SharedState()

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.codec import to_record
 from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, silencing
 from resilience.alerts.ledger import COPY_FRESH_S, SILENCE_KEPT_S, Ledger, LedgerCopy, Silences, silence_id
 from resilience.alerts.policy import begin
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Finding, Verdict
+from resilience.records import to_record
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.spare_folder import SpareFolder
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -351,7 +351,7 @@ def test_a_thousand_incidents_are_read_in_a_moment(ledger: Ledger) -> None:
 
 
 def contents(*incidents: Incident) -> list[bytes]:
-    return [json.dumps(to_record(one)).encode() for one in incidents]
+    return [json.dumps(to_record(one, complete=True)).encode() for one in incidents]
 
 
 @pytest.fixture

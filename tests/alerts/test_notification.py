@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.codec import to_record
 from resilience.alerts.notification import (
     MANY_NOTICES,
     MOST_NOTICES,
@@ -23,6 +22,7 @@ from resilience.alerts.notification import (
     thread_of,
 )
 from resilience.finding import Verdict
+from resilience.records import to_record
 from resilience.settings.alert_policy import AlertPolicy
 from tests.alerts.test_ledger import NOW, incident
 
@@ -70,7 +70,7 @@ def test_the_worst_comes_first_and_names_the_message() -> None:
 def test_a_thousand_jobs_are_one_message_that_counts_them() -> None:
     alert = alert_of(*(note(f"job {n}", evidence=("log line " * 300,) * 100) for n in range(1000)))
     assert (len(alert.notices), alert.total) == (MOST_NOTICES, 1000)
-    assert len(json.dumps(to_record(alert))) < 100_000
+    assert len(json.dumps(to_record(alert, complete=True))) < 100_000
 
 
 def test_each_check_has_a_message_of_its_own() -> None:

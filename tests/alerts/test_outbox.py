@@ -10,7 +10,6 @@ import pytest
 
 from resilience.alerts import outbox as entries
 from resilience.alerts.alert import Reason
-from resilience.alerts.codec import to_record
 from resilience.alerts.digest import FOLD_AT
 from resilience.alerts.outbox import (
     DEAD_MOST,
@@ -26,6 +25,7 @@ from resilience.alerts.outbox import (
 )
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
+from resilience.records import to_record
 from tests.alerts.stand_in import an_alert, an_outbox
 from tests.fakes import NOW
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -109,7 +109,7 @@ def test_an_id_cannot_leave_the_folder(tmp_path: Path, id: str) -> None:
 def test_an_alert_with_a_megabyte_of_evidence_is_cut_and_keeps_what_matters(tmp_path: Path) -> None:
     alert = an_alert(evidence=tuple("x" * 10_000 for _ in range(100)), summary="y" * 9000)
     short = trimmed(alert)
-    assert len(json.dumps(to_record(short))) <= LIMIT_BYTES
+    assert len(json.dumps(to_record(short, complete=True))) <= LIMIT_BYTES
     assert (short.id, short.notices[0].subject, short.verdict) == (alert.id, "/scratch", alert.verdict)
     assert trimmed(an_alert()) == an_alert()
 

@@ -183,8 +183,8 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
 
 
 def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
+    from resilience.base.processes import start_ticks
     from resilience.cron.table.running import Mark, here, write_mark
-    from resilience.system.process_tree import start_ticks
 
     desk.drop("backup")
     at, slot = here(), int(time.time()) - 300

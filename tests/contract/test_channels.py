@@ -31,7 +31,7 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import Channel
 from resilience.errors import DeliveryError, SettingsError
 from resilience.plugins import Family
-from resilience.settings.plugin_table import plugin_settings
+from resilience.settings.convert import plugin_settings
 from resilience.settings.sections import PluginTable
 from resilience.system.world import World
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved

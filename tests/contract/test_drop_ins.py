@@ -32,8 +32,8 @@ from resilience.schedulers.local import LocalScheduler
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
 from resilience.submission import Submission
-from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
+from resilience.system.world import SystemClock
 from tests.end_to_end.conftest import REPOSITORY
 from tests.fakes import make_world
 from tests.schedulers.spooled import Lab, lab, until

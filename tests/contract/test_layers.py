@@ -37,7 +37,8 @@ def test_every_import_goes_down() -> None:
 
 
 PLANTED = [
-    ("system/clock.py", "import resilience.runs.project", "Rooms"),
+    ("system/world.py", "import resilience.runs.project", "Rooms"),
+    ("base/files.py", "import resilience.system.files", "Rooms"),
     ("settings/load.py", "from resilience.watch.checks import __doc__", "Rooms"),
     ("alerts/policy.py", "import resilience.watch.checks", "Rooms"),
     ("runs/switches.py", "def later():\n    import resilience.cli", "Rooms"),

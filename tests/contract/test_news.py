@@ -8,13 +8,13 @@ import pytest
 
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channels import _webhook_payloads
-from resilience.alerts.codec import from_record, to_record
 from resilience.alerts.digest import compose_digest, lines_of, merge
 from resilience.alerts.message import headline, plain_text, runbook
 from resilience.alerts.outbox import LIMIT_BYTES, Entry, decode, encode, trimmed
 from resilience.alerts.routes import channels
 from resilience.alerts.sending import readable
 from resilience.finding import Verdict
+from resilience.records import from_record, to_record
 
 NEWS = Alert(
     id="cron-digest-20261120", thread="cron-digest", reason=Reason.FIRST, verdict=Verdict.OK, time=1_800_000_000.0,
@@ -31,7 +31,7 @@ def test_its_title_is_the_headline_and_its_body_the_text_without_a_verdict() -> 
 
 
 def test_it_survives_the_outbox() -> None:
-    assert from_record(Alert, to_record(NEWS)) == NEWS
+    assert from_record(Alert, to_record(NEWS, complete=True), strict=True) == NEWS
     assert decode(encode(Entry(alert=NEWS, channel="email", queued=1.0))).alert == NEWS
 
 

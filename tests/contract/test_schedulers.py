@@ -1,4 +1,4 @@
-"""What every scheduler promises (resilience/system/ports.py, Scheduler): the same claims against each of them.
+"""What every scheduler promises (resilience/system/world.py, Scheduler): the same claims against each of them.
 
 `local` runs real processes in a spool of its own; `slurm` asks a real cluster (tests/slurm), and is skipped with a
 plain reason where none can be booted.
@@ -22,7 +22,7 @@ from resilience.errors import NoSuchJob, NotSupported, SchedulerError, UsageErro
 from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers import Scheduler
 from resilience.submission import Submission
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from tests.schedulers.spooled import lab
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster

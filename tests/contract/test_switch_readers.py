@@ -1,6 +1,6 @@
 """Three read the switch files: the commands, the guard, and the batch shell. Whatever lies there, they agree about it.
 
-The guard stands alone and the batch shell needs no Python, so each has a reader of its own.
+Commands and guard share base/switches.py and differ in who asks; the batch shell needs no Python.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from resilience import layout
-from resilience.errors import StateDirectoryError
-from resilience.guard import small_files
+from resilience.base import files as base_files
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
@@ -24,8 +23,7 @@ from resilience.guard.switch_folder import SwitchFolder
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import policy_of, read_switch
 from resilience.switch import OwnerPolicy, Switch
-from resilience.system import files
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import shipped_folder
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 ME, FRIEND, STRANGER_GID = 65532, 65531, 65533
@@ -240,31 +238,8 @@ def test_what_the_folders_mode_allows_command_and_guard_read_alike(run: RunDirec
     place = RankInfo(run=run.run, run_dir=str(run.path))
     folder = SwitchFolder(place, GuardSettings(), Recorder(place, lambda text: None))
     (run.path / layout.RUN_FILE).unlink()  # else the guard goes by what the run was submitted with
-    descriptor = small_files.open_folder(folder.path)
+    descriptor = base_files.open_directory(folder.path)
     try:
         assert folder._policy(descriptor) is policy_of(run)
     finally:
         os.close(descriptor)
-
-
-# ---- the doors they go through --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", [*SWITCHES, *NO_SWITCHES])
-def test_both_doors_let_the_same_files_in_and_read_the_same_of_them(tmp_path: Path, what: str) -> None:
-    (tmp_path / "folder").mkdir()
-    path = tmp_path / "folder" / "kill"
-    {**SWITCHES, **NO_SWITCHES}[what](path)
-    read: list[object] = []
-    for read_regular in (files.read_regular, small_files.read_regular):
-        try:
-            found = read_regular(path)
-        except (StateDirectoryError, OSError):
-            read.append("refused")
-        else:
-            read.append(found and (found[0], found[1].st_ino, found[1].st_uid, found[1].st_mtime_ns))
-    assert read[0] == read[1]
-    if what in NO_SWITCHES:
-        assert read[0] == (None if what == "nothing" else "refused")
-    elif os.geteuid() == 0:
-        assert read[0] not in (None, "refused")

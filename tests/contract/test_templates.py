@@ -18,7 +18,7 @@ import pytest
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.lint import LintFacts, lint
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import shipped_folder
 
 LIBRARY = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -28,7 +28,7 @@ from resilience.cron.state_folder import CronFolder
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.plugins import PLUGIN_PATH
 from resilience.runs.project import Project
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from tests.cron.drivers.site import Site
 from tests.fakes import DOWN, ME, NOW, make_project
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resilience.base.processes import start_ticks
 from resilience.cron import job as cron_job
 from resilience.cron.chain import Words
 from resilience.cron.job import main
@@ -20,7 +21,6 @@ from resilience.cron.project import CronProject
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.running import Mark, here, write_mark
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.process_tree import start_ticks
 from tests.cron.drivers.test_slurm_keeper import INSTALLED
 from tests.fakes import NOW, FakeClock
 

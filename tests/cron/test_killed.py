@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from resilience.system.process_tree import descendants, is_alive
+from resilience.base.processes import descendants, is_alive
 from tests.cron.scene import TOP, CronScene, wait_until
 from tests.system.writer import Writer, writer
 

@@ -124,7 +124,7 @@ def test_what_is_shown_steers_no_terminal(written: str, shown: str) -> None:
 def test_following_ends_with_the_run_and_has_all_of_it(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from resilience.system.clock import SystemClock
+    from resilience.system.world import SystemClock
 
     project = make_project(tmp_path)
     cron = open_cron(replace(project, world=replace(project.world, clock=SystemClock())))

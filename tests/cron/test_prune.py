@@ -126,8 +126,8 @@ def test_a_mark_of_a_run_that_died_is_closed_and_the_run_is_told(cron: CronProje
     import subprocess
     import sys
 
+    from resilience.base.processes import start_ticks
     from resilience.cron.table.running import Mark, here, marks, write_mark
-    from resilience.system.process_tree import start_ticks
 
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = start_ticks(child.pid)

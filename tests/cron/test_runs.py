@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from resilience.base.processes import start_ticks
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.runs import marks_of, runs_of
 from resilience.cron.table.running import Mark, here, write_mark
-from resilience.system.process_tree import start_ticks
 from tests.fakes import NOW, make_project
 
 KEY = "cron.hourly+backup"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat, Outcome
 from resilience.cron.ticked import succeed
 from resilience.cron.ticker import Ticker
 from resilience.errors import ProbeError, StateDirectoryError
-from resilience.system.process_tree import descendants, is_waiting_in_kernel
 from tests.cron.scene import TOP, CronScene, wait_until
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.hung import hung_folder

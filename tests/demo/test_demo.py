@@ -20,9 +20,8 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.schedulers.local import LocalScheduler
 from resilience.settings.load import FILE_NAME, Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
-from resilience.system.clock import SystemClock
 from resilience.system.process import Completed, DeadlineExceeded, ProcessRunner
-from resilience.system.world import World
+from resilience.system.world import SystemClock, World
 from tests.fakes import make_world
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.mounts import current_mounts
 from resilience.demo.night import DemoFailed, play_night, shorten, small_disk
-from resilience.system.clock import SystemClock
-from resilience.system.mounts import current_mounts
 from resilience.system.process import Completed, ProcessRunner
-from resilience.system.world import World
+from resilience.system.world import SystemClock, World
 from tests.fakes import make_world
 
 

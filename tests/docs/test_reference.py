@@ -28,8 +28,8 @@ from resilience.runs.status import JobRow, RunStatus
 from resilience.runs.submit import SubmitResult
 from resilience.schedulers import Scheduler
 from resilience.switch import Switch
-from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
+from resilience.system.world import SystemClock
 from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
 from tests.runs.templates.batch import until

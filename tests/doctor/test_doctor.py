@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resilience import layout
+from resilience.base.mounts import Mount
 from resilience.cluster import ClusterConfig
 from resilience.doctor import doctor
 from resilience.doctor.diagnosis import Diagnosis
@@ -17,7 +18,6 @@ from resilience.errors import NotSupported, ProbeError, SchedulerUnavailable
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.mounts import Mount
 from tests.fakes import DOWN, FakeScheduler, make_project, make_world
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 

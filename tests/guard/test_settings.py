@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import GuardError
-from resilience.guard.settings import _CHOICES, _RANGES, GuardSettings, read_settings
+from resilience.guard.settings import GuardSettings, read_settings
 from resilience.layout import GUARD_PREFIX
 
 NAMES = [field.name for field in fields(GuardSettings)]
 NUMBERS = [field.name for field in fields(GuardSettings) if type(field.default) in (int, float)]
+_RANGES = {field.name: field.metadata["range"] for field in fields(GuardSettings) if "range" in field.metadata}
+_CHOICES = {field.name: field.metadata["choices"] for field in fields(GuardSettings) if "choices" in field.metadata}
 PERCENTS = [name for name in NAMES if name.endswith("_percent")]
 
 

@@ -310,7 +310,7 @@ def test_a_file_server_that_comes_and_goes_is_told_of_once_in_a_while(
 
     def a_bad_moment() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("resilience.guard.switch_folder.read_regular", fail)
+            patch.setattr("resilience.base.switches.read_regular", fail)
             assert not looker.sees()
         assert looker.sees()
 
@@ -334,7 +334,7 @@ def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_ne
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("resilience.guard.switch_folder.read_regular", fail)
+        patch.setattr("resilience.base.switches.read_regular", fail)
         assert not looker.sees()
     assert looker.said == []
     assert looker.sees()
@@ -362,7 +362,7 @@ def test_a_directory_service_that_does_not_answer_holds_no_switch_up(
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", wait)
-    monkeypatch.setattr("resilience.guard.switch_folder.NAME_S", 0.05)
+    monkeypatch.setattr("resilience.base.switches.NAME_S", 0.05)
     looker = Looker(run)
     found = [looker.folder.look(layout.KILL_SWITCH) for _ in range(5)]
     waiting = [thread for thread in threading.enumerate() if thread.name == "resil-name"]

@@ -16,7 +16,7 @@ from resilience.runs.init import compose_settings, init
 from resilience.runs.project import Project
 from resilience.settings.load import FILE_NAME, load
 from resilience.settings.sections import Settings
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import shipped_folder
 from tests.fakes import make_world
 
 

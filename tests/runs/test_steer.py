@@ -22,7 +22,7 @@ from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
 from resilience.switch import Scope
-from resilience.system.clock import iso_time
+from resilience.system.world import iso_time
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 

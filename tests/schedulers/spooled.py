@@ -18,8 +18,8 @@ from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
-from resilience.system.clock import SystemClock
 from resilience.system.process import ProcessRunner
+from resilience.system.world import SystemClock
 
 T = TypeVar("T")
 

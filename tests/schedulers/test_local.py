@@ -18,21 +18,21 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.files import STALE_S
 from resilience.errors import SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers._local.processes import start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler, daemon_environment
-from resilience.system.clock import SystemClock
-from resilience.system.files import STALE_S
 from resilience.system.process import ProcessRunner
+from resilience.system.world import SystemClock
 from tests.schedulers.spooled import Lab, lab, until
 
 IMPORTS = """
 import os, signal, threading
 from resilience.submission import Submission
 from resilience.schedulers.local import LocalScheduler as S
-from resilience.system.clock import SystemClock as C
+from resilience.system.world import SystemClock as C
 from resilience.system.process import ProcessRunner as R
 """
 

@@ -1,14 +1,24 @@
-"""A value becomes what its field is, or is refused with the field's name and an example."""
+"""Tables of resil.toml become the settings of their owners, plugins and guard included; errors name the place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from resilience.errors import SettingsError
-from resilience.settings.convert import convert_table, convert_value
+from resilience.guard.settings import GuardSettings
+from resilience.settings.convert import convert_guard_table, convert_table, convert_value, plugin_settings, read_table
+from resilience.settings.load import FILE_NAME, Loaded, load
+from resilience.settings.sections import PluginTable
+from resilience.settings.show import rows, to_toml
+from resilience.system.world import Host, World
+from tests.fakes import make_world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +128,208 @@ def test_an_unknown_key_is_answered_with_the_nearest_one_or_with_all() -> None:
 
 def test_one_value_can_be_converted_by_itself() -> None:
     assert convert_value("wait_s", "2m", float, "--wait") == 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """What a plugin may have."""
+
+    paths: tuple[str, ...] = ()
+    warn_percent: float = 85.0
+    after_s: float = 60.0
+    factor: float = 3.0
+    limit: int | None = None
+    headers: Mapping[str, str] | None = None
+    on: bool = True
+
+
+def loaded(folder: Path, text: str, **environ: str) -> Loaded:
+    (folder / "resil.toml").write_text(text)
+    return load(World(environ=environ, host=Host(name="n", user="u", uid=0, home=folder), cwd=folder))
+
+
+def test_a_plugin_reads_its_own_table(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[watch.fs]\npaths = ["/a"]\nwarn-percent = "90%"\nafter_s = "2m"\nfactor = 2\n')
+    table = found.settings.watches["fs"]
+    assert table.kind == "fs"
+    assert plugin_settings(Owned, "watch", "fs", table) == Owned(
+        paths=("/a",), warn_percent=90.0, after_s=120.0, factor=2.0
+    )
+
+
+def test_without_a_table_the_defaults_count() -> None:
+    assert plugin_settings(Owned, "watch", "fs", None) == Owned()
+
+
+def test_a_second_one_of_a_kind_has_a_name_of_its_own(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[watch.scratch]\nkind = "fs"\nlimit = 3\n')
+    assert found.settings.watches == {"scratch": PluginTable("fs", {"limit": 3})}
+
+
+def test_the_common_keys_stand_beside_the_tables(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "[watch]\ndeadline_s = 3\n[watch.fs]\nlimit = 3\n")
+    assert found.settings.watch.deadline_s == 3.0 and set(found.settings.watches) == {"fs"}
+
+
+def test_a_variable_reaches_into_the_table_and_wins(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path,
+        "[watch.fs]\nwarn_percent = 50\n",
+        RESIL_WATCH__FS__WARN_PERCENT="70",
+        RESIL_CHANNEL__EMAIL__PATHS="me",
+    )
+    table = found.settings.watches["fs"]
+    assert plugin_settings(Owned, "watch", "fs", table, origins=found.origins).warn_percent == 70.0
+    assert found.origins["watch.fs.warn_percent"] == "$RESIL_WATCH__FS__WARN_PERCENT"
+    assert set(found.settings.channels) == {"email"}
+
+
+def test_the_command_line_wins_over_all(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "[watch.fs]\nwarn_percent = 50\n")
+    table = found.settings.watches["fs"]
+    assert plugin_settings(Owned, "watch", "fs", table, overrides={"warn_percent": "60%"}).warn_percent == 60.0
+
+
+def test_headers_are_a_table_of_texts() -> None:
+    table = PluginTable("hook", {"headers": {"X-A": "b", "X-N": 1}})
+    assert plugin_settings(Owned, "channel", "hook", table).headers == {"X-A": "b", "X-N": "1"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("warn_percnt", 3, "unknown key 'warn_percnt'"),
+        ("warn_percent", "200%", "warn_percent"),
+        ("factor", "fast", "must be a number"),
+        ("limit", "many", "must be a whole number"),
+        ("headers", "X: y", "must be a table of texts"),
+        ("on", "perhaps", "must be true or false"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_names_its_place(key: str, value: object, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        plugin_settings(Owned, "watch", "fs", PluginTable("fs", {key: value}), origins={f"watch.fs.{key}": "here.toml"})
+    assert "[watch.fs] (here.toml)" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["a b", "x.y", "", "ä"])
+def test_a_name_can_be_typed(name: str) -> None:
+    with pytest.raises(SettingsError, match="letters, digits"):
+        read_table("watch", name, {}, "resil.toml")
+
+
+@pytest.mark.parametrize("kind", [3, "", ["fs"]])
+def test_a_kind_is_a_text(kind: object) -> None:
+    with pytest.raises(SettingsError, match="must be a text"):
+        read_table("watch", "x", {"kind": kind}, "resil.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[channel]\nto = "me"\n', '[channel]\nemail = "me"\n'],
+)
+def test_a_key_outside_a_channels_own_table_says_where_it_belongs(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(tmp_path, text)
+    assert "[channel.NAME]" in caught.value.hint
+
+
+def test_a_variable_into_a_plain_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"\[watch.checks\]"):
+        loaded(tmp_path, '[watch]\nchecks = ["fs"]\n', RESIL_WATCH__CHECKS__X="1")
+
+
+def test_config_show_tells_plugins_tables_and_their_origin(tmp_path: Path) -> None:
+    found = loaded(tmp_path, '[watch.fs]\npaths = ["/a"]\n', RESIL_WATCH__FS__LIMIT="4")
+    told = {row.key: (row.value, row.origin) for row in rows(found)}
+    assert told["watch.fs.paths"] == (["/a"], str(tmp_path / "resil.toml"))
+    assert told["watch.fs.limit"] == ("4", "$RESIL_WATCH__FS__LIMIT")
+
+
+def test_the_run_keeps_no_watchdogs_and_no_channels(tmp_path: Path) -> None:
+    text = to_toml(loaded(tmp_path, '[watch.fs]\nlimit = 1\n[channel.email]\nto = "me"\n[alert]\ngroup_s = 3\n'), "r")
+    assert "watch" not in text and "channel" not in text and "alert" not in text
+
+
+def test_a_key_that_is_written_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'warn_percent' in \[watch.fs\] .* is written twice"):
+        loaded(tmp_path, "[watch.fs]\nwarn_percent = 80\nwarn-percent = 90\n")
+
+
+def where(key: str) -> str:
+    return f"[guard] (place of {key})"
+
+
+def test_units_are_understood_as_everywhere_else() -> None:
+    table = {"poll_s": "2m", "host_memory_free_bytes": "4GiB", "shm_percent": "80%", "walltime_safety": 2}
+    settings = convert_guard_table(table, where)
+    assert (settings.poll_s, settings.host_memory_free_bytes) == (120.0, 4 * 2**30)
+    assert (settings.shm_percent, settings.walltime_safety) == (80.0, 2.0)
+
+
+def test_texts_of_the_environment_and_values_of_toml_are_one() -> None:
+    typed = {"kill_switch": False, "signals": ["USR2", "SIGTERM"], "gpu_memory": True, "loss_window": 50}
+    texts = {"kill_switch": "off", "signals": "usr2, term", "gpu_memory": "on", "loss_window": "50"}
+    assert convert_guard_table(typed, where) == convert_guard_table(texts, where)
+
+
+REFUSED = [
+    ({"host_memory_percent": 0.95}, "which every machine exceeds", "host_memory_percent = 95 is probably meant"),
+    ({"host_memory_percent": "0.95"}, "is a fraction, not a percentage", "write 95%"),
+    ({"host_memory_percent": 101}, "is out of range", "from 1 to 100"),
+    ({"poll_s": -1}, "is out of range", "from 0.01"),
+    ({"poll_s": float("nan")}, "is out of range", "from 0.01"),
+    ({"poll_s": "soon"}, "is not a duration", "10m"),
+    ({"poll_s": True}, "is not possible", ""),
+    ({"kill_switch": "perhaps"}, "is not possible", ""),
+    ({"signals": ["KILL"]}, "signals = 'KILL' is not possible", "USR1"),
+    ({"signals": 5}, "is not possible", ""),
+    ({"loss_nonfinite": "ignore"}, "is not possible", "there are: stop"),
+    ({"loss_nonfinite": {"a": 1}}, "is not possible", ""),
+    ({"walltime_saftey": 2}, "unknown key 'walltime_saftey'", "did you mean walltime_safety?"),
+    ({"zzz": 2}, "unknown key 'zzz'", "it may have: "),
+]
+
+
+@pytest.mark.parametrize(("table", "message", "hint"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+def test_what_the_guard_would_refuse_is_refused_with_its_place(
+    table: dict[str, object], message: str, hint: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        convert_guard_table({"beat_s": 1, **table}, where)
+    assert message in caught.value.message and f"place of {next(iter(table))}" in caught.value.message
+    assert hint in caught.value.hint
+
+
+plain = st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes() | st.times()
+toml: st.SearchStrategy[object] = st.one_of(
+    plain, st.lists(plain, max_size=3), st.dictionaries(st.text(max_size=5), plain, max_size=2)
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(list(GuardSettings.__dataclass_fields__)), toml, max_size=3))
+def test_no_value_whatever_ends_in_anything_but_settings_or_a_sentence(table: dict[str, object]) -> None:
+    try:
+        assert isinstance(convert_guard_table(table, where), GuardSettings)
+    except SettingsError as error:
+        assert "[guard] (place of" in error.message
+
+
+def test_variables_win_over_the_file_unless_they_are_those_of_the_job_one_is_in(tmp_path: Path) -> None:
+    folder = tmp_path
+    (folder / FILE_NAME).write_text("[guard]\npoll_s = 3\n")
+    variables = {"RESIL_GUARD__POLL_S": "7"}
+    loaded = load(make_world(folder, variables))
+    assert loaded.settings.guard == GuardSettings(poll_s=7.0)
+    assert loaded.origins["guard.poll_s"] == "$RESIL_GUARD__POLL_S"
+    in_a_job = load(make_world(folder, {**variables, "RESIL_GUARD__NO_SUCH": "1", "RESIL_ATTEMPT": "2"}))
+    assert in_a_job.settings.guard == GuardSettings(poll_s=3.0)
+
+
+def test_two_owner_policies_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path
+    (folder / FILE_NAME).write_text('[run]\nswitch_owners = "any"\n[guard]\nswitch_owners = "owner"\n')
+    with pytest.raises(SettingsError, match=r"'any' in \[run\] and 'owner' in \[guard\]") as caught:
+        load(make_world(folder))
+    assert "in [run] alone" in caught.value.hint

@@ -1,15 +1,20 @@
-"""Settings come from the file, then the environment, then the command line; what is odd is named with its place."""
+"""resil.toml is found, read and refused with the place of what is wrong; without it everything has a default."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilience.errors import SettingsError
+from resilience.guard.settings import GuardSettings
 from resilience.settings.load import FILE_NAME, Loaded, find_file, load
+from resilience.settings.sections import AttemptSettings, RunSettings, SchedulerSettings, Settings, SubmitSettings
 from tests.fakes import make_world
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -269,3 +274,24 @@ def test_home_is_filled_in_for_the_state_directory(tmp_path: Path) -> None:
 
 def test_a_relative_state_directory_lies_beside_the_file(tmp_path: Path) -> None:
     assert read(tmp_path, '[run]\nstate_dir = "../x"\n').state_dir == tmp_path / "../x"
+
+
+OWNERS = [RunSettings, SubmitSettings, AttemptSettings, GuardSettings, SchedulerSettings]
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_every_key_is_explained_and_has_a_default(owner: type) -> None:
+    explained = re.findall(r"^ {4}(\w+):", inspect.getdoc(owner) or "", re.MULTILINE)  # dedented since Python 3.13
+    assert explained == [field.name for field in fields(owner)]
+    owner()
+
+
+def test_without_any_file_a_run_is_private_serial_and_stops_five_minutes_early() -> None:
+    settings = Settings()
+    assert (settings.run.state_dir, settings.run.group, settings.scheduler.name) == (".resil", "", "auto")
+    assert (settings.submit.signal, settings.submit.signal_lead_s, settings.submit.requeue) == ("USR1", 300.0, None)
+
+
+def test_settings_do_not_change_under_ones_feet() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().run.name = "other"  # type: ignore[misc]

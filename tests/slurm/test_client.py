@@ -15,8 +15,8 @@ from resilience.errors import NoSuchJob, NotSupported, SchedulerError, Scheduler
 from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers.slurm import SCHEDULER
 from resilience.submission import Submission
-from resilience.system.clock import SystemClock
 from resilience.system.process import Completed, ProcessRunner
+from resilience.system.world import SystemClock
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import later, until

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from resilience.base.processes import is_alive
 from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
-from resilience.system import child, child_life
-from resilience.system.child import Answer, run_apart
-from resilience.system.process_tree import is_alive
+from resilience.system import child
+from resilience.system.child import Answer, run_apart, start_detached
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -99,7 +99,7 @@ def test_where_it_failed_is_told_to_who_asks_for_tracebacks(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("work", "words"),
-    [(object, "no plain data"), (lambda: "x" * (child_life.LIMIT_BYTES + 1), "bytes"),
+    [(object, "no plain data"), (lambda: "x" * (child.LIMIT_BYTES + 1), "bytes"),
      (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9"), (lambda: os._exit(7), "exited with 7")],
 )  # fmt: skip
 def test_a_look_without_an_answer_is_unknown(work: Callable[[], Any], words: str) -> None:
@@ -114,13 +114,13 @@ def test_garbage_from_a_child_is_no_answer(monkeypatch: pytest.MonkeyPatch, garb
     def write(descriptor: int, content: bytes) -> None:
         os.write(descriptor, garbage)
 
-    monkeypatch.setattr(child_life, "write_all", write)
+    monkeypatch.setattr(child, "write_all", write)
     answer = apart(lambda: 1)
     assert answer.value is None and isinstance(answer.error, ProbeError)
 
 
 def test_an_answer_that_is_cut_short_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_life, "write_all", lambda descriptor, content: os.write(descriptor, content[:-1]))
+    monkeypatch.setattr(child, "write_all", lambda descriptor, content: os.write(descriptor, content[:-1]))
     assert isinstance(apart(lambda: [1, 2, 3]).error, ProbeError)
 
 
@@ -128,11 +128,11 @@ def test_a_child_that_sends_without_end_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(child, "LIMIT_BYTES", 2**20)
 
     def flood(descriptor: int, content: bytes) -> None:
-        os.write(descriptor, child_life.HEADER.pack(b"rsl1", 2**60, 0))
+        os.write(descriptor, child.HEADER.pack(b"rsl1", 2**60, 0))
         while True:
             os.write(descriptor, bytes(2**16))
 
-    monkeypatch.setattr(child_life, "write_all", flood)
+    monkeypatch.setattr(child, "write_all", flood)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = apart(lambda: 1, 5)
     assert isinstance(answer.error, ProbeError) and answer.took_s < 5
@@ -207,7 +207,7 @@ def test_where_no_process_can_be_started_the_look_is_unknown(monkeypatch: pytest
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(child, "_fork", refuse)
+    monkeypatch.setattr(child, "fork", refuse)
     open_before = descriptors()
     answers = dict(run_apart({n: (lambda: 1, 5.0) for n in range(3)}))
     assert len(answers) == 3
@@ -218,7 +218,7 @@ def test_where_no_process_can_be_started_the_look_is_unknown(monkeypatch: pytest
 
 def test_a_refused_process_is_tried_again_when_another_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     running = [0]
-    fork = child._fork
+    fork = child.fork
 
     def one_at_a_time() -> int:
         if len(children()) > running[0]:
@@ -226,7 +226,7 @@ def test_a_refused_process_is_tried_again_when_another_has_ended(monkeypatch: py
         return fork()
 
     running[0] = len(children_at_rest())
-    monkeypatch.setattr(child, "_fork", one_at_a_time)
+    monkeypatch.setattr(child, "fork", one_at_a_time)
     answers = dict(run_apart({n: (value_of(n), 20.0) for n in range(4)}))
     assert answers[0].value == 0 and len(answers) == 4
 
@@ -362,3 +362,61 @@ def test_a_pipe_that_something_forked_holds_open_does_not_delay_the_answer() -> 
     answer = apart(work, 200)
     os.kill(answer.value, signal.SIGKILL)
     assert answer.error is None and answer.took_s < 100
+
+
+# ---- a child that nobody waits for
+
+
+PATIENCE_S = 30.0
+
+
+def test_nobody_waits_for_it_and_its_end_can_be_noticed(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def work() -> None:
+        while not go.exists():
+            time.sleep(0.01)
+        (tmp_path / "done").write_text("yes")
+
+    child = start_detached(work, PATIENCE_S)
+    assert not child.is_over()
+    go.touch()
+    assert child.wait(PATIENCE_S) and child.is_over()
+    assert (tmp_path / "done").read_text() == "yes"
+
+
+def test_one_that_hangs_is_killed_at_its_limit() -> None:
+    child = start_detached(lambda: time.sleep(3600), 0.2)
+    assert child.wait(PATIENCE_S)
+
+
+def test_it_is_no_child_of_ours(tmp_path: Path) -> None:
+    def work() -> None:
+        (tmp_path / "parent").write_text(str(os.getppid()))
+
+    assert start_detached(work, PATIENCE_S).wait(PATIENCE_S)
+    assert int((tmp_path / "parent").read_text()) != os.getpid()
+
+
+def test_it_has_nothing_of_ours_open_but_what_it_shall_keep(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    kept, held = os.pipe()
+
+    def work() -> None:
+        (tmp_path / "open").write_text(" ".join(path.name for path in Path("/proc/self/fd").iterdir()))
+
+    child = start_detached(work, PATIENCE_S, keep=kept)
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "the other end is open nowhere else"
+    assert child.wait(PATIENCE_S)
+    opened = (tmp_path / "open").read_text().split()
+    assert str(kept) in opened and str(held) not in opened
+    for descriptor in (reading, kept, held):
+        os.close(descriptor)
+
+
+def test_whatever_it_raises_is_lost_and_harms_nobody() -> None:
+    def work() -> None:
+        raise SystemExit(3)
+
+    assert start_detached(work, PATIENCE_S).wait(PATIENCE_S)

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -20,16 +19,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.errors import StateDirectoryError
-from resilience.system import files
+from resilience.base.files import STALE_S
+from resilience.errors import ResilError, StateDirectoryError
+from resilience.system import files as shipped
 from resilience.system.files import (
+    NotRegularFile,
     append_line,
     explain_os_error,
     make_folder,
     read_lines,
     read_regular,
+    shipped_folder,
     write_atomic,
 )
+from tests.base.test_files import ODD_FILES
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.system.writer import OF_THE_INTERPRETER, REFUSED, writer
 
@@ -52,7 +55,7 @@ def leftovers(folder: Path) -> list[str]:
 def age(folder: Path) -> None:
     """Make what a crashed writer left look as old as it will be when somebody cares."""
     for name in leftovers(folder):
-        past = (folder / name).stat().st_mtime - files.STALE_S - 1
+        past = (folder / name).stat().st_mtime - STALE_S - 1
         os.utime(folder / name, (past, past))
 
 
@@ -368,41 +371,15 @@ def test_a_fifo_in_a_journals_place_does_not_block_its_reader(tmp_path: Path) ->
 # ---- read_regular
 
 
-def test_a_regular_file_comes_with_its_status(tmp_path: Path) -> None:
-    path = tmp_path / "switch"
-    path.write_bytes(b"x" * 100)
-    found = read_regular(path, limit_bytes=10)
-    assert found is not None
-    assert (found[0], found[1].st_size) == (b"x" * 10, 100)
-
-
-def test_a_file_that_is_not_there_is_none_and_no_error(tmp_path: Path) -> None:
-    assert read_regular(tmp_path / "switch") is None
-
-
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", ["link", "dangling link", "looping link", "fifo", "folder", "socket", "device"])
-def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "switch"
-    target = tmp_path / "target"
-    target.write_text("secret")
-    if kind == "link":
-        path.symlink_to(target)
-    elif kind == "dangling link":
-        path.symlink_to(tmp_path / "nowhere")
-    elif kind == "looping link":
-        path.symlink_to(path)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path = Path("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-    with pytest.raises(StateDirectoryError, match="link" if "link" in kind else "not a regular file") as caught:
-        read_regular(path)
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_anything_but_a_regular_file_is_refused_without_waiting(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ODD_FILES[kind].make(tmp_path / "switch")
+    with pytest.raises(NotRegularFile, match="link" if "link" in kind else "not a regular file") as caught:
+        read_regular(tmp_path / "switch")
     assert not caught.value.transient
 
 
@@ -412,3 +389,19 @@ def test_a_file_we_may_not_read_is_an_error_and_not_absent(tmp_path: Path) -> No
     (tmp_path / "switch").touch(mode=0o600)
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
         read_regular(tmp_path / "switch")
+
+
+@pytest.mark.parametrize("kind", ["slurm_templates", "cron"])
+def test_a_clone_has_them_beside_the_package(kind: str) -> None:
+    assert shipped_folder(kind).is_dir()
+
+
+def test_a_wheel_has_them_below_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    from pathlib import Path
+
+    package = Path(str(tmp_path)) / "site-packages" / "resilience"
+    (package / "_shipped" / "cron").mkdir(parents=True)
+    monkeypatch.setattr(shipped, "_PACKAGE", package)
+    assert shipped_folder("cron") == package / "_shipped" / "cron"
+    with pytest.raises(ResilError, match="lacks its slurm_templates folder"):
+        shipped_folder("slurm_templates")

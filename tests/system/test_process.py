@@ -14,15 +14,19 @@ from typing import cast
 
 import pytest
 
-from resilience.errors import ProbeError
+from resilience.errors import DeliveryError, ProbeError
 from resilience.system import process as process_module
 from resilience.system.process import (
     CommandFailed,
+    Completed,
     DeadlineExceeded,
     OutputTooLarge,
     ProcessRunner,
     ProgramMissing,
+    run_with_input,
+    said_by,
 )
+from tests.fakes import make_world
 from tests.system.hung import hung_folder, release
 
 RUNNER = ProcessRunner()
@@ -342,3 +346,32 @@ def test_two_hundred_calls_leave_no_zombie_no_descriptor_no_thread() -> None:
 
 def test_all_of_the_input_is_there_before_the_program_starts_even_if_we_are_killed_then() -> None:
     assert shell("stat -L -c %s /dev/stdin", stdin="x" * 2**20) == (0, f"{2**20}\n", "")
+
+
+# ---- programs that take a message on standard input
+
+
+def given(folder: Path, script: str, text: str = "", timeout_s: float = 5) -> Completed:
+    environment = {"PATH": "/usr/bin:/bin"}
+    argv = ["/bin/sh", "-c", script]
+    return run_with_input(argv, text, make_world(folder).runner.run, timeout_s=timeout_s, environment=environment)
+
+
+@pytest.mark.parametrize("code", [1, 69, 71, 75, 126, 127, 64, 65, 67, 77, 78])
+def test_sysexits_say_whether_to_try_again(tmp_path: Path, code: int) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        given(tmp_path, f"echo first >&2; echo 'it is\x1b[2J so' >&2; exit {code}")
+    assert caught.value.transient is (code not in (64, 65, 67, 77, 78))
+    assert f"/bin/sh ended with {code}" in caught.value.message and "it is?[2J so" in caught.value.message
+
+
+def test_a_late_program_is_transient_and_may_have_done_its_work(tmp_path: Path) -> None:
+    with pytest.raises(DeliveryError) as caught:
+        given(tmp_path, "sleep 60", timeout_s=0.2)
+    assert caught.value.transient and "may have done its work" in caught.value.hint
+
+
+def test_the_last_line_of_the_errors_is_quoted() -> None:
+    assert said_by(Completed(("x",), 1, "out\n", "one\ntwo\n\n")) == "two"
+    assert said_by(Completed(("x",), 1, "out\n", "")) == "out"
+    assert said_by(Completed(("x",), 1, "", "")) == ""

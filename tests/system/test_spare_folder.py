@@ -297,18 +297,6 @@ def test_a_crash_while_moving_home_loses_nothing(tmp_path: Path) -> None:
             assert folder.read("x") == content, (name, count)
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, durable: bool) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        folder = SpareFolder(disk / "a", None)
-        folder.write("x", b"old")
-        with pytest.raises(StateDirectoryError) as failed:
-            folder.write("x", bytes(10**6), durable=durable)
-        assert "free some space" in failed.value.hint
-        assert names_in(disk / "a") == ["x"]
-        assert folder.read("x") == b"old"
-
-
 def test_what_a_killed_writer_left_is_removed_a_day_later(folder: SpareFolder) -> None:
     folder.write("x", b"1")
     fresh, old = folder.folder / ".x.1.tmp", folder.folder / ".x.2.tmp"

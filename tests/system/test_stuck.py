@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from resilience.base.processes import is_alive, is_waiting_in_kernel, start_ticks
 from resilience.errors import UsageError
 from resilience.system import stuck
 from resilience.system.child import Answer
-from resilience.system.clock import SystemClock
-from resilience.system.process_tree import is_alive, is_waiting_in_kernel, start_ticks
 from resilience.system.stuck import Look, Stuck, StuckMemory, look_apart
+from resilience.system.world import SystemClock
 from tests.fakes import FakeClock, make_world
 from tests.system.hung import hung_folder
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.mounts import Mount
 from resilience.errors import UsageError
-from resilience.system.mounts import Mount
 from resilience.watch.places import Place, by_mount, found_places, named_places, settled
 
 ROOT = Mount("/", "ext4", "/dev/sda1")

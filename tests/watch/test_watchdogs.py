@@ -12,9 +12,8 @@ from resilience.errors import ProbeError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.clock import SystemClock
 from resilience.system.stuck import StuckMemory
-from resilience.system.world import World
+from resilience.system.world import SystemClock, World
 from resilience.watch import watchdogs
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import open_in_child

@@ -10,7 +10,7 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import check_timeout
 from resilience.alerts.message import alert_record, cut, plain_text
 from resilience.errors import SettingsError
-from resilience.system.hand_over import hand_over, said_by
+from resilience.system.process import run_with_input, said_by
 from resilience.system.secrets import scrubbed_environment
 from resilience.system.world import World
 
@@ -60,7 +60,9 @@ class CommandChannel:
     def send(self, message: str, settings: CommandSettings, world: World) -> Mapping[str, str]:
         """Run the program. Raise DeliveryError if it did not end with 0 in time."""
         environment = scrubbed_environment(world.environ, settings.environment)
-        done = hand_over(settings.argv, message + "\n", world, timeout_s=settings.timeout_s, environment=environment)
+        done = run_with_input(
+            settings.argv, message + "\n", world.runner.run, timeout_s=settings.timeout_s, environment=environment
+        )
         said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
 

@@ -11,8 +11,8 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import check_timeout
 from resilience.alerts.channels._email_message import Mail, compose_mail
 from resilience.errors import DeliveryError, SettingsError
-from resilience.system.hand_over import hand_over
 from resilience.system.http import is_loopback, readable_ca_file
+from resilience.system.process import run_with_input
 from resilience.system.secrets import check_secret, read_secret, scrubbed_environment
 from resilience.system.world import World
 
@@ -177,7 +177,9 @@ def _by_sendmail(message: Mail, settings: EmailSettings, world: World, sender: s
     argv = [*(settings.sendmail or _sendmail(world)), "-f", sender, *recipients]
     # As lines of Unix: sendmail makes CR LF of them itself.
     text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
-    hand_over(argv, text, world, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ))
+    run_with_input(
+        argv, text, world.runner.run, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ)
+    )
     return f"{argv[0]} took it for {', '.join(recipients)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from resilience.base.processes import is_there
 from resilience.cron.drivers import Availability, DriverState, Step
 from resilience.cron.drivers._ticks.place import heartbeat
 from resilience.cron.records import Installation
@@ -12,7 +13,6 @@ from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.process_tree import is_there
 
 PATIENCE_S = 120.0
 """A heartbeat from another machine may be this late before its silence means something: the clocks differ, too."""

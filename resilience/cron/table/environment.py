@@ -30,8 +30,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from resilience.base.mounts import LASTING
 from resilience.cron.records import Entry
-from resilience.system.storage import LASTING
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from resilience.cron.records import Ignored
 from resilience.cron.table.ended import why_not_started
+from resilience.system.child import fork
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h."""
@@ -90,17 +90,6 @@ def explain(raw: bytes, program: str) -> tuple[str, str]:
         return why_not_started(program, int(told["errno"]), facts=told["facts"], folder=told["folder"])
     except (ValueError, KeyError, TypeError):
         return f"cannot run {program}", ""
-
-
-def fork() -> int:
-    """As os.fork. Python 3.12 warns of forks beside threads: none of ours holds a lock that a child takes."""
-    if tuple(sys.version_info) < (3, 12):
-        return os.fork()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def prctl(option: int, value: int) -> None:

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.system.process_tree import is_alive
+from resilience.base.processes import is_alive
 
 
 def end_session(leader: int) -> int:

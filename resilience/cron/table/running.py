@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from resilience.base.processes import is_alive, is_there, pid_space, start_ticks
 from resilience.cron.records import RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.errors import StateDirectoryError
 from resilience.job import Liveness
 from resilience.quantities import format_duration
 from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
-from resilience.system.process_tree import is_alive, is_there, start_ticks
 
 REFRESH_S = 300.0
 """A supervisor touches its mark so often."""
@@ -80,13 +80,8 @@ class Mark(NamedTuple):
 
 
 def here() -> Here:
-    """Look at this machine."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path: pid:[4026531836]
-    except OSError:
-        boot = namespace = ""
-    return Here(os.uname().nodename, boot, namespace)
+    """This machine, as it is now."""
+    return Here(os.uname().nodename, *pid_space())
 
 
 def marks(folder: CronFolder) -> tuple[Mark, ...]:

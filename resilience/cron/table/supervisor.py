@@ -17,20 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.base.processes import start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.books import close_book, with_note
 from resilience.cron.table.ended import why_not_started
-from resilience.cron.table.launch import fork
 from resilience.cron.table.leftovers import end_session
 from resilience.cron.table.running import Here, Mark, here, look, marks
 from resilience.cron.table.watched_run import Order, live, longest_s
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.clock import SystemClock
-from resilience.system.ports import Clock
-from resilience.system.process_tree import start_ticks
+from resilience.system.child import fork
+from resilience.system.world import Clock, SystemClock
 
 NAP_S = 0.5
 """While somebody waits, whoever wants it to end is asked so often."""

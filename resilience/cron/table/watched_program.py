@@ -15,10 +15,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from resilience.base.processes import descendants
 from resilience.cron.table.bounded import Bounded
 from resilience.cron.table.ended import Cause
 from resilience.cron.table.launch import Launched
-from resilience.system.process_tree import descendants, is_alive
 
 KILL_AFTER_S = 10.0
 """Between SIGTERM and SIGKILL."""
@@ -134,7 +134,7 @@ class Watch:
                 break
         while self._receive(self._program.trouble, at_end=True):
             pass
-        stuck = len(_alive_descendants()) if self._gave_up else 0
+        stuck = len(descendants(os.getpid())) if self._gave_up else 0
         return Watched(self._status, self._trouble, self._left, stuck)
 
     def _pause(self, second: float) -> float:
@@ -181,7 +181,7 @@ class Watch:
             self._wishes.cause = Cause.TIMEOUT
         if self._phase in (_Phase.RUNS, _Phase.LINGERS) and (is_time or self._wishes.hurries):
             if self._status is not None:
-                self._left = len(_alive_descendants())
+                self._left = len(descendants(os.getpid()))
             self._signal_all(signal.SIGTERM)
             self._signal_all(signal.SIGCONT)  # who is stopped hears nothing else
             self._phase, self._moment, is_time = _Phase.TERMED, now + KILL_AFTER_S, False
@@ -202,7 +202,3 @@ class Watch:
             with suppress(ProcessLookupError, PermissionError):
                 if not group or os.getpgid(pid) != group:
                     os.kill(pid, number)
-
-
-def _alive_descendants() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if is_alive(pid)]

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from resilience.base.processes import is_same, start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.bounded import Bounded, Secrets
@@ -38,8 +39,7 @@ from resilience.cron.table.output import OutputFile, prune
 from resilience.cron.table.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
 from resilience.cron.table.scribe import Scribe, Task
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, Watch, Watched, Wishes
-from resilience.system.ports import Clock
-from resilience.system.process_tree import is_alive, start_ticks
+from resilience.system.world import Clock
 
 PATIENCE_S = 10.0
 """The scheduler hears of an end at the latest so long after it, even if it cannot be written down."""
@@ -164,18 +164,18 @@ class WatchedRun:
         for mark in self._order.replace:
             until = time.monotonic() + KILL_AFTER_S + GIVE_UP_S + PATIENCE_S
             try:
-                if _is_that(mark):
+                if is_same(mark.pid, mark.ticks):
                     os.kill(mark.pid, signal.SIGUSR1)
             except PermissionError:
                 why = f"an earlier run is under way, and process {mark.pid} may not be ended by us"
                 return End(Outcome.SKIPPED, None, why)
             except ProcessLookupError:
                 continue
-            while _is_that(mark) and time.monotonic() < until and self._wishes.cause is Cause.NONE:
+            while is_same(mark.pid, mark.ticks) and time.monotonic() < until and self._wishes.cause is Cause.NONE:
                 time.sleep(_AGAIN_S)
                 with suppress(ChildProcessError):
                     os.waitpid(-1, os.WNOHANG)
-            if _is_that(mark) and self._wishes.cause is Cause.NONE:
+            if is_same(mark.pid, mark.ticks) and self._wishes.cause is Cause.NONE:
                 return End(Outcome.SKIPPED, None, f"an earlier run is under way: process {mark.pid} does not end")
         return None
 
@@ -276,7 +276,3 @@ class WatchedRun:
         shorten(self._folder, self._entry.key)
         runs = frozenset(mark.slot for mark in marks(self._folder) if mark.key == self._entry.key)
         prune(self._folder, self._entry.key, self._order.keep_runs, running=runs)
-
-
-def _is_that(mark: Mark) -> bool:
-    return start_ticks(mark.pid) == mark.ticks and is_alive(mark.pid)

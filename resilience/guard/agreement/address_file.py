@@ -18,8 +18,7 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.heartbeat.run_directory import remove_remains
-from resilience.guard.small_files import open_folder, read_own, read_regular, remove_same, replace_file
+from resilience.base.files import open_directory, read_own, read_regular, remove_same, remove_stale, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class AddressFile:
     def _remove_stale(self) -> None:
         """Remove the files of launches that have ended without removing theirs."""
         directory = os.fspath(self._path.parent)
-        remove_remains(directory, time.time())
+        remove_stale(directory, time.time())
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(directory))[:MOST_FILES]:
                 if self._over.is_set():
@@ -190,16 +189,16 @@ def _is_listening(host: str, port: int) -> bool:
 def _remove_if(path: str, is_unwanted: Callable[[dict[str, Any], float], bool]) -> bool:
     """Remove a private address file of our own, unless another file has taken its place meanwhile. Raise OSError."""
     parent, name = os.path.split(path)
-    directory = open_folder(parent)
+    directory = open_directory(parent)
     try:
         if os.fstat(directory).st_uid != os.geteuid():
             return False
-        found = read_regular(name, folder=directory)
+        found = read_regular(name, directory=directory)
         if found is None or found[1].st_uid != os.geteuid() or found[1].st_mode & 0o077:
             return False
         fields, info = _parse(found[0].decode("utf-8", "replace")), found[1]
         if not fields or not is_unwanted(fields, info.st_mtime):
             return False
-        return remove_same(name, info.st_ino, info.st_mtime_ns, folder=directory)
+        return remove_same(name, info.st_ino, info.st_mtime_ns, directory=directory)
     finally:
         os.close(directory)

@@ -30,10 +30,10 @@ import struct
 import threading
 import time
 
+from resilience.base.files import read_own
 from resilience.guard.agreement.address_file import remove_own
 from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
 from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_asked
-from resilience.guard.small_files import read_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ back at once.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
 import os
@@ -20,8 +18,8 @@ import threading
 import time
 
 from resilience import layout
+from resilience.base.files import append, open_directory, read_regular, remove_stale, replace_file
 from resilience.guard.heartbeat.beat import compose, file_name
-from resilience.guard.small_files import open_folder, read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
 """What the mode of a run directory has that a group may operate: 2770, docs/reference/run-directory.md."""
 
-REMAINS_S = 600.0
-"""A file that was being written so long ago has no writer any more."""
 AT_ONCE = 200
 """Journal lines written in one go."""
 LONGEST_LINE = 32_768
@@ -136,7 +132,7 @@ class RunDirectoryWriter:
         folder = subfolder(self._run_dir, layout.BEATS)
         if not self._has_tidied:
             self._has_tidied = True
-            remove_remains(folder, time.time())
+            remove_stale(folder, time.time())
         text = compose(self._attempt, self._host, beats, time.time())
         replace_file(os.path.join(folder, file_name(self._job_id, self._host)), text, mode=file_mode(self._run_dir))
         return True
@@ -175,7 +171,7 @@ def read_learned(run_dir: str, rank: int) -> str | None:
 
 def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
     """Which request for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
-    folder = open_folder(os.path.join(run_dir, layout.SWITCHES))
+    folder = open_directory(os.path.join(run_dir, layout.SWITCHES))
     try:
         info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -194,16 +190,6 @@ def append_stacks(run_dir: str, job_id: str, rank: int, text: bytes) -> None:
         os.write(descriptor, text)
     finally:
         os.close(descriptor)
-
-
-def remove_remains(folder: str, now: float) -> None:
-    """Remove what writers that were killed in the middle have left beside their files."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") and entry.name.endswith(".tmp"):
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < now - REMAINS_S:
-                        os.unlink(entry.path)
 
 
 def as_line(record: Mapping[str, Any]) -> bytes:
@@ -228,35 +214,7 @@ def append_journal(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes])
     refused.
     """
     path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.jsonl")
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        size, raw = info.st_size, b"".join(lines)
-        if size == 0:
-            os.fchmod(descriptor, file_mode(run_dir))
-        elif os.pread(descriptor, 1, size - 1) != b"\n":
-            raw = b"\n" + raw
-        written = 0
-        try:
-            written = os.write(descriptor, raw)
-            if written != len(raw):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)  # only a part was taken
-            os.fsync(descriptor)
-        except OSError:
-            _take_back(descriptor, size, written)
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _take_back(descriptor: int, size: int, written: int) -> None:
-    """Cut off what we have added, unless somebody else has written behind it: a twin of a requeued job."""
-    with contextlib.suppress(OSError):
-        if written and os.fstat(descriptor).st_size == size + written:
-            os.ftruncate(descriptor, size)
+    append(path, b"".join(lines), mode=file_mode(run_dir), is_only_writer=True)
 
 
 def _plain(value: Any, depth: int) -> Any:

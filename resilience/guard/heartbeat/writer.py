@@ -12,7 +12,8 @@ import threading
 import time
 
 from resilience import layout
-from resilience.guard.background import BackgroundCall
+from resilience.base.background import BackgroundCall
+from resilience.base.files import replace_file
 from resilience.guard.heartbeat.beat import Pulse, RankBeat
 from resilience.guard.heartbeat.run_directory import (
     RunDirectoryWriter,
@@ -22,7 +23,6 @@ from resilience.guard.heartbeat.run_directory import (
     read_learned,
 )
 from resilience.guard.recorder import MOST_EVENTS
-from resilience.guard.small_files import replace_file
 from resilience.guard.stacks import StacksOnDemand
 
 TYPE_CHECKING = False
@@ -201,9 +201,11 @@ class HeartbeatWriter:
     def _in_thread(self, what: Callable[[], None], wait_s: float) -> bool:
         """Do what may hang in a dead file system, and wait for it so long at most. False: there is no thread."""
         try:
-            BackgroundCall(what, "last-words").wait(wait_s)
+            call = BackgroundCall(what, "resil-last-words").start()
         except RuntimeError:
             return False
+        with contextlib.suppress(Exception):  # TimeoutError too: a thread that hangs is left behind
+            call.result(wait_s)
         return True
 
     def _finish_now(self) -> None:

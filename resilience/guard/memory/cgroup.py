@@ -11,23 +11,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from resilience.base.mounts import Mount, parse_mountinfo
+
 NO_LIMIT = 2**62
 """Version 1 says "none" as the largest multiple of the page size in 63 bits: 9223372036854771712 with 4 KiB pages."""
 MOST_SEARCHED = 2000
 """So many cgroups are searched for this process where the names do not tell its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo: `root` of the file system `kind` is mounted at `point`; `device` is `major:minor`."""
-
-    ident: int
-    parent: int
-    device: str
-    root: str
-    point: str
-    kind: str
-    options: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +43,6 @@ class Stat:
     shared_bytes: int
     above_bytes: int | None = None
     above_with_swap_bytes: int | None = None
-
-
-def parse_mounts(text: str) -> list[Mount]:
-    """Given mountinfo, return its mounts in order; lines that are none are passed over."""
-    found = []
-    for line in text.splitlines():
-        left, dash, right = line.partition(" - ")
-        fields, last = left.split(" "), right.split(" ")
-        if not dash or len(fields) < 6 or not fields[0].isdigit() or not fields[1].isdigit():
-            continue
-        options = frozenset(last[2].split(",")) if len(last) > 2 else frozenset()
-        root, point = _unescape(fields[3]), _unescape(fields[4])
-        found.append(Mount(int(fields[0]), int(fields[1]), fields[2], root, point, last[0], options))
-    return found
 
 
 def parse_memberships(text: str) -> dict[str, str]:
@@ -143,7 +118,7 @@ def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
     """
     pid = os.getpid() if pid is None else pid
     memberships = parse_memberships(read_text(os.path.join(root, "proc/self/cgroup")))
-    mounts = visible(parse_mounts(read_text(os.path.join(root, "proc/self/mountinfo"))))
+    mounts = visible(parse_mountinfo(read_text(os.path.join(root, "proc/self/mountinfo"))))
     for version, controller in ((1, "memory"), (2, "")):
         path = memberships.get(controller)
         if path is None:
@@ -155,7 +130,7 @@ def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
     return []
 
 
-def visible(mounts: list[Mount]) -> list[Mount]:
+def visible(mounts: tuple[Mount, ...]) -> list[Mount]:
     """Leave out mounts that another one lies over at the same point."""
     hidden = {(mount.parent, mount.point) for mount in mounts}
     return [mount for mount in mounts if (mount.ident, mount.point) not in hidden]
@@ -254,7 +229,7 @@ def _is_above(root: str, path: str) -> bool:
 
 
 def _is_memory(mount: Mount, version: int) -> bool:
-    return mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and "memory" in mount.options
+    return mount.type == "cgroup2" if version == 2 else mount.type == "cgroup" and "memory" in mount.super_options
 
 
 def _parts(path: str) -> list[str]:
@@ -265,10 +240,3 @@ def read_text(path: str) -> str:
     """The text of a file in /proc or /sys. Raise OSError."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
-
-
-def _unescape(text: str) -> str:
-    """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
-    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(octal, character)
-    return text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from resilience import layout
+from resilience.base.files import kind_of
 from resilience.guard.decision import EXIT_DONE, BuiltInTrigger, Request
-from resilience.guard.small_files import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

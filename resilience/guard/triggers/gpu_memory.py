@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from resilience.guard.background import BackgroundCall
+from resilience.base.background import BackgroundCall
 from resilience.guard.decision import BuiltInTrigger, Request
 from resilience.guard.memory.limits import physical_bytes
 from resilience.quantities import format_bytes
@@ -321,7 +321,7 @@ class GpuMemory(BuiltInTrigger):
             host_bytes=physical_bytes() or 0,
             insist=self._insist,
         )
-        self._question: BackgroundCall | None = None
+        self._question: BackgroundCall[list[GpuUse]] | None = None
         self._asked_at = float("-inf")
         self._next = float("-inf")
         self._collected_at = float("-inf")
@@ -353,9 +353,9 @@ class GpuMemory(BuiltInTrigger):
 
     def _ask(self, *, collect: bool = False) -> None:
         self._asked_at = self._clock()
-        self._question = BackgroundCall(lambda: self._look.look(collect=collect), "gpu")
+        self._question = BackgroundCall(lambda: self._look.look(collect=collect), "resil-gpu").start()
 
-    def _understand(self, question: BackgroundCall) -> Request | None:
+    def _understand(self, question: BackgroundCall[list[GpuUse]]) -> Request | None:
         try:
             answer = question.result()
         except Exception as error:

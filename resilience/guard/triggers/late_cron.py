@@ -10,8 +10,8 @@ import contextlib
 import os
 import time
 
+from resilience.base.files import read_regular, replace_file
 from resilience.guard.decision import BuiltInTrigger
-from resilience.guard.small_files import read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

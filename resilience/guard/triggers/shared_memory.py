@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from resilience.base.mounts import parse_mountinfo
 from resilience.guard.decision import BuiltInTrigger, Request
-from resilience.guard.memory.cgroup import parse_mounts
 from resilience.quantities import format_bytes
 
 TYPE_CHECKING = False
@@ -74,6 +74,6 @@ class SharedMemory(BuiltInTrigger):
 
     def _lies_in_memory(self, device: int) -> bool:
         with open(os.path.join(self._root, "proc/self/mountinfo"), encoding="utf-8", errors="surrogateescape") as file:
-            mounts = parse_mounts(file.read())
+            mounts = parse_mountinfo(file.read())
         number = f"{os.major(device)}:{os.minor(device)}"
-        return any(mount.device == number and mount.kind in IN_MEMORY for mount in mounts)
+        return any(mount.device == number and mount.type in IN_MEMORY for mount in mounts)

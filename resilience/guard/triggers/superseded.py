@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from resilience import layout
+from resilience.base.files import kind_of, open_directory, read_regular
 from resilience.guard.decision import BuiltInTrigger, Request
-from resilience.guard.small_files import kind_of, open_folder, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Superseded(BuiltInTrigger):
         if self._asked is not None:
             return None
         try:
-            # Opening it makes an NFS client ask its server, see `open_folder`.
-            folder = open_folder(self._folder)
+            # Opening it makes an NFS client ask its server, see `open_directory`.
+            folder = open_directory(self._folder)
             try:
                 self._asked = self._was_given_up(folder) or self._newer(folder)
             finally:
@@ -85,7 +85,7 @@ class Superseded(BuiltInTrigger):
         """The fields of a file; None when there is nothing. What is no regular file has no fields."""
         try:
             info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            read = None if kind_of(info) else read_regular(name, folder=folder)
+            read = None if kind_of(info) else read_regular(name, directory=folder)
         except FileNotFoundError:
             return None
         if read is None:

@@ -7,8 +7,8 @@ import os
 import time
 
 from resilience import layout
+from resilience.base.files import read_regular
 from resilience.guard.decision import FAILED, SKIPPED, BuiltInTrigger, Request
-from resilience.guard.small_files import read_regular
 from resilience.guard.switch_folder import called
 from resilience.switch import describe_age
 

@@ -17,8 +17,7 @@ from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
-from resilience.system.files import own_folder
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import own_folder, shipped_folder
 
 if TYPE_CHECKING:  # Jinja2 costs 40 ms at start; it is imported when something is rendered
     from jinja2 import Environment

@@ -33,8 +33,8 @@ from resilience.schedulers._local.records import Entry, Task
 from resilience.schedulers._local.rules import Exit
 from resilience.schedulers._local.spool import Spool, read_pid
 from resilience.schedulers._local.submit import default_output, expand_pattern
-from resilience.system.clock import SystemClock
 from resilience.system.files import write_atomic
+from resilience.system.world import SystemClock
 
 EXIT_FILE = "exit.json"
 BATCH_FILE = "batch"

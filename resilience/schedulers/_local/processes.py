@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from resilience.base import processes
+
 CPUS_VARIABLE = "RESIL_LOCAL_CPUS"
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,15 +39,6 @@ def _prctl(option: int, value: object) -> None:
 
 
 @cache
-def boot_id() -> str:
-    """This boot of this machine; empty where the kernel does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-@cache
 def machine_id() -> str:
     """This machine: /etc/machine-id (machine-id(5)), or its name where there is none."""
     with contextlib.suppress(OSError):
@@ -54,55 +47,17 @@ def machine_id() -> str:
     return os.uname().nodename
 
 
+boot_id, descendants = processes.boot_id, processes.descendants
+
+
 def start_ticks(pid: int) -> int:
     """When the process started, in clock ticks since the boot; 0 when it is dead or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return (processes.start_ticks(pid) or 0) if processes.is_alive(pid) else 0
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
-    """True if this very process lives."""
-    return pid > 0 and ticks > 0 and boot == boot_id() and start_ticks(pid) == ticks
-
-
-def descendants(pid: int, *, spare: int = 0) -> list[int]:
-    """Every process below `pid`, parents before children. Zombies, and `spare` with what is below it, are left out."""
-    found: list[int] = []
-    level = [pid]
-    while level:
-        level = [child for parent in level for child in _children(parent) if child not in found and child != spare]
-        found.extend(level)
-    return [one for one in found if start_ticks(one)]
-
-
-def _children(pid: int) -> list[int]:
-    result: list[int] = []
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names only
-    except OSError:
-        return result
-    for thread in threads:
-        try:
-            result.extend(int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
-        except FileNotFoundError:
-            return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN, or the thread is gone
-        except OSError:
-            continue
-    return result
-
-
-def _children_by_parent(pid: int) -> list[int]:
-    result = []
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[1]) == pid:
-                    result.append(int(name))
-    return result
+    """Whether this very process lives."""
+    return boot == boot_id() and processes.is_same(pid, ticks)
 
 
 def carrying(**variables: str) -> list[int]:

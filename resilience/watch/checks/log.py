@@ -18,11 +18,11 @@ from pathlib import Path
 from string import Template
 
 from resilience import layout
+from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
 from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
-from resilience.system.mounts import current_mounts, mount_of
 from resilience.watch.checks._log.judge import deadline_of, findings
 from resilience.watch.checks._log.paths import probe_paths
 from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted

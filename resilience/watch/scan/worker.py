@@ -412,7 +412,7 @@ def taken(items: list[Any]) -> list[Any]:
 
 def mounts_below(root: bytes) -> frozenset[bytes]:
     """Where something else is mounted below a folder: paths from there. Asks the kernel, and touches no file system."""
-    from resilience.system.mounts import current_mounts
+    from resilience.base.mounts import current_mounts
 
     above = root.rstrip(b"/") + b"/"
     points = (os.fsencode(mount.point) for mount in current_mounts())

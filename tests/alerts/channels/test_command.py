@@ -11,8 +11,8 @@ import pytest
 
 from resilience.alerts.alert import Alert
 from resilience.alerts.channels.command import CHANNEL, CommandSettings
-from resilience.alerts.codec import from_record
 from resilience.errors import DeliveryError, SettingsError
+from resilience.records import from_record
 from resilience.system.world import World
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile
 from tests.alerts.channels.servers import takes_at_most
@@ -35,7 +35,7 @@ def test_the_program_reads_the_alert_on_its_standard_input(world: World, tmp_pat
     assert send(settings, world).endswith("took it: thanks")
     got = json.loads((tmp_path / "got").read_text())
     assert got["headline"].startswith("CRITICAL: /scratch: 98% used") and got["schema"] == "resil/1"
-    assert from_record(Alert, got) == an_alert()
+    assert from_record(Alert, got, strict=True) == an_alert()
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())

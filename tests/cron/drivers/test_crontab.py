@@ -26,7 +26,7 @@ from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from tests.cron.drivers.real_cron import (
     OTHER,
     PROJECT,

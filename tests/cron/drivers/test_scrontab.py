@@ -19,7 +19,7 @@ from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from resilience.watch.watchdogs import scene_of
 from tests.cron.drivers.site import SCRONTAB, Site, an_installation
 from tests.fakes import make_project

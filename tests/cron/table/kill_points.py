@@ -10,7 +10,7 @@ from resilience.cron.state_folder import CronFolder
 from resilience.cron.table import watched_run
 from resilience.cron.table.running import here
 from resilience.cron.table.watched_run import Order, live
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from tests.cron.table.runs import SLOT, entry
 
 watched_run.LAST_S = 1.0

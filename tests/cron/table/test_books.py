@@ -11,9 +11,9 @@ import pytest
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.books import close_book, settle
-from resilience.cron.table.launch import fork
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from resilience.errors import StateDirectoryError
+from resilience.system.child import fork
 from tests.guard.disks import fill, make_read_only, small_disk
 
 NOW = time.time()

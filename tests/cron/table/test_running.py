@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.processes import start_ticks
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_folder import CronFolder
 from resilience.cron.table.running import (
@@ -24,7 +25,6 @@ from resilience.cron.table.running import (
     write_mark,
 )
 from resilience.job import Liveness
-from resilience.system.process_tree import start_ticks
 from tests.guard.disks import fill, small_disk
 from tests.system.people import NOBODY, acting_as, needs_root
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.table import watched_program
 from resilience.cron.table.books import settle
 from resilience.cron.table.running import Mark, here, marks, write_mark
-from resilience.system.process_tree import is_alive
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
 __all__ = ["quick", "runs"]

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from resilience.base.files import replace_file
 from resilience.guard.heartbeat.beat import Pulse, RankBeat
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.heartbeat.process import MOST_LINES, Files, look_again
 from resilience.guard.rank_info import RankInfo
-from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, small_disk
 from tests.guard.guarded import a_launch
 from tests.guard.guards import make_run, wait_until

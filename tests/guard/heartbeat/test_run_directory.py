@@ -16,15 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.base.files import remove_stale, replace_file
 from resilience.guard.heartbeat.run_directory import (
     LONGEST_LINE,
     append_journal,
     as_line,
     file_mode,
-    remove_remains,
     subfolder,
 )
-from resilience.guard.small_files import replace_file
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -91,9 +90,9 @@ def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path: Path) -> N
         (tmp_path / name).touch()
     os.utime(tmp_path / ".12.n1.aa.tmp", (1000.0, 1000.0))
     os.utime(tmp_path / "12.n1", (1000.0, 1000.0))
-    remove_remains(str(tmp_path), time.time())
+    remove_stale(str(tmp_path), time.time())
     assert names(tmp_path) == [".12.n2.bb.tmp", ".hidden", "12.n1"]
-    remove_remains(str(tmp_path / "gone"), time.time())
+    remove_stale(str(tmp_path / "gone"), time.time())
 
 
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
 
 def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "finished"
-    module = "resilience.guard.small_files"
+    module = "resilience.base.files"
     request = f"from {module} import *; replace_file({str(path)!r}, 'new', mode=0o600, durable=True)"
     with writer(tmp_path / "strace.log") as process:
         seen = set()
@@ -132,7 +131,7 @@ def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(t
             process.run(request, f"{name}:signal=KILL:when={count}")
             seen.add(path.read_text())
         assert seen == {"old", "new"}
-        remove_remains(str(tmp_path), time.time() + 1000.0)
+        remove_stale(str(tmp_path), time.time() + 1000.0)
         assert names(tmp_path) == ["finished", "strace.log"]
 
 

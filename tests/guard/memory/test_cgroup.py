@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.mounts import parse_mountinfo
 from resilience.guard.memory.cgroup import (
     CgroupMemory,
-    Mount,
     below,
     find_folders,
     parse_limit,
     parse_memberships,
-    parse_mounts,
     parse_stat,
     visible,
     whose,
@@ -40,20 +39,11 @@ def real() -> Iterator[RealCgroup]:
 
 
 def test_a_recorded_mountinfo_gives_the_memory_mount() -> None:
-    mounts = parse_mounts((RECORDED / "v1_mountinfo.txt").read_text())
-    (memory,) = [mount for mount in mounts if "memory" in mount.options]
-    assert memory == Mount(35, 31, "0:32", "/", "/sys/fs/cgroup/memory", "cgroup", frozenset({"rw", "memory"}))
-    assert [mount.point for mount in mounts if mount.kind == "cgroup2"] == ["/sys/fs/cgroup/unified"]
-
-
-def test_optional_fields_and_escaped_blanks_of_a_mount_are_understood() -> None:
-    (mount,) = parse_mounts(r"32 23 0:28 /a\134b /with\040blank rw shared:9 master:1 - cgroup2 none rw,nsdelegate")
-    assert (mount.root, mount.point, mount.kind) == ("/a\\b", "/with blank", "cgroup2")
-
-
-@pytest.mark.parametrize("text", ["", "\n", "nothing", "1 2 3", "x y 0:1 / / rw - cgroup2 none rw", "1 2 0:1 / / rw"])
-def test_what_is_no_mount_is_passed_over(text: str) -> None:
-    assert parse_mounts(text) == []
+    mounts = parse_mountinfo((RECORDED / "v1_mountinfo.txt").read_text())
+    (memory,) = [mount for mount in mounts if "memory" in mount.super_options]
+    assert (memory.ident, memory.parent, memory.device, memory.root) == (35, 31, "0:32", "/")
+    assert (memory.point, memory.type) == ("/sys/fs/cgroup/memory", "cgroup")
+    assert [mount.point for mount in mounts if mount.type == "cgroup2"] == ["/sys/fs/cgroup/unified"]
 
 
 def test_memberships_are_read_by_controller() -> None:
@@ -126,7 +116,7 @@ def test_a_mount_that_lies_under_another_is_not_seen() -> None:
         "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
         "90 35 0:32 /slurmlab/lab1 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     )
-    assert [mount.ident for mount in visible(parse_mounts(text))] == [90]
+    assert [mount.ident for mount in visible(parse_mountinfo(text))] == [90]
 
 
 @pytest.mark.parametrize(

@@ -357,9 +357,9 @@ class Watched:
         assert not self.is_asking()
         self.now += 10.0
         requested = self.trigger.poll()
-        while (question := self.trigger._question) is not None:  # a second one where garbage was collected
+        while self.trigger._question is not None:  # a second one where garbage was collected
             assert requested is None
-            assert question.wait(20)
+            wait_until(lambda: self.trigger._question is None or self.trigger._question.is_over)
             requested = self.trigger.poll()
         return requested
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from resilience.layout import FOLDERS
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
-from resilience.system.files import read_lines
-from resilience.system.shipped import shipped_folder
+from resilience.system.files import read_lines, shipped_folder
 
 SHIPPED = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))
 PYTHON = sys.executable

@@ -508,7 +508,7 @@ def test_a_folder_that_reports_a_size_of_its_own_is_a_subject_of_its_own(
         return os.statvfs_result(values)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr("resilience.system.mounts.NODE_LOCAL_TYPES", frozenset({"ext4", "overlay"}))
+    monkeypatch.setattr("resilience.base.mounts.NODE_LOCAL_TYPES", frozenset({"ext4", "overlay"}))
     found = a_tick(a_project(tmp_path, environ={"SCRATCH": str(disk), "PROJECT": str(lab)}), "fs")
     assert found[str(disk)][0].verdict is Verdict.OK
     assert found[str(lab)][0].verdict is Verdict.WARNING and "$PROJECT" in found[str(lab)][0].summary

@@ -6,12 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from resilience import cron_late
+from resilience.base.processes import boot_id
 from resilience.cron.checks._cron.words import SCHEDULER, TABLE_FILE, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.state_folder import CronFolder, Damaged
@@ -27,7 +27,6 @@ TAIL_BYTES = 4096
 WOKE_S = 60.0
 """A node that was suspended for longer than this has missed ticks for that."""
 TABLE_BYTES = 4 * 2**20
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _ENDED = frozenset({Outcome.DONE, Outcome.SUBMITTED, Outcome.FAILED, Outcome.TIMEOUT, Outcome.REFUSED,
                     Outcome.CUT_SHORT})  # fmt: skip
 
@@ -182,9 +181,7 @@ def _awake(now: float, before: CronReading | None) -> dict[str, Any]:
     """
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     slept_s = max(0.0, up_s - time.clock_gettime(time.CLOCK_MONOTONIC))
-    boot = ""
-    with suppress(OSError):
-        boot = _BOOT.read_text().strip()[:8]
+    boot = boot_id()[:8]
     since = now - up_s
     if before is not None and before.boot == boot and boot:
         since = now if slept_s - before.slept_s > WOKE_S else max(since, before.awake_since)

@@ -20,7 +20,7 @@ from resilience.pending_reason import explain_reason
 from resilience.schedulers import Scheduler
 from resilience.settings.cron_settings import CronSettings
 from resilience.submission import Submission
-from resilience.system.ports import Clock
+from resilience.system.world import Clock
 
 ELSEWHERE = (
     "have something else make the ticks: resil cron uninstall, then on a login node "

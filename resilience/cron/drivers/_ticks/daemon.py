@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.system.process_tree import is_there
+from resilience.base.processes import is_there
 
 DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched")
 """Names of processes (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience import layout
+from resilience.base.mounts import Mount, current_mounts, mount_of
 from resilience.errors import ProbeError
 from resilience.runs.context import Context
-from resilience.system.mounts import Mount, current_mounts, mount_of
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import (
     PERCENT,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, QuantityError
 from resilience.quantities import format_duration, parse_bytes
-from resilience.system.mounts import Mount
 from resilience.system.world import World
 from resilience.watch.checks._filesystem.quota import (
     DU,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, SettingsError
-from resilience.system.clock import SystemClock
-from resilience.system.mounts import Mount
+from resilience.system.world import SystemClock
 from resilience.watch.checks._filesystem import sources
 from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount

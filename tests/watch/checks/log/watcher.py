@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from resilience.finding import Finding
 from resilience.records import from_record, to_record
 from resilience.runs.context import Context
-from resilience.system.clock import SystemClock
+from resilience.system.world import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
 from tests.fakes import FakeClock, make_world

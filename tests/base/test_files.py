@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from resilience.guard.small_files import LIMIT, kind_of, open_folder, read_own, read_regular, remove_same, replace_file
+from resilience.base.files import (
+    LIMIT_BYTES,
+    NOT_REGULAR,
+    append,
+    kind_of,
+    open_directory,
+    read_own,
+    read_regular,
+    remove_same,
+    replace_file,
+)
 from tests.system.people import acting_as, needs_root, open_the_way
 
 SOMEBODY = 65532
@@ -20,56 +31,62 @@ SOMEBODY = 65532
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[int]:
-    folder = open_folder(tmp_path)
+    folder = open_directory(tmp_path)
     yield folder
     os.close(folder)
 
 
 def test_a_file_is_read_with_its_status(tmp_path: Path, opened: int) -> None:
     (tmp_path / "kill").write_text("enough")
-    for found in (read_regular(tmp_path / "kill"), read_regular("kill", folder=opened)):
+    for found in (read_regular(tmp_path / "kill"), read_regular("kill", directory=opened)):
         assert found is not None and (found[0], found[1].st_size) == (b"enough", 6)
-    assert read_regular("save", folder=opened) is None
+    assert read_regular("save", directory=opened) is None
 
 
 def test_no_more_is_read_than_anybody_has_to_say(tmp_path: Path) -> None:
-    (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT)
+    (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT_BYTES)
     found = read_regular(tmp_path / "kill")
-    assert found is not None and len(found[0]) == LIMIT
+    assert found is not None and len(found[0]) == LIMIT_BYTES
+
+
+class Odd(NamedTuple):
+    """A file that is not regular: how to make it, its word, and the number of the error that reading it gives."""
+
+    make: Callable[[Path], object]
+    word: str
+    number: int
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)  # a socket's path may not be long: from within the directory
+
+
+ODD_FILES = {
+    "link": Odd(lambda path: path.symlink_to(__file__), "a symbolic link", errno.ELOOP),
+    "dangling link": Odd(lambda path: path.symlink_to("/nowhere"), "a symbolic link", errno.ELOOP),
+    "link to itself": Odd(lambda path: path.symlink_to(path.name), "a symbolic link", errno.ELOOP),
+    "fifo": Odd(os.mkfifo, "a FIFO", errno.EINVAL),
+    "directory": Odd(Path.mkdir, "a folder", errno.EINVAL),
+    "socket": Odd(bind, "a socket", errno.ENXIO),
+}
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize(
-    ("kind", "word", "numbers"),
-    [
-        ("link", "a symbolic link", {errno.ELOOP}),
-        ("dangling link", "a symbolic link", {errno.ELOOP}),
-        ("fifo", "a FIFO", {errno.EINVAL}),
-        ("folder", "a folder", {errno.EINVAL}),
-        ("socket", "a socket", {errno.ENXIO}),
-    ],
-)
-def test_anything_else_is_an_error_at_once(
-    tmp_path: Path, kind: str, word: str, numbers: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "kill"
-    (tmp_path / "other").touch()
-    if kind == "socket":
-        monkeypatch.chdir(tmp_path)  # a socket's path may not be long
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-    else:
-        make: dict[str, Callable[[], None]] = {
-            "link": lambda: path.symlink_to("other"),
-            "dangling link": lambda: path.symlink_to("/nowhere"),
-            "fifo": lambda: os.mkfifo(path),
-            "folder": path.mkdir,
-        }
-        make[kind]()
+@pytest.mark.parametrize("odd", ODD_FILES.values(), ids=ODD_FILES)
+def test_anything_else_is_an_error_at_once(tmp_path: Path, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd.make(tmp_path / "kill")
     with pytest.raises(OSError) as caught:
-        read_regular(path)
-    assert caught.value.errno in numbers
-    assert kind_of(path.lstat()) == word
+        read_regular(tmp_path / "kill")
+    assert caught.value.errno == odd.number and odd.number in NOT_REGULAR
+    assert kind_of((tmp_path / "kill").lstat()) == odd.word
+
+
+def test_a_device_is_no_regular_file_either() -> None:
+    with pytest.raises(OSError) as caught:
+        read_regular("/dev/zero")
+    assert caught.value.errno == errno.EINVAL
 
 
 def test_devices_have_a_word_too_and_files_have_none(tmp_path: Path) -> None:
@@ -84,8 +101,8 @@ def test_a_folder_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) -> No
     tmp_path.chmod(0o711)
     (tmp_path / "kill").write_text("enough")
     with acting_as(SOMEBODY):
-        folder = open_folder(tmp_path)
-        found = read_regular("kill", folder=folder)
+        folder = open_directory(tmp_path)
+        found = read_regular("kill", directory=folder)
         os.close(folder)
         assert found is not None and found[0] == b"enough"
 
@@ -100,18 +117,6 @@ def test_only_a_private_file_of_ours_counts_as_own(tmp_path: Path, uid: int, mod
     assert (read_own(path) == "secret") is is_read
 
 
-def test_a_whole_file_has_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        replace_file(tmp_path / "beat", "one", mode=0o644)
-        replace_file(str(tmp_path / "beat"), "two", mode=0o644)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "beat").read_text() == "two"
-    assert stat.S_IMODE((tmp_path / "beat").stat().st_mode) == 0o644
-    assert [path.name for path in tmp_path.iterdir()] == ["beat"]
-
-
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "beat").mkdir()
     with pytest.raises(OSError):
@@ -119,11 +124,24 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["beat"]
 
 
+def test_the_only_writer_takes_back_what_a_full_disk_has_cut(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    append(path, b"one\n", mode=0o600, is_only_writer=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            append(path, b"two\n", mode=0o600, is_only_writer=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"one\n"
+
+
 def test_the_same_file_is_removed(tmp_path: Path, opened: int) -> None:
     (tmp_path / "save").touch()
     info = (tmp_path / "save").stat()
-    assert remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
-    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,14 +158,14 @@ def test_another_file_is_put_back(
     (tmp_path / "old").touch()
     info = (tmp_path / "old").stat()
     (tmp_path / "save").write_text("new")
-    assert not remove_same("save", info.st_ino, info.st_mtime_ns, folder=opened)
+    assert not remove_same("save", info.st_ino, info.st_mtime_ns, directory=opened)
     assert (tmp_path / "save").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "save"]
 
 
 def test_a_folder_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
     (tmp_path / "save").mkdir()
-    assert not remove_same("save", 1, 1, folder=opened)
+    assert not remove_same("save", 1, 1, directory=opened)
     assert (tmp_path / "save").is_dir()
 
 
@@ -163,11 +181,11 @@ def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: in
     thrower.start()
     while True:
         is_over = not thrower.is_alive()
-        found = read_regular("save", folder=opened)
+        found = read_regular("save", directory=opened)
         if found is not None:
             assert int(found[0]) >= seen
             seen = int(found[0])
-            remove_same("save", found[1].st_ino, found[1].st_mtime_ns, folder=opened)
+            remove_same("save", found[1].st_ino, found[1].st_mtime_ns, directory=opened)
         elif is_over:
             break
     assert seen == last

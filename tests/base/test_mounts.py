@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system.mounts import Mount, current_mounts, mount_of, parse_mountinfo
+from resilience.base.mounts import Mount, current_mounts, mount_of, parse_mountinfo
 
 # The first lines of /proc/self/mountinfo on a login node (Debian 12), with Lustre, NFS, and an odd folder.
 RECORDED = (
@@ -24,8 +24,16 @@ def test_each_line_is_a_mount_with_its_type_source_and_options() -> None:
     assert [(mount.point, mount.type) for mount in mounts[:3]] == [
         ("/", "overlay"), ("/dev/shm", "tmpfs"), ("/home", "ext4")
     ]  # fmt: skip
-    assert mounts[3] == Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", ("rw", "flock"))
-    assert mounts[5] == Mount("/mnt/odd folder\\x\ty", "nfs", "filer:/odd export", ("rw",))
+    assert mounts[3][:4] == ("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", ("rw", "flock"))
+    assert mounts[4] == Mount(
+        "/home/alice", "nfs4", "filer:/export/alice", ("rw",), "/", "0:41", frozenset({"rw", "vers=4.2"}), 36, 22
+    )
+    assert mounts[5][:3] == ("/mnt/odd folder\\x\ty", "nfs", "filer:/odd export")
+
+
+def test_optional_fields_and_escaped_blanks_of_a_mount_are_understood() -> None:
+    (mount,) = parse_mountinfo(r"32 23 0:28 /a\134b /with\040blank rw shared:9 master:1 - cgroup2 none rw,nsdelegate")
+    assert (mount.root, mount.point, mount.type) == ("/a\\b", "/with blank", "cgroup2")
 
 
 @pytest.mark.parametrize("character", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "é"])
@@ -34,7 +42,19 @@ def test_a_character_that_some_take_for_a_line_end_stays_in_a_mounts_name(charac
     assert [mount.point for mount in parse_mountinfo(text)] == [f"/mnt/a{character}b"]
 
 
-@pytest.mark.parametrize("damage", ["", "\n\n", "22 1 0:20 / /", "22 1 0:20 / / rw - overlay", " - - - ", "x" * 9999])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "\n\n",
+        "22 1 0:20 / /",
+        "22 1 0:20 / / rw - overlay",
+        " - - - ",
+        "a b 0:1 / /x rw - nfs y rw",
+        "1 2 3",
+        "x" * 9999,
+    ],
+)
 def test_a_line_that_is_none_is_passed_over(damage: str) -> None:
     assert parse_mountinfo(damage) == ()
     assert len(parse_mountinfo(damage + "\n" + RECORDED)) == 6

@@ -8,8 +8,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from resilience.system.process_tree import descendants, is_alive, is_there, is_waiting_in_kernel, start_ticks, switches
+import pytest
+
+from resilience.base import processes
+from resilience.base.processes import (
+    descendants,
+    is_alive,
+    is_same,
+    is_there,
+    is_waiting_in_kernel,
+    pid_space,
+    start_ticks,
+    switches,
+)
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -55,6 +68,28 @@ def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> Non
         for pid in (*found, shell.pid):
             os.kill(pid, signal.SIGKILL)
     assert descendants(shell.pid) == ()
+
+
+def test_descendants_are_found_without_the_kernels_list_of_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without CONFIG_PROC_CHILDREN has the parent of each process and nothing else."""
+    monkeypatch.setattr(processes, "_children", processes._children_by_parent)
+    with subprocess.Popen(["sh", "-c", "sh -c 'sleep 100 & wait' & sleep 100 & wait"], start_new_session=True) as shell:
+        until(lambda: len(descendants(shell.pid)) == 3)
+        first = descendants(shell.pid)[0]
+        assert len(descendants(shell.pid, spare=first)) < 3
+        os.killpg(shell.pid, signal.SIGKILL)
+
+
+def test_a_process_is_the_same_only_with_its_start() -> None:
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None and is_same(os.getpid(), ticks) and not is_same(os.getpid(), ticks + 1)
+    assert not is_same(os.getpid(), 0)
+
+
+def test_numbers_belong_to_a_boot_and_a_namespace() -> None:
+    boot, namespace = pid_space()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespace.startswith("pid:[")
 
 
 def test_a_process_that_is_switched_out_again_is_not_in_the_same_wait() -> None:

@@ -1,0 +1,218 @@
+"""Small files: read so that nothing fools or blocks the reader, written whole or not at all.
+
+All functions raise OSError. system/files.py turns those errors into sentences for people.
+"""
+
+# pathlib costs milliseconds at the import of every rank.
+# ruff: noqa: PTH105, PTH108, PTH118
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_BYTES = 65536
+"""Bytes that are read of a small file."""
+
+STALE_S = 600.0
+"""A temporary file older than this was left by a writer that crashed: no write takes so long."""
+
+NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EINVAL})
+"""Error numbers by which `read_regular` refuses a symbolic link, a socket, and anything else but a regular file."""
+
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_of(info: os.stat_result) -> str:
+    """The kind of a file that is not regular, in a word for people; empty for a regular file."""
+    return _KINDS.get(stat.S_IFMT(info.st_mode), "" if stat.S_ISREG(info.st_mode) else "something odd")
+
+
+def open_directory(path: str | Path) -> int:
+    """Open a directory to look up files in it, and return the descriptor.
+
+    An NFS client asks its server whether the directory has changed when a process opens it, and otherwise believes for
+    up to a minute (acdirmax, nfs(5)) that a file which was not there still is not: `nfs_lookup_verify_inode` in the
+    kernel's fs/nfs/dir.c, unless it is mounted with nocto. A directory that we may enter and not list is opened too.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def read_regular(
+    path: str | Path, *, limit_bytes: int = LIMIT_BYTES, directory: int | None = None
+) -> tuple[bytes, os.stat_result] | None:
+    """Read a small file only if it is a regular one; return its content and status, or None when it is not there.
+
+    Opened with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY: a symbolic link is not followed, a FIFO does not block, and a
+    terminal does not become ours. A relative `path` starts from `directory`, an open one. The error's number is in
+    NOT_REGULAR where the file is not a regular one.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(descriptor, limit_bytes), info
+    finally:
+        os.close(descriptor)
+
+
+def read_own(path: str | Path) -> str | None:
+    """The text of a regular file that belongs to us and that nobody else may write or read; else None."""
+    try:
+        found = read_regular(path)
+    except OSError:
+        return None
+    if found is None or found[1].st_uid != os.geteuid() or found[1].st_mode & 0o077:
+        return None
+    return found[0].decode("utf-8", "replace")
+
+
+def replace_file(path: str | Path, content: str | bytes, *, mode: int, durable: bool = False) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
+
+    Temporary file in the same directory, under a name that no other writer has (a twin of a requeued job may write the
+    same file at the same moment), then rename. `durable` also waits until file and name are on the disk; without it a
+    power cut may leave an empty file. No temporary file is left when the write fails.
+    """
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            write_all(descriptor, _encoded(content))
+            os.fchmod(descriptor, mode)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        sync_directory(directory or ".")
+
+
+def append(path: str | Path, raw: bytes, *, mode: int, sync: bool = True, is_only_writer: bool = False) -> None:
+    """Append whole lines with a single write, so that lines of several writers never mix on a local file system.
+
+    A part of a line that a crash left behind is closed off first. `is_only_writer`: where the disk takes only a part,
+    that part is cut off again. A new file gets `mode`, whatever the umask. A link, a FIFO or a directory in the file's
+    place is refused.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, mode)
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if info.st_size == 0:
+            if info.st_uid == os.geteuid():
+                os.fchmod(descriptor, mode)
+        elif os.pread(descriptor, 1, info.st_size - 1) != b"\n":
+            raw = b"\n" + raw
+        written = 0
+        try:
+            written = os.write(descriptor, raw)
+            if written != len(raw):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+            if sync:
+                os.fsync(descriptor)
+        except OSError:
+            if is_only_writer and written:
+                with contextlib.suppress(OSError):
+                    if os.fstat(descriptor).st_size == info.st_size + written:  # else a twin has written behind it
+                        os.ftruncate(descriptor, info.st_size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write to a file or a pipe, however little it takes at a time."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(path: str | Path) -> None:
+    """Have files made, renamed and removed in a directory outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync a directory at all; the file is written nevertheless.
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale(directory: str | Path, now: float, *, of: str = "", older_than_s: float = STALE_S) -> None:
+    """Remove temporary files that crashed writers left, of the file `of` or of all; never fails.
+
+    `now` is the file server's time where that is known: clocks differ.
+    """
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(f".{of}." if of else ".") and entry.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if now - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
+                        os.unlink(entry.path)
+
+
+def remove_same(name: str, inode: int, mtime_ns: int, *, directory: int) -> bool:
+    """Remove a file from an open directory if it is still that one; return whether it was.
+
+    Renamed first and checked then: between a check and an unlink another process may put a new file there, which
+    nobody would ever read. In that case the file is put back, unless there is a newer one again.
+    """
+    aside = f".{name}.{os.urandom(6).hex()}.tmp"  # a temporary file's name, so that `remove_stale` takes it as well
+    try:
+        os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    info = os.stat(aside, dir_fd=directory, follow_symlinks=False)
+    is_same = (info.st_ino, info.st_mtime_ns) == (inode, mtime_ns)
+    if not is_same:
+        try:
+            os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links on this file system, or none of a directory
+            os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+            return False
+    os.unlink(aside, dir_fd=directory)
+    return is_same
+
+
+def _encoded(content: str | bytes) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    try:
+        return content.encode("utf-8", "surrogateescape")  # names of files come back as the bytes that they were
+    except UnicodeEncodeError:
+        return content.encode("utf-8", "replace")

@@ -1,0 +1,128 @@
+"""Which file system a path lies on, without touching that file system: /proc/self/mountinfo only.
+
+And the variables by which sites name their storage in the environment of a person.
+"""
+# pathlib costs milliseconds at the import of every rank.
+# ruff: noqa: PTH100
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_OCTAL = r"\\([0-7]{3})"
+
+NODE_LOCAL_TYPES = frozenset(
+    {"tmpfs", "ramfs", "devtmpfs", "overlay", "aufs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"}
+)
+"""File systems of one machine. A head node may export one of them over NFS, so this is a hint, not a proof."""
+
+MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+"""File systems that a reboot empties."""
+
+STORAGE_VARIABLES = (
+    "SCRATCH", "WORK", "STORE", "PROJECT", "DATA",  # nearly everywhere
+    "JOBSCRATCH", "ALL_CCFRWORK", "ALL_CCFRSTORE", "ALL_CCFRSCRATCH",  # IDRIS
+    "CCCSCRATCHDIR", "CCCWORKDIR", "CCCSTOREDIR",  # TGCC
+    "PSCRATCH", "CFS", "CSCRATCH",  # NERSC
+    "MEMBERWORK", "PROJWORK", "WORLDWORK",  # OLCF
+    "STOCKYARD", "CORRAL",  # TACC
+    "FAST", "PUBLIC", "CINECA_SCRATCH",  # CINECA
+    "PROJECT_HOME", "GROUP_SCRATCH", "GROUP_HOME", "OAK", "L_SCRATCH",  # Stanford, Juelich
+    "SCRATCHDIR", "WORKDIR", "PROJECTDIR", "PROJECT_DIR", "TMPDIR", "LOCAL_SCRATCH", "SLURM_TMPDIR", "SCRATCH_LOCAL",
+    "HPCVAULT", "VSC_SCRATCH", "VSC_DATA", "BEEOND", "WORK_DIR", "SCRATCH_DIR",  # NHR@FAU, VSC and others
+)  # fmt: skip
+"""Variables by which sites name their storage, from their user guides."""
+
+_OF_A_SESSION = frozenset(
+    {"TMPDIR", "JOBSCRATCH", "SLURM_TMPDIR", "LOCAL_SCRATCH", "SCRATCH_LOCAL", "L_SCRATCH", "BEEOND"}
+)
+"""Those whose value is a job's, or a node's, own: in another job it means another place, or none."""
+
+LASTING = tuple(name for name in STORAGE_VARIABLES if name not in _OF_A_SESSION)
+"""Those whose value is a person's, on all nodes."""
+
+
+class Mount(NamedTuple):
+    """One mounted file system: a line of mountinfo, proc_pid_mountinfo(5).
+
+    Attributes:
+        point: where it is mounted.
+        type: ext4, nfs4, lustre, gpfs, cgroup2 ...
+        source: device or export.
+        options: of the mount itself: rw, noatime ...
+        root: the part of the file system that is mounted.
+        device: `major:minor`.
+        super_options: of the file system: the controllers of a cgroup hierarchy, the size of a tmpfs.
+        ident: number of the mount.
+        parent: number of the mount that it lies on.
+    """
+
+    point: str
+    type: str
+    source: str
+    options: tuple[str, ...] = ()
+    root: str = "/"
+    device: str = ""
+    super_options: frozenset[str] = frozenset()
+    ident: int = 0
+    parent: int = 0
+
+    @property
+    def is_node_local(self) -> bool:
+        """Return whether other nodes most probably see something else under the same path."""
+        return self.type in NODE_LOCAL_TYPES
+
+
+def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+    """Given /proc/self/mountinfo, return the mounts in its order; lines that are none are passed over."""
+    mounts = []
+    for line in text.split("\n"):  # no other line end: the kernel writes them into paths as they are
+        left, separator, right = line.partition(" - ")
+        before, after = left.split(" "), right.split(" ")
+        if not separator or len(before) < 6 or len(after) < 2 or not (before[0] + before[1]).isdigit():
+            continue
+        mounts.append(
+            Mount(
+                point=_unescape(before[4]),
+                type=after[0],
+                source=_unescape(after[1]),
+                options=tuple(before[5].split(",")),
+                root=_unescape(before[3]),
+                device=before[2],
+                super_options=frozenset(after[2].split(",")) if len(after) > 2 else frozenset(),
+                ident=int(before[0]),
+                parent=int(before[1]),
+            )
+        )
+    return tuple(mounts)
+
+
+def mount_of(path: str | Path, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a path lies on: the longest mount point above it, the last one mounted there."""
+    requested = os.path.abspath(path)  # resolve() would touch a file system that may hang
+    best: Mount | None = None
+    for mount in mounts:
+        prefix = mount.point.rstrip("/") + "/"
+        if (requested + "/").startswith(prefix) and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+def current_mounts() -> tuple[Mount, ...]:
+    """The mounts of this process; empty where /proc does not tell."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            return parse_mountinfo(os.fsdecode(file.read()))
+    except OSError:
+        return ()
+
+
+def _unescape(text: str) -> str:
+    return re.sub(_OCTAL, lambda match: chr(int(match[1], 8)), text) if "\\" in text else text
