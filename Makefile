@@ -7,7 +7,7 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-WORKERS ?= 5
+WORKERS ?= 6
 
 demo:
 	@scripts/environment
