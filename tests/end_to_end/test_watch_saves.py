@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.end_to_end.conftest import Shell
 from tests.end_to_end.test_watch_loss import SETTINGS, run_on, told
 from tests.guard.disks import fill, small_disk
@@ -29,6 +31,11 @@ sys.exit(guard.exit_code)
 """
 
 
+def of_saves(alerts: list[dict[str, Any]]) -> list[str]:
+    """The reasons of those about saves; on a busy machine a slow step may be an incident of its own."""
+    return [alert["reason"] for alert in alerts if alert["notices"][0]["fault"] == "save-failed"]
+
+
 def test_people_hear_of_saves_that_fail_once_and_when_one_is_durable_again(shell: Shell) -> None:
     shell.settings(SETTINGS.replace("cat >> told", f"cat >> {shell.folder}/told"))
     (shell.folder / "train.py").write_text(TRAINING)
@@ -46,11 +53,10 @@ def test_people_hear_of_saves_that_fail_once_and_when_one_is_durable_again(shell
         shell.until(lambda: tells("LOG CRITICAL - gpt: the save of step "))
         assert "failed: OSError(28, 'No space left on device'); the newest durable one is of step 20, " in said[-1]
         assert tells("LOG CRITICAL - gpt: the save of step ")
-        (first,) = told(shell)
-        assert (first["reason"], first["notices"][0]["fault"]) == ("FIRST", "save-failed")
+        assert of_saves(told(shell)) == ["FIRST"]
 
         ballast.unlink()
         shell.until(lambda: tells("LOG OK - gpt: step "))
         assert tells("LOG OK - gpt: step ")
-        assert [alert["reason"] for alert in told(shell)] == ["FIRST", "RESOLVED"]
+        assert of_saves(told(shell)) == ["FIRST", "RESOLVED"]
         assert shell.resil("cancel", "gpt").returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from tests.guard.disks import fill, small_disk
 from tests.integrations.launched import HERE, Launched, needs
 
 SAVE_S = 1.5
+SOAK = (
+    pytest.mark.soak,
+    pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="minutes of processor time: set RESIL_SOAK=1"),
+)
 FORMS = [
     pytest.param("pytorch-thread", marks=needs("torch")),
     pytest.param("pytorch-process", marks=needs("torch")),
-    pytest.param("accelerate", marks=needs("torch", "accelerate")),
-    pytest.param("lightning", marks=needs("torch", "lightning")),
+    pytest.param("accelerate", marks=(needs("torch", "accelerate"), *SOAK)),
+    pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
     pytest.param("transformers", marks=needs("torch", "transformers", "accelerate")),
     pytest.param("jax", marks=needs("jax", "orbax.checkpoint")),
 ]
