@@ -18,7 +18,8 @@ from tests.watch.checks.log.training_run import (
     save,
     start,
 )
-from tests.watch.checks.log.watcher import HOUR, LogWatcher, outcome
+from tests.watch.checks.log.watcher import HOUR, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 NONFINITE, SAVE_FAILED = "CRITICAL loss-nonfinite", "CRITICAL save-failed"
 RECORDS = {

@@ -20,7 +20,8 @@ from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Verdict
 from resilience.watch.checks.log import CHECK
 from tests.fakes import FakeClock
-from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher, outcome
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "logs"
 MEGATRON = (RECORDED / "megatron.log").read_text()

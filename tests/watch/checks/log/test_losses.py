@@ -31,7 +31,8 @@ from tests.watch.checks.log.training_run import (
     save,
     start,
 )
-from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher, outcome
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 
 def finite(step: int, **more: Any) -> bytes:

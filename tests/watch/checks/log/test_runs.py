@@ -19,7 +19,8 @@ from tests.watch.checks.log.training_run import (
     is_removed,
     logs,
 )
-from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher, outcome
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 SILENT = "CRITICAL silent"
 BUILDS = "building the data set\n"

@@ -34,7 +34,8 @@ from tests.watch.checks.log.training_run import (
     save,
     start,
 )
-from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher, outcome
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 SAYS = f"the save of step 80 failed: {FULL}"
 DURABLE = "; the newest durable one is of step 40, 2 h ago"

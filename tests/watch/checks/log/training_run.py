@@ -19,7 +19,8 @@ from resilience.guard.heartbeat.beat import GONE, RUNNING, Pulse, RankBeat, comp
 from resilience.guard.heartbeat.run_directory import as_line
 from tests.fakes import NOW, FakeClock
 from tests.guard.guards import QUIET, job_environ, make_run
-from tests.watch.checks.log.watcher import LogWatcher, outcome, write
+from tests.watch.checks.log.watcher import LogWatcher, write
+from tests.watch.checks.outcome import outcome
 
 
 class Run:

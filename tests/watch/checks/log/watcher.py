@@ -16,6 +16,7 @@ from resilience.system.clock import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
 from tests.fakes import FakeClock, make_world
+from tests.watch.checks.outcome import outcome
 
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -90,11 +91,6 @@ class LogWatcher:
 
 def _no_scheduler() -> NoReturn:
     raise AssertionError("the log watchdog asks no scheduler")
-
-
-def outcome(finding: Finding) -> str:
-    """The verdict and the fault: `CRITICAL silent`; of what is well, `OK`."""
-    return f"{finding.verdict.value} {finding.fault}".rstrip()
 
 
 def write(path: Path, content: str | bytes, *, at: float, append: bool = False) -> Path:
