@@ -126,7 +126,7 @@ def pulsing(stage: Stage) -> Stage:
 def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage) -> None:
     log = pulsing.project.loaded.project / "pulse.log"
     for _ in range(185):
-        pulsing.look(pulse_file="pulse.log")
+        pulsing.tick(pulse_file="pulse.log")
         pulsing.wait(60)
     assert len(lines(log)) == 4
     assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] PULSE: gpt is running for ", line) for line in lines(log))
@@ -136,8 +136,8 @@ def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage) -> None:
 def test_two_hosts_share_one_hour(pulsing: Stage) -> None:
     other = Stage(pulsing.folder, pulsing.queue)
     for _ in range(65):
-        pulsing.look(pulse_file="pulse.log")
-        other.look(pulse_file="pulse.log")
+        pulsing.tick(pulse_file="pulse.log")
+        other.tick(pulse_file="pulse.log")
         for one in (pulsing, other):
             one.wait(60)
     assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 2
@@ -160,7 +160,7 @@ def test_of_many_that_look_at_the_same_moment_one_claims_the_hour(tmp_path: Path
 
 def test_each_watched_job_has_its_own_line(stage: Stage) -> None:
     stage.queue.records += [a_job(1, **running()), a_job(2, PENDING, name="t5", reason="Priority")]
-    stage.look(names=("gpt", "t5", "gone"), pulse_file="pulse.log")
+    stage.tick(names=("gpt", "t5", "gone"), pulse_file="pulse.log")
     found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
     assert found[0].startswith("gpt is running for 01:00:02 since "), "making sure of `gone` took 2 s"
     assert found[1].startswith("t5 is waiting to be scheduled (2 on ")
@@ -168,14 +168,12 @@ def test_each_watched_job_has_its_own_line(stage: Stage) -> None:
 
 
 def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage) -> None:
-    mark = stage.run("done", 1).path / "finished"
-    mark.write_text("")
-    os.utime(mark, (NOW, NOW))
+    stage.finish(stage.run("done", 1))
     stage.kill(stage.run("killed", 2), why="enough", when=NOW)
-    stage.look(pulse_file="pulse.log")
+    stage.tick(pulse_file="pulse.log")
     stage.queue.trouble = DOWN
     stage.wait(HOUR)
-    stage.look(pulse_file="pulse.log")
+    stage.tick(pulse_file="pulse.log")
     found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
     assert found[0] == "done is finished: the training says that it is done"
     assert found[1].startswith("killed was stopped on purpose: ")
@@ -218,7 +216,7 @@ def test_the_output_of_a_watched_job_is_refused(stage: Stage, tmp_path: Path) ->
     hard_link = tmp_path / "other.txt"
     hard_link.hardlink_to(queue.stdout)
     for name in (queue.stdout, str(hard_link)):
-        (warned,) = [f for f in Stage(tmp_path, queue).look(names=("gpt",), pulse_file=name) if f.fault == "pulse-file"]
+        (warned,) = [f for f in Stage(tmp_path, queue).tick(names=("gpt",), pulse_file=name) if f.fault == "pulse-file"]
         assert "is the output of job 1" in warned.summary
     assert Path(queue.stdout).read_text() == "iteration 1\n"
 
@@ -250,5 +248,5 @@ def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.Mon
 def test_a_line_that_was_cut_is_ended_first(pulsing: Stage) -> None:
     log = pulsing.project.loaded.project / "pulse.log"
     log.write_text("half a li")
-    pulsing.look(pulse_file="pulse.log")
+    pulsing.tick(pulse_file="pulse.log")
     assert lines(log)[0] == "half a li" and len(lines(log)) == 2

@@ -1,0 +1,21 @@
+"""A file system that never answers; the test is skipped where none can be mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.system.hung import hung_folder
+
+
+@contextmanager
+def hung_disk(folder: Path) -> Iterator[Path]:
+    """A directory whose file system never answers."""
+    try:
+        with hung_folder(folder):
+            yield folder
+    except OSError as error:
+        pytest.skip(f"mounting /dev/fuse is not permitted: {error}")
