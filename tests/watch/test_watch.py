@@ -77,9 +77,7 @@ def test_findings_come_worst_first_and_the_report_has_the_worst_verdict(project:
      (lambda target, before: {target.name: AReading(object())}, "plain data"),  # type: ignore[arg-type]
      (lambda target, before: time.sleep(100), "no answer within 0.5 s")],
 )  # fmt: skip
-def test_a_probe_that_fails_is_unknown_and_keeps_nobody_else_from_looking(
-    project: Project, probe: Any, words: str
-) -> None:
+def test_a_probe_that_fails_is_unknown_and_hides_no_other_target(project: Project, probe: Any, words: str) -> None:
     def probes(target: Target, before: Any) -> Any:
         return probe(target, before) if target.name == "/bad" else {target.name: AReading(1)}
 
@@ -100,7 +98,7 @@ def test_what_does_not_answer_is_the_same_fault_in_every_tick(project: Project) 
 
 
 @pytest.mark.parametrize("error", [SettingsError("bad", hint="mend"), ZeroDivisionError("x"), KeyError("y")])
-def test_a_watchdog_that_cannot_say_what_to_look_at_is_unknown_alone(project: Project, error: Exception) -> None:
+def test_a_watchdog_that_cannot_name_its_targets_is_unknown_alone(project: Project, error: Exception) -> None:
     def find() -> Any:
         raise error
 
@@ -130,7 +128,7 @@ def test_a_judge_that_never_ends_is_stopped(project: Project) -> None:
     assert outcome(one(project, check)[0]) == "UNKNOWN stuck"
 
 
-def test_a_subject_without_a_finding_is_well_and_one_that_was_not_looked_at_unknown(project: Project) -> None:
+def test_a_subject_without_a_finding_is_well_and_one_that_was_not_probed_unknown(project: Project) -> None:
     check = ACheck(
         say=lambda subject, readings: [],
         look=lambda target, before: {"/seen": AReading(1)},
@@ -141,7 +139,7 @@ def test_a_subject_without_a_finding_is_well_and_one_that_was_not_looked_at_unkn
     assert outcome(findings["/missed"]) == "UNKNOWN probe"
 
 
-def test_nothing_to_look_at_is_no_good_news_where_somebody_asked_for_it(project: Project) -> None:
+def test_nothing_to_probe_is_no_good_news_where_a_user_asked_for_it(project: Project) -> None:
     check = ACheck(find=list)
     (asked,) = watch(project, [a_watchdog(check)])
     (there,) = watch(project, [a_watchdog(check, is_requested=False)])
@@ -163,7 +161,7 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
 
 @pytest.mark.parametrize("seconds", ["0", "1e300"])
 @pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
-def test_no_time_to_look_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
+def test_no_time_to_probe_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
     project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
         list(watch(project, [a_watchdog()]))
@@ -247,7 +245,7 @@ def test_a_hung_state_directory_costs_its_deadline_once_and_then_nothing(tmp_pat
         assert len(list((tmp_path / "node" / "stuck").iterdir())) == 2  # one that reads, one that writes
 
 
-def test_ten_thousand_subjects_of_one_target_are_one_look(project: Project) -> None:
+def test_ten_thousand_subjects_of_one_target_are_one_probe(project: Project) -> None:
     names = [f"/logs/{n}" for n in range(10_000)]
     check = ACheck(look=lambda target, before: dict.fromkeys(names, AReading(1)), find=lambda: [Target("/logs")])
     one(project, check)

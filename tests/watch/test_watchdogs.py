@@ -34,7 +34,7 @@ def a_world(folder: Path, home: Path, **environ: str) -> World:
     return make_world(folder, {"XDG_CONFIG_HOME": str(home / "config"), **environ}, clock=SystemClock())
 
 
-def test_a_home_that_hangs_keeps_nobody_from_looking_at_the_rest_and_is_told(tmp_path: Path, hung_home: Path) -> None:
+def test_a_home_that_hangs_hides_nothing_of_the_rest_and_is_reported(tmp_path: Path, hung_home: Path) -> None:
     world = a_world(tmp_path / "project", hung_home)
     for words in ("no answer within 0.3 s", "STUCK since"):
         project = open_in_child(world)

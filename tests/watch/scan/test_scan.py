@@ -91,7 +91,7 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
 
 
-def test_another_file_system_is_not_entered_and_not_even_looked_at(root: Path, memory: Path) -> None:
+def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, memory: Path) -> None:
     with small_disk(root / "t1" / "other", "1m") as disk:
         write(disk / "file", 500_000)
         found = look(root)

@@ -140,7 +140,7 @@ def test_no_percentage_is_rounded_up_to_its_threshold() -> None:
         (a_reading(trouble="unreadable", detail="permission denied", is_named=True), UNKNOWN),
     ],
 )
-def test_a_path_in_trouble_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
+def test_a_path_with_an_error_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
     the_only(f"{verdict.value} {reading.trouble}", reading)
 
 
@@ -206,7 +206,7 @@ LEARNED = {"folder": "/scratch/ckpt", "size": 2.0 * TIB, "every_s": 10800.0, "co
            "source": "the run's journal", "is_pruned": False}  # fmt: skip
 
 
-def test_checkpoints_that_will_not_all_fit_are_told_before_any_growth_was_seen() -> None:
+def test_checkpoints_that_will_not_all_fit_are_reported_before_any_growth_was_seen() -> None:
     found = the_only("WARNING checkpoint", a_reading(amount(60 * TIB, 90 * TIB), checkpoint=LEARNED))
     assert found.summary == "room for 15 more checkpoints of 2.0 TiB, one every 3 h: 45 hours at 16.0 TiB a day"
 

@@ -63,7 +63,7 @@ def test_a_folder_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
     assert stage.queue.calls == []
 
 
-def test_several_names_and_patterns_are_looked_for_by_one_query(stage: Stage) -> None:
+def test_several_names_and_patterns_are_found_by_one_query(stage: Stage) -> None:
     for number, name in enumerate(("gpt", "tr11-a", "tr11-b", "other"), start=1):
         stage.add(a_job(number, name=name, **running()))
 
@@ -183,7 +183,7 @@ def test_of_many_runs_that_are_gone_few_are_looked_up_and_the_others_share_one_q
     assert list(verdicts.values()).count(CRITICAL) == 17 and list(verdicts.values()).count(UNKNOWN) == 3
 
 
-def test_without_accounting_the_next_tick_is_the_second_look(forgetful: Stage) -> None:
+def test_without_accounting_the_next_tick_is_the_second_query(forgetful: Stage) -> None:
     for number in range(1, 6):
         forgetful.run(f"run{number}", number)
 
@@ -195,7 +195,7 @@ def test_without_accounting_the_next_tick_is_the_second_look(forgetful: Stage) -
     assert first.fault == second.fault == "not-queued", "one incident, that became worse"
 
 
-def test_a_name_that_was_never_seen_is_critical_after_two_looks_at_the_queue(stage: Stage) -> None:
+def test_a_name_that_was_never_seen_is_critical_after_two_queries_of_the_queue(stage: Stage) -> None:
     stage.expect("CRITICAL not-queued", subject="nosuch", names=("nosuch",))
     assert stage.queue.calls == ["jobs", "jobs"]
 
@@ -323,7 +323,7 @@ def test_a_scheduler_that_does_not_answer_is_one_unknown_and_no_run_is_said_to_b
     assert any("gpt, llama" in line for line in finding.evidence)
 
 
-def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_told(stage: Stage) -> None:
+def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_reported(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
     verdicts = []
@@ -481,7 +481,7 @@ def test_arrays_and_heterogeneous_jobs_are_counted_as_people_count(stage: Stage)
     assert "job 10_3" in finding.summary
 
 
-def test_what_was_looked_at_is_said_with_its_age(stage: Stage) -> None:
+def test_the_query_is_explained_with_its_age(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
     stage.tick()
@@ -514,7 +514,7 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("own_s", "schedulers_s", "seconds"), [(75, 60, 75), (75, 240, 255), (5, 60, 75), (90, 60, 90)]
 )
-def test_a_look_is_given_longer_than_the_scheduler_is(
+def test_a_probe_is_given_longer_than_the_scheduler_is(
     stage: Stage, own_s: float, schedulers_s: float, seconds: float
 ) -> None:
     scene = scene_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)

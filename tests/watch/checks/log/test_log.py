@@ -356,7 +356,7 @@ def test_a_link_is_followed(watchdog: LogWatcher) -> None:
 # Clocks
 
 
-def test_a_write_in_the_future_is_no_hang_and_hides_none_and_the_clock_is_told(watchdog: LogWatcher) -> None:
+def test_a_write_in_the_future_is_no_hang_and_hides_none_and_the_clock_is_named(watchdog: LogWatcher) -> None:
     watchdog.write(MEGATRON, age_s=-HOUR)
     finding = watchdog.finding()
     assert outcome(finding) == "OK"
@@ -518,7 +518,7 @@ def test_a_pattern_that_matches_nothing_is_unknown(watchdog: LogWatcher) -> None
     expect("UNKNOWN old", "a.out")
 
 
-def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_told(watchdog: LogWatcher) -> None:
+def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_reported(watchdog: LogWatcher) -> None:
     watchdog = watchdog.anew("*.out")
     pattern = str(watchdog.folder / "*.out")
 

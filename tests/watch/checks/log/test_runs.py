@@ -108,7 +108,7 @@ def test_without_runs_nothing_is_awaited_and_that_is_said(watchdog: LogWatcher) 
     ) and finding.summary == f"no run is under way in {folder}"
 
 
-def test_a_finished_run_that_is_named_is_looked_at_long_after(watchdog: LogWatcher, run: Run) -> None:
+def test_a_finished_run_that_is_named_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
     run.finish()
     watchdog.clock.sleep(48 * HOUR)
     finding = watchdog.anew("gpt").finding()
