@@ -20,8 +20,8 @@ from resilience.watch.watchdogs import Watchdog
 from tests.fakes import FakeClock
 from tests.guard.guards import wait_until
 from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
-from tests.system.hung import hung_folder
 from tests.watch.checks.log.watcher import write
+from tests.watch.hung import hung_disk
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,10 @@ def test_a_clock_that_is_set_stops_no_tick_and_is_noticed_within_a_nap(
     assert clock.monotonic() - before <= longest_s
 
 
+def followed(subject: str, since: float, timeout_s: float, *paths: Path) -> FollowedLog:
+    return FollowedLog(subject, tuple(map(str, paths)), since, timeout_s)
+
+
 class DueCheck(ACheck):
     """Its readings say by when a log must go on."""
 
@@ -116,9 +120,9 @@ def follower() -> Iterator[LogFollower]:
     one.stop()
 
 
-def test_a_log_is_looked_at_once_per_timeout(tmp_path: Path) -> None:
+def test_a_log_takes_one_stat_per_timeout(tmp_path: Path) -> None:
     log = write(tmp_path / "a.log", "x", at=1000.0)
-    deadlines = LogDeadlines([FollowedLog("a", (str(log),), 1000.0, 60.0)])
+    deadlines = LogDeadlines([followed("a", 1000.0, 60.0, log)])
     assert deadlines.wait_s(1000.0) == 60.0
     assert deadlines.overdue(1059.0) == [] and deadlines.stats == 0
     write(log, "y", at=1050.0)
@@ -129,16 +133,15 @@ def test_a_log_is_looked_at_once_per_timeout(tmp_path: Path) -> None:
 
 
 def test_of_several_logs_of_a_subject_one_that_is_written_to_is_enough(tmp_path: Path) -> None:
-    paths = tuple(str(write(tmp_path / f"{n}.log", "x", at=1000.0 + 50 * n)) for n in range(2))
-    deadlines = LogDeadlines([FollowedLog("run", paths, 1000.0, 60.0)])
+    paths = [write(tmp_path / f"{n}.log", "x", at=1000.0 + 50 * n) for n in range(2)]
+    deadlines = LogDeadlines([followed("run", 1000.0, 60.0, *paths)])
     assert deadlines.overdue(1060.0) == []
     assert deadlines.overdue(1110.0) == ["run"]
 
 
 def test_a_log_that_is_gone_is_overdue_and_one_of_the_future_is_not_asked_for_ever(tmp_path: Path) -> None:
     future = write(tmp_path / "a.log", "x", at=99999.0)
-    gone = str(tmp_path / "gone")
-    deadlines = LogDeadlines([FollowedLog("f", (str(future),), 0.0, 10.0), FollowedLog("g", (gone,), 0.0, 10.0)])
+    deadlines = LogDeadlines([followed("f", 0.0, 10.0, future), followed("g", 0.0, 10.0, tmp_path / "gone")])
     assert deadlines.overdue(10.0) == ["g"]
     assert deadlines.wait_s(10.0) == 10.0
 
@@ -152,7 +155,7 @@ def test_a_silent_log_ends_the_wait_and_a_written_one_does_not(tmp_path: Path, f
         wait_until(busy.exists)
         now = time.time()
         os.utime(silent, (now, now))
-        follower.follow([FollowedLog(path.stem, (str(path),), now, 0.5) for path in (silent, busy)])
+        follower.follow([followed(path.stem, now, 0.5, path) for path in (silent, busy)])
         assert follower.wait(10.0) == ("silent",)
         assert 0.45 <= time.time() - now <= 5.0
         assert follower.wait(0.7) == ()
@@ -192,12 +195,9 @@ def test_a_file_system_that_hangs_hides_no_log_of_another(tmp_path: Path, follow
     log = tmp_path / "a.log"
     log.touch()
     mount = tmp_path / "hung"
-    with hung_folder(mount) as hung:
+    with hung_disk(mount) as hung:
         now = time.time()
-        logs = [
-            FollowedLog("hung", (str(hung / "b.log"),), now - 10, 0.2),
-            FollowedLog("silent", (str(log),), now, 0.3),
-        ]
+        logs = [followed("hung", now - 10, 0.2, hung / "b.log"), followed("silent", now, 0.3, log)]
         follower.follow(logs)
         assert follower.wait(10.0) == ("silent",)
         began = time.monotonic()
@@ -212,7 +212,7 @@ def test_ticks_come_by_the_clock_and_overdue_logs_between_them(tmp_path: Path, f
     seen: list[tuple[str, ...]] = []
 
     def logs() -> list[FollowedLog]:
-        return [] if ("a",) in seen else [FollowedLog("a", (str(log),), time.time(), 0.1)]
+        return [] if ("a",) in seen else [followed("a", time.time(), 0.1, log)]
 
     for overdue in ticks(SystemClock(), 1.0, 3, logs, follower):
         seen.append(overdue)

@@ -1,11 +1,11 @@
-"""One tick: whatever one target, one watchdog or its memory does is told as a finding of that one, and of no other."""
+"""One tick: what one target, one watchdog or its memory does is a finding of that one, and of no other."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from resilience.watch.watch import watch, watchdogs_of, with_itself
 from tests.fakes import FakeClock, make_project
 from tests.guard.disks import fill, small_disk
 from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
-from tests.system.hung import hung_folder
 from tests.system.people import needs_root
+from tests.watch.checks.outcome import outcome
+from tests.watch.hung import hung_disk
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,7 @@ def test_findings_come_worst_first_and_the_report_has_the_worst_verdict(project:
      (lambda target, before: {target.name: AReading(object())}, "plain data"),  # type: ignore[arg-type]
      (lambda target, before: time.sleep(100), "no answer within 0.5 s")],
 )  # fmt: skip
-def test_a_probe_that_fails_is_unknown_and_keeps_nobody_else_from_looking(
-    project: Project, probe: Any, words: str
-) -> None:
+def test_a_probe_that_fails_is_unknown_and_hides_no_other_target(project: Project, probe: Any, words: str) -> None:
     def probes(target: Target, before: Any) -> Any:
         return probe(target, before) if target.name == "/bad" else {target.name: AReading(1)}
 
@@ -99,7 +98,7 @@ def test_what_does_not_answer_is_the_same_fault_in_every_tick(project: Project) 
 
 
 @pytest.mark.parametrize("error", [SettingsError("bad", hint="mend"), ZeroDivisionError("x"), KeyError("y")])
-def test_a_watchdog_that_cannot_say_what_to_look_at_is_unknown_alone(project: Project, error: Exception) -> None:
+def test_a_watchdog_that_cannot_name_its_targets_is_unknown_alone(project: Project, error: Exception) -> None:
     def find() -> Any:
         raise error
 
@@ -125,15 +124,11 @@ def test_a_judge_that_answers_with_something_else_is_unknown(project: Project, a
 
 
 def test_a_judge_that_never_ends_is_stopped(project: Project) -> None:
-    def say(subject: str, readings: Any) -> Any:
-        while True:
-            pass
-
-    findings = one(project, ACheck(say=say, find=lambda: [Target("/a", deadline_s=0.3)]))
-    assert findings[0].verdict is Verdict.UNKNOWN and findings[0].fault == "stuck"
+    check = ACheck(say=lambda subject, readings: all(count(1)), find=lambda: [Target("/a", deadline_s=0.3)])
+    assert outcome(one(project, check)[0]) == "UNKNOWN stuck"
 
 
-def test_a_subject_without_a_finding_is_well_and_one_that_was_not_looked_at_unknown(project: Project) -> None:
+def test_a_subject_without_a_finding_is_well_and_one_that_was_not_probed_unknown(project: Project) -> None:
     check = ACheck(
         say=lambda subject, readings: [],
         look=lambda target, before: {"/seen": AReading(1)},
@@ -141,10 +136,10 @@ def test_a_subject_without_a_finding_is_well_and_one_that_was_not_looked_at_unkn
     )
     findings = {finding.subject: finding for finding in one(project, check)}
     assert findings["/seen"].verdict is Verdict.OK
-    assert findings["/missed"].verdict is Verdict.UNKNOWN and findings["/missed"].fault == "probe"
+    assert outcome(findings["/missed"]) == "UNKNOWN probe"
 
 
-def test_nothing_to_look_at_is_no_good_news_where_somebody_asked_for_it(project: Project) -> None:
+def test_nothing_to_probe_is_no_good_news_where_a_user_asked_for_it(project: Project) -> None:
     check = ACheck(find=list)
     (asked,) = watch(project, [a_watchdog(check)])
     (there,) = watch(project, [a_watchdog(check, is_requested=False)])
@@ -166,7 +161,7 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
 
 @pytest.mark.parametrize("seconds", ["0", "1e300"])
 @pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
-def test_no_time_to_look_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
+def test_no_time_to_probe_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
     project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
         list(watch(project, [a_watchdog()]))
@@ -190,22 +185,27 @@ def test_a_watchdog_that_wants_no_memory_writes_none(project: Project) -> None:
     assert not (project.loaded.state_dir / ".watch").exists()
 
 
+def remembered(project: Project, text: str = "") -> ReadingFile:
+    """What the watchdog remembers; with a text, as if this was remembered."""
+    file = ReadingFile(project.loaded.state_dir / ".watch" / "a.json")
+    if text:
+        file.path.parent.mkdir(parents=True)
+        file.path.write_text(text)
+    return file
+
+
 def test_remembered_readings_that_break_the_judge_are_left_aside_and_it_is_said(project: Project) -> None:
     def say(subject: str, readings: Any) -> Any:
         summary = str(sum(used_of(readings)))
         return [Finding(subject=subject, verdict=Verdict.OK, summary=summary)]
 
-    its_file = ReadingFile(project.loaded.state_dir / ".watch" / "a.json")
-    its_file.path.parent.mkdir(parents=True)
-    its_file.path.write_text(json.dumps({"subjects": {"/a": [[1.0, {"used": "text"}]]}}))
+    remembered(project, json.dumps({"subjects": {"/a": [[1.0, {"used": "text"}]]}}))
     finding = one(project, ACheck(say=say))[0]
     assert (finding.verdict, finding.summary) == (Verdict.OK, "10") and "could not be judged" in finding.looked[-1]
 
 
 def test_a_damaged_memory_is_set_aside_and_said(project: Project) -> None:
-    path = project.loaded.state_dir / ".watch" / "a.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
+    path = remembered(project, "{").path
     finding = one(project)[0]
     assert finding.verdict is Verdict.OK and "damaged" in finding.looked[-1]
     assert len(list(path.parent.glob("a.json.damaged-*"))) == 1
@@ -230,34 +230,22 @@ def test_a_full_state_directory_moves_the_memory_to_this_node_and_back(tmp_path:
         assert one(project)[0].summary == "10% used, before [10, 10]"
 
 
-@pytest.fixture
-def hung(tmp_path: Path) -> Iterator[Path]:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("needs /dev/fuse")
-    try:
-        with hung_folder(tmp_path / "hung") as folder:
-            yield folder
-    except OSError as error:
-        pytest.skip(f"mounting is not permitted: {error}")
+def test_a_hung_state_directory_costs_its_deadline_once_and_then_nothing(tmp_path: Path, clock: FakeClock) -> None:
+    with hung_disk(tmp_path / "hung") as hung:
+        settings = f'[run]\nname = "gpt"\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 0.5\n'
+        project = make_project(tmp_path, settings=settings, clock=clock, environ={"XDG_STATE_HOME": f"{tmp_path}/s"})
+        first = one(project)[0]
+        assert first.verdict is Verdict.OK and any("no answer within 0.5 s" in line for line in first.looked)
+        clock.sleep(60)
+        started = time.monotonic()
+        again = one(project)[0]
+        assert again.summary == "10% used, before [10]"  # remembered on this node
+        assert any("STUCK since" in line for line in again.looked)
+        assert time.monotonic() - started < 10.0
+        assert len(list((tmp_path / "node" / "stuck").iterdir())) == 2  # one that reads, one that writes
 
 
-def test_a_hung_state_directory_costs_its_deadline_once_and_then_nothing(
-    tmp_path: Path, hung: Path, clock: FakeClock
-) -> None:
-    settings = f'[run]\nname = "gpt"\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 0.5\n'
-    project = make_project(tmp_path, settings=settings, clock=clock, environ={"XDG_STATE_HOME": str(tmp_path / "s")})
-    first = one(project)[0]
-    assert first.verdict is Verdict.OK and any("no answer within 0.5 s" in sentence for sentence in first.looked)
-    clock.sleep(60)
-    started = time.monotonic()
-    again = one(project)[0]
-    assert again.summary == "10% used, before [10]"  # remembered on this node
-    assert any("STUCK since" in sentence for sentence in again.looked)
-    assert time.monotonic() - started < 10.0
-    assert len(list((tmp_path / "node" / "stuck").iterdir())) == 2  # one that reads, one that writes
-
-
-def test_ten_thousand_subjects_of_one_target_are_one_look(project: Project) -> None:
+def test_ten_thousand_subjects_of_one_target_are_one_probe(project: Project) -> None:
     names = [f"/logs/{n}" for n in range(10_000)]
     check = ACheck(look=lambda target, before: dict.fromkeys(names, AReading(1)), find=lambda: [Target("/logs")])
     one(project, check)
@@ -276,7 +264,7 @@ def test_a_watchdog_that_cannot_be_used_is_a_finding_among_the_others(tmp_path: 
     assert faults == {("fs", "settings", Verdict.UNKNOWN), ("mine", "settings", Verdict.UNKNOWN)}
 
 
-def test_the_end_of_a_fault_of_the_watchdog_itself_is_told() -> None:
+def test_the_end_of_a_fault_of_the_watchdog_itself_is_reported() -> None:
     finding = Finding(subject="/a", verdict=Verdict.OK, summary="")
     report = Report(check="fs", findings=(finding,), time=0.0)
     assert with_itself(report).findings[1:] == (Finding(subject="fs", verdict=Verdict.OK, summary="it looked"),)
@@ -291,20 +279,20 @@ def alerting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notify: Any) -> Pr
     return make_project(tmp_path, settings='[run]\nname = "gpt"\n[alert]\nchannels = ["console"]\n')
 
 
-def test_nobody_is_told_where_no_channel_is_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_notified_where_no_channel_is_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watching.send_alerts(project, []) == ()
 
 
 def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
         print("printed")
-        return (f"told of {len(reports)}",)
+        return (f"notified of {len(reports)}",)
 
-    assert watching.send_alerts(alerting(tmp_path, monkeypatch, notify), []) == ("told of 0", "printed")
+    assert watching.send_alerts(alerting(tmp_path, monkeypatch, notify), []) == ("notified of 0", "printed")
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "hang"])
-def test_alerting_that_crashes_or_hangs_is_told_and_harms_nobody(
+def test_alerting_that_crashes_or_hangs_is_reported_and_harms_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
@@ -322,5 +310,5 @@ def test_a_memory_that_wants_spacing_keeps_it(project: Project, clock: FakeClock
     for _ in range(6):
         one(project, check)
         clock.sleep(50)
-    series = ReadingFile(project.loaded.state_dir / ".watch" / "a.json").load(clock.now()).series["/a"]
+    series = remembered(project).load(clock.now()).series["/a"]
     assert [clock.now() - timed.time for timed in series] == [200, 100, 50]

@@ -57,12 +57,12 @@ class Night:
     stage: Stage
     squeue: Squeue
 
-    def look(self, *rows: str, **settings: Any) -> list[Finding]:
+    def tick(self, *rows: str, **settings: Any) -> list[Finding]:
         self.squeue.rows = list(rows)
-        return self.stage.look(**settings)
+        return self.stage.tick(**settings)
 
     def faults(self, name: str, *rows: str, **settings: Any) -> dict[str, Any]:
-        found = self.look(*rows, names=(f"={name}",), **settings)
+        found = self.tick(*rows, names=(f"={name}",), **settings)
         return {f.fault: f.verdict for f in found if f.subject != queue_subject("slurm")}
 
 
@@ -75,14 +75,14 @@ def night(tmp_path: Path) -> Night:
 
 def test_a_group_without_members_does_not_ask_for_an_empty_user(night: Night) -> None:
     """30: `getent group` without members made a malformed `squeue --user=`."""
-    night.look(row(Name="gpt"), names=("gpt",), users=())
+    night.tick(row(Name="gpt"), names=("gpt",), users=())
     (argv,) = night.squeue.asked
     assert "--me" in argv and not any(word.startswith("--user") for word in argv)
 
 
 def test_any_colleagues_job_can_be_watched(night: Night) -> None:
     """30: whoever of the group submitted it."""
-    night.look(row(Name="gpt", UserName="bob"), names=("gpt",), users=("bob", "ann"))
+    night.tick(row(Name="gpt", UserName="bob"), names=("gpt",), users=("bob", "ann"))
     assert "--user=ann,bob" in night.squeue.asked[0]
 
 
@@ -126,7 +126,7 @@ def test_array_expressions_are_not_cut(night: Night) -> None:
     """37: `%.10i` showed `591970_[2-`."""
     pending = row(JobArrayID="591970_[2-1000%1]", State="PENDING", ArrayTaskID="2-1000%1", Name="gpt", StartTime="N/A",
                   EndTime="N/A", Reason="JobArrayTaskLimit")  # fmt: skip
-    finding = night.look(pending, names=("gpt",))[0]
+    finding = night.tick(pending, names=("gpt",))[0]
     assert finding.verdict is OK and "591970_[2-1000%1]" in finding.summary and "999 jobs wait" in finding.summary
 
 
@@ -144,7 +144,7 @@ def test_a_controller_that_is_down_is_neither_dead_nor_silence(night: Night) -> 
     night.squeue.error = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     verdicts = []
     for _ in range(4):
-        (finding,) = night.look(names=("gpt",), unknown_critical_after_s=1800.0)
+        (finding,) = night.tick(names=("gpt",), unknown_critical_after_s=1800.0)
         verdicts.append(finding.verdict)
         night.stage.wait(900)
     assert verdicts == [UNKNOWN, UNKNOWN, CRITICAL, CRITICAL]
@@ -154,7 +154,7 @@ def test_a_controller_that_is_down_is_neither_dead_nor_silence(night: Night) -> 
 def test_an_answer_that_is_not_squeues_proves_nothing(night: Night) -> None:
     """39: a wrapper's banner, or a row that was cut, must not read as an empty queue."""
     for broken in ("Welcome to the cluster!", row(Name="gpt")[:40]):
-        (finding,) = night.look(broken, names=("gpt",))
+        (finding,) = night.tick(broken, names=("gpt",))
         assert (finding.verdict, finding.fault) == (UNKNOWN, "unreachable")
 
 
@@ -188,7 +188,7 @@ def test_scheduled_is_not_enough_where_it_must_run(night: Night) -> None:
 def test_a_name_may_be_a_pattern(night: Night) -> None:
     """44: wished for in the original's code."""
     rows = row(Name="tr11-176B-ml"), row(JobArrayID="13", Name="tr12-1B")
-    found = {f.subject: f.verdict for f in night.look(*rows, names=("tr11-*", "/1B$/", "tr13*"))}
+    found = {f.subject: f.verdict for f in night.tick(*rows, names=("tr11-*", "/1B$/", "tr13*"))}
     assert found == {"tr11-*": OK, "/1B$/": OK, "tr13*": CRITICAL, queue_subject("slurm"): OK}
 
 
@@ -197,7 +197,7 @@ def test_a_start_in_the_past_is_no_negative_time(night: Night) -> None:
     waiting = row(
         State="PENDING", Name="gpt", StartTime=str(int(NOW) - 60), EndTime="N/A", NodeList="", Reason="Resources"
     )
-    finding = night.look(waiting, names=("gpt",))[0]
+    finding = night.tick(waiting, names=("gpt",))[0]
     assert "due to start now" in finding.summary and " -" not in finding.summary
 
 

@@ -86,7 +86,7 @@ def test_what_vanished_is_not_there(tmp_path: Path) -> None:
     assert read(tmp_path, b"link").trouble == errno.ENOENT
 
 
-def test_a_file_that_vanishes_between_its_name_and_the_look_is_not_counted(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_between_its_name_and_the_stat_is_not_counted(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / str(number))
 
@@ -97,7 +97,7 @@ def test_a_file_that_vanishes_between_its_name_and_the_look_is_not_counted(tmp_p
     assert read(tmp_path, stats=stats).files == 4
 
 
-def test_a_read_error_in_the_middle_is_trouble_and_what_was_read_counts(
+def test_a_read_error_in_the_middle_is_an_error_and_what_was_read_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 2)
@@ -129,7 +129,7 @@ def test_another_file_system_is_only_named(tmp_path: Path) -> None:
     assert (record.state, record.blocks) == (ELSEWHERE, 0)
 
 
-def test_a_place_where_something_is_mounted_is_named_without_a_look(tmp_path: Path) -> None:
+def test_a_place_where_something_is_mounted_is_named_without_a_stat(tmp_path: Path) -> None:
     write(tmp_path / "mount" / "file")
     write(tmp_path / "file")
     record = read(tmp_path, barriers=frozenset({b"mount"}))

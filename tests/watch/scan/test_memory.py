@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from resilience.watch.scan.memory import (
 )
 from resilience.watch.scan.tree import READ, STUCK, UNREAD, Hot, Record, Tree, grow, unknown
 from tests.guard.disks import fill, small_disk
-from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, needs_root
+from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, look
 
 
@@ -44,10 +45,8 @@ def test_a_full_home_leaves_the_memory_on_this_node_and_takes_it_back(tmp_path: 
 
 
 def test_a_home_that_hangs_hangs_no_scan(tmp_path: Path) -> None:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("needs /dev/fuse")
     root, spare, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
-    with hung_folder(tmp_path / "home") as home:
+    with hung_disk(tmp_path / "home") as home:
         found = look(root, home / "cache", spare=spare, deadline_s=2.0)
         assert found.is_complete and "no answer within 1 s" in found.notes[0]
         assert look(root, home / "cache", spare=spare, deadline_s=2.0).verified == 25
@@ -92,40 +91,31 @@ def test_what_was_remembered_is_recalled(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def _cut(raw: bytes) -> bytes:
-    return raw[: len(raw) // 2]
-
-
-def _flip(raw: bytes) -> bytes:
-    return raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:]
-
-
-def _other_format(raw: bytes) -> bytes:
-    return raw.replace(b"resil scan 1", b"resil scan 9")
-
-
-def _disorder(raw: bytes) -> bytes:
+def disordered(raw: bytes) -> bytes:
     line, _, rest = raw.partition(b"\n")
-    import zlib
-
     head = json.loads(line)
     rest = b"\x07" + rest[1:]
     return json.dumps(head | {"check": zlib.crc32(rest)}).encode() + b"\n" + rest
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda raw: b"", lambda raw: b"\0" * 5000, lambda raw: b"[1]\n", lambda raw: b"{}\n", lambda raw: b"[" * 10**5,
-     _cut, _flip, _other_format, _disorder],
-    ids=["empty", "zeros", "list", "object", "brackets", "cut", "flipped", "format", "disorder"],
-)  # fmt: skip
-def test_a_damaged_memory_is_set_aside_and_the_scan_starts_afresh(
-    tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda raw: b"",
+    "zeros": lambda raw: b"\0" * 5000,
+    "list": lambda raw: b"[1]\n",
+    "object": lambda raw: b"{}\n",
+    "brackets": lambda raw: b"[" * 10**5,
+    "cut": lambda raw: raw[: len(raw) // 2],
+    "flipped": lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:],
+    "format": lambda raw: raw.replace(b"resil scan 1", b"resil scan 9"),
+    "disorder": disordered,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_memory_is_set_aside_and_the_scan_starts_afresh(root: Path, memory: Path, damage: str) -> None:
     look(root, memory)
     path = cache_file(memory, os.fsencode(root))
-    damaged = damage(path.read_bytes())
+    damaged = DAMAGES[damage](path.read_bytes())
     path.write_bytes(damaged)
     found = look(root, memory)
     assert "damaged" in found.notes[0]
@@ -135,8 +125,9 @@ def test_a_damaged_memory_is_set_aside_and_the_scan_starts_afresh(
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
-def test_something_else_in_its_place_is_said_and_harms_nothing(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_something_else_in_its_place_is_said_and_harms_nothing(
+    root: Path, memory: Path, make: Callable[[Path], None]
+) -> None:
     memory.mkdir()
     make(cache_file(memory, os.fsencode(root)))
     found = look(root, memory)
@@ -144,8 +135,7 @@ def test_something_else_in_its_place_is_said_and_harms_nothing(tmp_path: Path, m
     assert found.notes
 
 
-def test_a_disk_without_room_costs_the_memory_and_not_the_scan(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_a_disk_without_room_costs_the_memory_and_not_the_scan(tmp_path: Path, root: Path) -> None:
     with small_disk(tmp_path / "full") as disk:
         fill(disk)
         found = look(root, disk / "memory")
@@ -154,8 +144,9 @@ def test_a_disk_without_room_costs_the_memory_and_not_the_scan(tmp_path: Path) -
     assert "full" in found.notes[0] or "space" in found.notes[0]
 
 
-def test_of_too_many_folders_the_deepest_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_of_too_many_folders_the_deepest_are_read_again(
+    root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "MOST_FOLDERS", 20)
     look(root, memory)
     recalled = recall(cache_file(memory, os.fsencode(root)), os.fsencode(root))
@@ -189,8 +180,7 @@ def test_roots_that_nobody_scans_any_more_are_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4.scan", "5.scan"]
 
 
-def test_two_scans_at_once_leave_a_whole_memory(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_two_scans_at_once_leave_a_whole_memory(root: Path, memory: Path) -> None:
     pids = []
     for _ in range(2):
         pid = os.fork()

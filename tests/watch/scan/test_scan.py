@@ -18,8 +18,9 @@ from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import Pace
 from tests.guard.disks import small_disk
-from tests.system.hung import hung_folder
+from tests.guard.guards import wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
+from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, look, settle, write
 
 DAY = 86400
@@ -30,8 +31,7 @@ def in_state(found: Scan, wanted: int) -> list[bytes]:
     return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == wanted]
 
 
-def test_it_counts_allocated_blocks_as_du_does(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
     with open(root / "sparse", "wb") as file:
         file.truncate(2**30)
     found = look(root)
@@ -64,19 +64,16 @@ def test_a_name_less_of_a_file_with_several_is_seen_at_the_next_scan(tmp_path: P
     assert kib(found) == du(root)
 
 
-def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path, root: Path) -> None:
     write(tmp_path / "elsewhere" / "big", 1_000_000)
-    (root / "to folder").symlink_to(tmp_path / "elsewhere")
-    (root / "loop").symlink_to(root)
-    (root / "broken").symlink_to("nowhere")
+    for name, target in (("to folder", tmp_path / "elsewhere"), ("loop", root), ("broken", "nowhere")):
+        (root / name).symlink_to(target)
     found = look(root)
     assert kib(found) == du(root)
     assert found.totals.files[0] == 63
 
 
-def test_a_root_that_is_a_symbolic_link_is_the_folder_it_points_to(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_a_root_that_is_a_symbolic_link_is_the_folder_it_points_to(tmp_path: Path, root: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     found = look(tmp_path / "link")
     assert kib(found) == du(root)
@@ -94,23 +91,21 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
 
 
-def test_another_file_system_is_not_entered_and_not_even_looked_at(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, memory: Path) -> None:
     with small_disk(root / "t1" / "other", "1m") as disk:
         write(disk / "file", 500_000)
         found = look(root)
         assert kib(found) == du(root)
         assert in_state(found, ELSEWHERE) == [b"t1/other"]
         assert found.is_complete
-        assert look(root, tmp_path / "memory").is_complete
-        again = look(root, tmp_path / "memory")
+        assert look(root, memory).is_complete
+        again = look(root, memory)
         assert (kib(again), in_state(again, ELSEWHERE)) == (du(root), [b"t1/other"])
-    unmounted = look(root, tmp_path / "memory")
+    unmounted = look(root, memory)
     assert (kib(unmounted), in_state(unmounted, ELSEWHERE)) == (du(root), [])
 
 
-def test_a_loop_of_bind_mounts_ends(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
     (root / "t0" / "loop").mkdir()
     mounted = subprocess.run(["mount", "--rbind", root, root / "t0" / "loop"], capture_output=True, text=True)
     if mounted.returncode:
@@ -145,8 +140,7 @@ def test_folders_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> Non
 
 
 @needs_root
-def test_folders_that_may_not_be_read_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
+def test_folders_that_may_not_be_read_are_named_and_the_rest_is_counted(root: Path) -> None:
     open_the_way(root / "t0")
     (root / "t2").chmod(0o700)
     with acting_as(NOBODY):
@@ -175,8 +169,7 @@ def test_what_cannot_be_scanned_is_said(tmp_path: Path, make: object, said: str)
     assert not (tmp_path / "memory").exists()
 
 
-def test_an_unchanged_tree_is_told_by_one_look_at_each_folder(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_an_unchanged_tree_takes_one_stat_of_each_folder(root: Path, memory: Path) -> None:
     first = look(root, memory)
     assert (first.read, first.verified) == (25, 0)
     again = look(root, memory, now=NOW + 60)
@@ -185,8 +178,7 @@ def test_an_unchanged_tree_is_told_by_one_look_at_each_folder(tmp_path: Path) ->
     assert again.is_complete
 
 
-def test_only_changed_folders_are_read_again(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_only_changed_folders_are_read_again(root: Path, memory: Path) -> None:
     look(root, memory)
     write(root / "t1" / "s2" / "new")
     write(root / "t3" / "deep" / "new" / "file")
@@ -198,8 +190,7 @@ def test_only_changed_folders_are_read_again(tmp_path: Path) -> None:
     assert (found.totals.files[0], found.totals.folders[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
 
 
-def test_a_folder_renamed_with_all_below_it_is_found_under_its_new_name(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_a_folder_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, memory: Path) -> None:
     look(root, memory)
     (root / "t0").rename(root / "t3" / "moved")
     found = look(root, memory)
@@ -223,8 +214,7 @@ def test_two_folders_that_swap_names_are_told_apart(tmp_path: Path) -> None:
     assert sizes[b"b"] > sizes[b"a"]
 
 
-def test_a_log_that_grows_in_place_is_seen_at_once(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_a_log_that_grows_in_place_is_seen_at_once(root: Path, memory: Path) -> None:
     log = write(root / "t1" / "s1" / "train.log")
     settle(root)
     os.utime(log, (NOW - 60, NOW - 60))
@@ -236,8 +226,7 @@ def test_a_log_that_grows_in_place_is_seen_at_once(tmp_path: Path) -> None:
     assert found.read == 1
 
 
-def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(root: Path, memory: Path) -> None:
     first = look(root, memory)
     with open(root / "t1" / "s1" / "f1", "ab") as file:
         file.write(bytes(300_000))
@@ -248,8 +237,7 @@ def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(tmp
     assert kib(found) == du(root)
 
 
-def test_a_folder_that_changed_just_now_is_read_again_because_it_may_still_change(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
+def test_a_folder_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, memory: Path) -> None:
     write(root / "t1" / "new")
     look(root, memory)
     found = look(root, memory)
@@ -281,10 +269,10 @@ def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
 
 def test_a_folder_of_many_chunks_is_added_up(tmp_path: Path) -> None:
     root = tmp_path / "tree"
-    root.mkdir()
-    (root / "first").touch()
+    first = write(root / "first", 0)
     for number in range(1_500):
-        os.link(root / "first", root / f"{number:05d}.out") if number < 500 else os.mknod(root / f"{number:05d}.out")
+        path = first.with_name(f"{number:05d}.out")
+        os.link(first, path) if number < 500 else os.mknod(path)
     found = look(root)
     assert found.totals.files[0] == 1 + 1000
     assert kib(found) == du(root)
@@ -302,46 +290,35 @@ def test_many_threads_see_what_processes_see(tmp_path: Path) -> None:
     assert again.totals == many.totals
 
 
-def test_a_mount_that_hangs_below_is_not_touched(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
-    try:
-        with hung_folder(root / "t1" / "dead"):
-            found = look(root, deadline_s=20)
-            assert found.is_complete
-            assert found.totals.files[0] == 60
-            assert found.took_s < 10
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be used: {error}")
+def test_a_mount_that_hangs_below_is_not_touched(root: Path) -> None:
+    with hung_disk(root / "t1" / "dead"):
+        found = look(root, deadline_s=20)
+        assert found.is_complete
+        assert found.totals.files[0] == 60
+        assert found.took_s < 10
 
 
 def test_a_root_that_never_answers_is_said_within_the_deadline(tmp_path: Path) -> None:
-    try:
-        with hung_folder(tmp_path / "dead") as dead:
-            began = time.monotonic()
-            found = look(dead, tmp_path / "memory", deadline_s=3)
-            assert time.monotonic() - began < 3 + 15
-            assert "hangs" in found.error or "no answer" in found.error
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be used: {error}")
+    with hung_disk(tmp_path / "dead") as dead:
+        began = time.monotonic()
+        found = look(dead, tmp_path / "memory", deadline_s=3)
+        assert time.monotonic() - began < 3 + 15
+        assert "hangs" in found.error or "no answer" in found.error
 
 
 @pytest.mark.parametrize("pace", [None, Pace(1, 4, "threads")], ids=["processes", "threads"])
 def test_a_subfolder_that_hangs_is_named_and_everything_else_is_counted(
-    tmp_path: Path, pace: Pace | None, monkeypatch: pytest.MonkeyPatch
+    root: Path, memory: Path, pace: Pace | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, memory = a_tree(tmp_path / "tree"), tmp_path / "memory"
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
     monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root: frozenset())
-    try:
-        with hung_folder(root / "t1" / "dead"):
-            for _ in range(2):  # the second time beside what is known
-                found = look(root, memory, deadline_s=4, pace=pace)
-                assert found.took_s < 20
-                assert in_state(found, STUCK) == [b"t1/dead"]
-                assert found.totals.files[0] == 60
-                assert not found.is_complete
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be used: {error}")
+    with hung_disk(root / "t1" / "dead"):
+        for _ in range(2):  # the second time beside what is known
+            found = look(root, memory, deadline_s=4, pace=pace)
+            assert found.took_s < 20
+            assert in_state(found, STUCK) == [b"t1/dead"]
+            assert found.totals.files[0] == 60
+            assert not found.is_complete
     found = look(root, memory, deadline_s=60)  # a recovered folder clears itself
     assert found.is_complete
     assert (found.totals.files[0], kib(found)) == (60, du(root))
@@ -380,19 +357,27 @@ print("found", found.interrupted, found.is_complete, found.totals.files[0], flus
 """
 
 
+def scanning(root: Path, memory: Path, program: str = SCAN) -> subprocess.Popen[str]:
+    """A scan in a session of its own."""
+    command = [sys.executable, "-c", program, str(root), str(memory)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_it_sees_what_is_known_and_leaves_a_memory_to_go_on_from(tmp_path: Path, end: signal.Signals) -> None:
     root, memory = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "memory"
-    with subprocess.Popen(
-        [sys.executable, "-c", SCAN, root, memory], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as scanning:
-        assert scanning.stdout is not None
-        for line in scanning.stdout:
+    with scanning(root, memory) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
             if line.startswith("tick") and int(line.split()[1]) > 20:
-                os.killpg(scanning.pid, end)  # as a terminal does: to everybody in the group
+                os.killpg(process.pid, end)  # as a terminal does: to everybody in the group
                 break
-        rest = scanning.stdout.read()
-        assert scanning.wait(20) == 0
+        rest = process.stdout.read()
+        assert process.wait(20) == 0
     interrupted, complete, files = rest.split("found ")[1].split()
     assert (interrupted, complete) == ("True", "False")
     assert 0 < int(files) < 400
@@ -407,10 +392,9 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch:
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        workers = [pid for pid in children if os.getsid(int(pid)) == int(pid)]
+        workers = [pid for pid in children_of(os.getpid()) if os.getsid(pid) == pid]
         if workers and not killed:
-            killed.append(int(workers[0]))
+            killed.append(workers[0])
             os.kill(killed[0], signal.SIGKILL)
 
     def slowly(*given: Any, **named: Any) -> Record:
@@ -426,20 +410,17 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch:
 
 def test_workers_end_when_the_one_who_sent_them_is_killed(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
-    with subprocess.Popen([sys.executable, "-c", SCAN, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
-        assert scanning.stdout is not None
-        while b"tick" not in scanning.stdout.readline():
+    with scanning(root, tmp_path / "m") as process:
+        assert process.stdout is not None
+        while "tick" not in process.stdout.readline():
             pass
-        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
-        scanning.kill()
+        workers = children_of(process.pid)
+        process.kill()
     assert workers
-    deadline = time.monotonic() + 10
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
-def is_running(pid: str) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process of that number does anything yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -450,50 +431,43 @@ def is_running(pid: str) -> bool:
 def test_a_scan_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=3, subs=2, files=1)
     program = SCAN.replace("now=1800000000.0", "now=1800000000.0, deadline_s=12").replace("0.02", "0.4")
-    with subprocess.Popen([sys.executable, "-c", program, root, tmp_path / "m"], stdout=subprocess.PIPE) as scanning:
-        assert scanning.stdout is not None
+    with scanning(root, tmp_path / "m", program) as process:
+        assert process.stdout is not None
         for _ in range(3):  # in the middle of a folder: each takes longer than the ticks are apart
-            assert b"tick" in scanning.stdout.readline()
-        workers = Path(f"/proc/{scanning.pid}/task/{scanning.pid}/children").read_text().split()
-        everybody = [*map(int, workers), scanning.pid]  # as SLURM suspends a job
+            assert "tick" in process.stdout.readline()
+        everybody = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
         for pid in everybody:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2.6)  # longer than the 2.4 s after which a look counts as hung
-        scanning.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
         time.sleep(0.3)
         for pid in everybody:
             os.kill(pid, signal.SIGCONT)
-        rest = scanning.stdout.read()
-    assert b"found False True 6" in rest
+        rest = process.stdout.read()
+    assert "found False True 6" in rest
 
 
-def test_it_holds_no_output_open_that_others_wait_for(tmp_path: Path) -> None:
+def test_it_holds_no_output_open_that_others_wait_for(root: Path) -> None:
     """A child that hangs in the kernel keeps what it has open: whoever reads our output would wait for ever."""
-    root = a_tree(tmp_path / "tree")
     program = (
         "import sys\nfrom pathlib import Path\nfrom resilience.watch.scan.scan import scan\n"
         "scan(Path(sys.argv[1]), None, now=1.8e9, deadline_s=1)\nprint('done')\n"
     )
-    try:
-        with hung_folder(root / "dead"):
-            done = subprocess.run(
-                [sys.executable, "-c", program, root / "dead"], stdout=subprocess.PIPE, text=True, timeout=30
-            )
-            assert done.stdout == "done\n"
-    except OSError as error:
-        pytest.skip(f"/dev/fuse cannot be used: {error}")
+    with hung_disk(root / "dead"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, root / "dead"], stdout=subprocess.PIPE, text=True, timeout=30
+        )
+        assert done.stdout == "done\n"
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    root = a_tree(tmp_path / "tree")
-    told: list[Progress] = []
-    look(root, tmp_path / "memory", tell=told.append)
-    look(root, tmp_path / "memory", tell=told.append)
-    assert told[-1] == Progress(25, 25, 25)
+def test_progress_is_reported(root: Path, memory: Path) -> None:
+    reports: list[Progress] = []
+    look(root, memory, tell=reports.append)
+    look(root, memory, tell=reports.append)
+    assert reports[-1] == Progress(25, 25, 25)
 
 
 def test_no_worker_is_left_behind(tmp_path: Path) -> None:
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    before = set(children.read_text().split())
+    before = children_of(os.getpid())
     look(a_tree(tmp_path / "tree"), deadline_s=60)
-    assert set(children.read_text().split()) <= before
+    assert children_of(os.getpid()) <= before

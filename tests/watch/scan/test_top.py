@@ -108,7 +108,7 @@ def test_what_an_earlier_scan_had_not_come_to_has_not_grown() -> None:
     assert dict(zip(now.paths, grew, strict=True)) == {b"": None, b"a": 10, b"late": None, b"late/deep": None}
 
 
-def test_no_growth_is_told_of_what_cannot_be_read_now() -> None:
+def test_no_growth_is_reported_of_what_cannot_be_read_now() -> None:
     before = tree_of({"a": 100})
     then = snapshot(before, before.totals(), NOW - DAY)
     now = grow({b"": Record(b"", READ, 1, read_at=1, children=(b"a",))})
@@ -158,7 +158,7 @@ def test_checkpoints_are_known_by_their_folders_or_files(tmp_path: Path) -> None
 
 
 @needs_root
-def test_owners_are_told_when_there_are_several(tmp_path: Path) -> None:
+def test_owners_are_reported_when_there_are_several(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree")
     assert not compose(look(root), limit=5, by="bytes").owners
     write(root / "t1" / "s1" / "others", 1_000_000)

@@ -1,4 +1,4 @@
-"""The child that looks: what it asks the kernel for, and what it keeps open."""
+"""The child that scans: what it asks the kernel for, and what it keeps open."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.watch.scan.trees import a_tree, du, kib, look, settle, write
 
 PROGRAM = """
 import sys
+import time
 from pathlib import Path
 from resilience.watch.scan.scan import scan
 found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9, cores=2)
@@ -26,35 +28,33 @@ print(found.read, found.verified)
 """
 
 
-def test_an_unchanged_tree_costs_one_stat_for_each_folder_and_none_for_a_file(tmp_path: Path) -> None:
+def traced(root: Path, memory: Path, *options: str) -> tuple[str, str]:
+    """Scan under strace: what it prints, and its calls that touch files."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    root, memory, log = a_tree(tmp_path / "tree"), tmp_path / "memory", tmp_path / "calls"
-    command = [sys.executable, "-c", PROGRAM, str(root), str(memory)]
-    subprocess.run(command, check=True, capture_output=True)
-    tracing = ["strace", "-f", "-qq", "-o", str(log), "-e", "trace=%file,getdents64"]
-    traced = subprocess.run([*tracing, *command], capture_output=True, text=True)
-    if "ptrace" in traced.stderr.lower() and traced.returncode:
+    log = root.parent / "calls"
+    command = ["strace", *options, "-qq", "-o", str(log), "-e", "trace=%file,getdents64"]
+    done = subprocess.run([*command, sys.executable, "-c", PROGRAM, root, memory], capture_output=True, text=True)
+    if "ptrace" in done.stderr.lower() and done.returncode:
         pytest.skip("strace may not attach here")
-    assert traced.stdout.split() == ["0", "25"]
-    calls = log.read_text()
+    return done.stdout, log.read_text()
+
+
+def test_an_unchanged_tree_costs_one_stat_for_each_folder_and_none_for_a_file(tmp_path: Path, memory: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    subprocess.run([sys.executable, "-c", PROGRAM, root, memory], check=True, capture_output=True)
+    printed, calls = traced(root, memory, "-f")
+    assert printed.split() == ["0", "25"]
     assert len(re.findall(r'newfstatat\(\d+, "t\d(?:/s\d)?", .*AT_SYMLINK_NOFOLLOW', calls)) == 24  # all but the root
     assert not re.search(r'"(?:t\d/s\d/)?f\d"', calls)
     assert f'"{root}"' in calls
 
 
-def test_the_parent_never_touches_the_tree(tmp_path: Path) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    root, log = a_tree(tmp_path / "tree"), tmp_path / "calls"
-    command = [sys.executable, "-c", PROGRAM, str(root), str(tmp_path / "memory")]
-    tracing = ["strace", "-qq", "-o", str(log), "-e", "trace=%file,getdents64"]
-    traced = subprocess.run([*tracing, *command], capture_output=True, text=True)
-    if "ptrace" in traced.stderr.lower() and traced.returncode:
-        pytest.skip("strace may not attach here")
-    assert traced.stdout.split() == ["25", "0"]
-    touched = [line for line in log.read_text().splitlines() if f'"{root}' in line and not line.startswith("execve(")]
-    assert touched == []
+def test_the_parent_never_touches_the_tree(tmp_path: Path, memory: Path) -> None:
+    root = a_tree(tmp_path / "tree")
+    printed, calls = traced(root, memory)
+    assert printed.split() == ["25", "0"]
+    assert [line for line in calls.splitlines() if f'"{root}' in line and not line.startswith("execve(")] == []
 
 
 def test_mounts_below_a_folder_are_known_without_touching_them(tmp_path: Path) -> None:
@@ -153,11 +153,10 @@ def root(tmp_path: Path) -> Path:
     return tree
 
 
-def test_the_first_process_hands_over_when_looks_turn_out_slow(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_process_hands_over_when_stats_turn_out_slow(
+    root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "SLOW_LOOK_S", 0.0)
-    memory = tmp_path / "memory"
     found = look(root, memory)
     assert "16 threads" in found.pace
     assert found.is_complete
@@ -168,8 +167,7 @@ def test_the_first_process_hands_over_when_looks_turn_out_slow(
     assert again.totals == found.totals
 
 
-def test_a_change_is_found_by_threads_too(tmp_path: Path, root: Path) -> None:
-    memory = tmp_path / "memory"
+def test_a_change_is_found_by_threads_too(root: Path, memory: Path) -> None:
     threads = Pace(1, 16, "as on a network")
     look(root, memory, pace=threads)
     write(root / "large" / "new")
@@ -179,30 +177,20 @@ def test_a_change_is_found_by_threads_too(tmp_path: Path, root: Path) -> None:
     assert kib(found) == du(root)
 
 
-def test_the_looks_at_one_large_folder_are_shared_out(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import time
-
-    from resilience.watch.scan import worker as threads
-
+def test_the_stats_of_one_large_folder_are_shared_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look_once = folder.look
 
     def slowly(entry: object) -> object:
         time.sleep(0.004)  # a server far away
         return look_once(entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(threads, "look", slowly)
+    monkeypatch.setattr(pace, "look", slowly)
     found = look(root, pace=Pace(1, 16, "as on a network"))
     assert kib(found) == du(root)
     assert found.took_s < 925 * 0.004  # one after the other it would take longer than that
 
 
-def test_trouble_in_one_thread_is_trouble_of_its_folder(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from resilience.watch.scan import worker as threads
-
+def test_an_error_in_one_thread_is_an_error_of_its_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look_once = folder.look
 
     def broken(entry: object) -> object:
@@ -210,7 +198,7 @@ def test_trouble_in_one_thread_is_trouble_of_its_folder(
             raise OSError(5, "the disk is broken")
         return look_once(entry)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(threads, "look", broken)
+    monkeypatch.setattr(pace, "look", broken)
     found = look(root, pace=Pace(1, 16, "as on a network"), deadline_s=60)
     bad = [path for path, number in zip(found.tree.paths, found.tree.trouble, strict=True) if number]
     assert bad == [b"large"]

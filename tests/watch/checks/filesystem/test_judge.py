@@ -14,6 +14,7 @@ from resilience.watch.checks._filesystem.task import task_of
 from resilience.watch.checks.fs import FsSettings
 from resilience.watch.checks.inodes import InodesSettings
 from resilience.watch.reading import Timed
+from tests.watch.checks.outcome import outcome
 
 NOW = 1_800_000_000.0
 DAY_S = 86400.0
@@ -36,6 +37,15 @@ def a_reading(*amounts: Amount, **more: Any) -> FileSystemReading:
 def judged(reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0.0) -> list[Finding]:
     task = task_of(settings or FsSettings(), BYTES)
     return list(judge_reading("/scratch", [Timed(NOW, reading)], task, NOW + later_s))
+
+
+def the_only(
+    expected: str, reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0
+) -> Finding:
+    """The only finding, with this verdict and fault."""
+    (found,) = judged(reading, settings, later_s)
+    assert outcome(found) == expected, found
+    return found
 
 
 def test_the_worst_limit_speaks_and_names_its_source() -> None:
@@ -87,12 +97,9 @@ def test_a_soft_limit_that_is_passed_counts_though_the_hard_one_is_far(
     grace_s: float | None, later_s: float, verdict: Verdict, words: str
 ) -> None:
     reading = a_reading(amount(6 * TIB, 10 * TIB, "user alice", soft=5 * TIB, grace_s=grace_s))
-    (found,) = judged(reading, later_s=later_s)
-    assert (found.verdict, found.fault) == (verdict, "quota-grace")
-    assert (
-        found.summary.startswith("1.0 TiB over the soft limit of user alice (5.0 TiB, lfs quota); ")
-        and words in found.summary
-    )
+    found = the_only(f"{verdict.value} quota-grace", reading, later_s=later_s)
+    assert found.summary.startswith("1.0 TiB over the soft limit of user alice (5.0 TiB, lfs quota); ")
+    assert words in found.summary
     assert "remove 1.0 TiB" in found.advice
 
 
@@ -133,9 +140,8 @@ def test_no_percentage_is_rounded_up_to_its_threshold() -> None:
         (a_reading(trouble="unreadable", detail="permission denied", is_named=True), UNKNOWN),
     ],
 )
-def test_a_path_in_trouble_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
-    (found,) = judged(reading)
-    assert (found.verdict, found.fault) == (verdict, reading.trouble)
+def test_a_path_with_an_error_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
+    the_only(f"{verdict.value} {reading.trouble}", reading)
 
 
 @pytest.mark.parametrize(
@@ -153,20 +159,17 @@ def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> File
     return replace(reading, history={row.key: tuple(points)})
 
 
-def test_the_runway_is_said_in_days_and_with_the_growth() -> None:
-    reading = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
-    (found,) = judged(reading)
-    assert (found.verdict, found.fault) == (WARNING, "runway")
+FILLING = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
+
+
+def test_the_runway_is_said_in_hours_and_with_the_growth_and_ends_where_the_usable_part_does() -> None:
+    found = the_only("WARNING runway", FILLING)
     assert found.summary == "39 hours left at 18.4 TiB a day: 30.0 TiB free"
-    assert judged(reading, FsSettings(warn_runway_s=39 * 3600, crit_runway_s=0))[0].verdict is OK
-    assert judged(reading, FsSettings(crit_runway_s=40 * 3600))[0].verdict is CRITICAL
-    (far,) = judged(reading, FsSettings(warn_runway_s=4 * DAY_S, crit_runway_s=0, usable_percent=100))
+    the_only("OK", FILLING, FsSettings(warn_runway_s=39 * 3600, crit_runway_s=0))
+    the_only("CRITICAL runway", FILLING, FsSettings(crit_runway_s=40 * 3600))
+    far = the_only("WARNING runway", FILLING, FsSettings(warn_runway_s=4 * DAY_S, crit_runway_s=0, usable_percent=100))
     assert far.summary.startswith("39 hours left")
-
-
-def test_the_runway_ends_where_the_usable_part_does() -> None:
-    reading = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
-    found = next(f for f in judged(reading, FsSettings(usable_percent=80.0)) if f.fault == "runway")
+    found = next(f for f in judged(FILLING, FsSettings(usable_percent=80.0)) if f.fault == "runway")
     assert found.summary == "16 hours left at 18.4 TiB a day: 12.0 TiB free"
 
 
@@ -203,9 +206,8 @@ LEARNED = {"folder": "/scratch/ckpt", "size": 2.0 * TIB, "every_s": 10800.0, "co
            "source": "the run's journal", "is_pruned": False}  # fmt: skip
 
 
-def test_checkpoints_that_will_not_all_fit_are_told_before_any_growth_was_seen() -> None:
-    (found,) = judged(a_reading(amount(60 * TIB, 90 * TIB), checkpoint=LEARNED))
-    assert (found.verdict, found.fault) == (WARNING, "checkpoint")
+def test_checkpoints_that_will_not_all_fit_are_reported_before_any_growth_was_seen() -> None:
+    found = the_only("WARNING checkpoint", a_reading(amount(60 * TIB, 90 * TIB), checkpoint=LEARNED))
     assert found.summary == "room for 15 more checkpoints of 2.0 TiB, one every 3 h: 45 hours at 16.0 TiB a day"
 
 
@@ -232,15 +234,12 @@ def test_the_tightest_limit_decides_whether_the_next_checkpoint_fits() -> None:
 
 
 def test_inodes_are_judged_as_inodes() -> None:
-    reading = a_reading(
-        Amount(kind=INODES, source="lfs quota", scope="user alice", used=450_001, limit=500_000, age_s=None)
-    )
+    row = Amount(kind=INODES, source="lfs quota", scope="user alice", used=450_001, limit=500_000, age_s=None)
+    reading = a_reading(row)
     (found,) = judge_reading("/scratch", [Timed(NOW, reading)], task_of(InodesSettings(), INODES), NOW)
-    assert found.verdict is WARNING and found.fault == "inodes"
-    assert (
-        found.summary
-        == "90% of 500,000 inodes used, 49,999 free (lfs quota of user alice, asked just now); more than 85%"
-    )
+    assert outcome(found) == "WARNING inodes"
+    used = "90% of 500,000 inodes used, 49,999 free"
+    assert found.summary == f"{used} (lfs quota of user alice, asked just now); more than 85%"
 
 
 def test_several_things_may_be_wrong_at_once_worst_first_and_figures_stand_once() -> None:

@@ -88,7 +88,9 @@ def test_a_pause_between_jobs_is_no_interval() -> None:
     assert interval_s([1.0, 2000.0]) is None
 
 
-def test_the_look_at_a_checkpoint_of_many_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measuring_of_a_checkpoint_of_many_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure, "MOST_FILES", 10)
     a_checkpoint(tmp_path, "step1", 3600, files=30)
     assert learn(str(tmp_path), "", INODES, NOW).size == 10

@@ -64,7 +64,7 @@ def test_checkpoints_that_only_pile_up_give_the_true_runway_within_a_tenth() -> 
     assert all(left == pytest.approx(true, rel=0.1, abs=3.0) for left, true in told)
 
 
-def test_a_fill_that_begins_after_a_quiet_day_is_told_in_time() -> None:
+def test_a_fill_that_begins_after_a_quiet_day_is_reported_in_time() -> None:
     told = runways(lambda hour, _: 20 if hour < 36 else 20 + 2 * (hour - 36), 100)
     assert max(true for _, true in told) > 24
     assert all(left == pytest.approx(true, rel=0.1, abs=0.5) for left, true in told)
@@ -84,7 +84,7 @@ def test_checkpoints_that_are_pruned_are_no_growth(period_h: int) -> None:
     assert alarms == []
 
 
-def test_what_grows_in_spite_of_pruning_is_told_in_the_end() -> None:
+def test_what_grows_in_spite_of_pruning_is_reported_in_the_end() -> None:
     def use(hour: float, _: random.Random) -> float:
         return 20 + 0.2 * hour + 5 * (hour / 6 % 1)
 

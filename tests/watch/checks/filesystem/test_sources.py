@@ -1,4 +1,4 @@
-"""Each quota tool is asked where its file system is; one that fails gives way to the next, and that is told."""
+"""Each quota tool is asked where its file system is; one that fails gives way to the next, and that is reported."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Sou
     asked = Sources(world, time.monotonic() + seconds)
     ask_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
+
+
+LUSTRE = Mount("/scratch", "lustre", "x@o2ib:/s")
 
 
 def calls(tools: Path) -> list[str]:
@@ -93,12 +96,9 @@ def test_a_mount_without_quotas_is_no_failure(tools: Path) -> None:
     assert (asked.amounts, asked.explanation) == ([], ["quota: no quota here"])
 
 
-def test_a_quota_server_that_refuses_is_told(tools: Path) -> None:
-    a_tool(
-        tools,
-        "quota",
-        "echo 'quota: error while getting quota from filer:/export/home: Connection refused' >&2; exit 1",
-    )
+def test_a_quota_server_that_refuses_is_reported(tools: Path) -> None:
+    error = "quota: error while getting quota from filer:/export/home: Connection refused"
+    a_tool(tools, "quota", f"echo '{error}' >&2; exit 1")
     asked = asking(tools, Mount("/home", "nfs", "filer:/export/home"))
     assert asked.amounts == [] and "Connection refused" in asked.explanation[0]
 
@@ -118,7 +118,7 @@ def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
 )
 @pytest.mark.parametrize(("tool", "kind"), [("lfs", "lustre"), ("mmlsquota", "gpfs"), ("beegfs-ctl", "beegfs"),
                                             ("xfs_quota", "xfs"), ("quota", "nfs4")])  # fmt: skip
-def test_a_tool_that_fails_or_writes_nonsense_is_told_and_ends_nothing(
+def test_a_tool_that_fails_or_writes_nonsense_is_reported_and_ends_nothing(
     tools: Path, tool: str, kind: str, body: str
 ) -> None:
     a_tool(tools, tool, body)
@@ -129,23 +129,23 @@ def test_a_tool_that_fails_or_writes_nonsense_is_told_and_ends_nothing(
 def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> None:
     a_tool(tools, "lfs", "sleep 60")
     began = time.monotonic()
-    asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), seconds=0.5)
+    asked = asking(tools, LUSTRE, seconds=0.5)
     assert time.monotonic() - began < 20
     assert "did not end within" in asked.explanation[0]
 
 
-def test_the_group_that_cannot_be_asked_hides_no_user(tools: Path) -> None:
-    a_tool(tools, "lfs", f'if [ "$2" = -u ]; then cat {RECORDED}/lfs_quota_user.txt; else echo denied >&2; exit 1; fi')
-    asked = asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
+def denied_but(option: str, answer: str) -> str:
+    """A tool that answers one question of several."""
+    return f'if [ "$2" = {option} ]; then cat {RECORDED}/{answer}.txt; else echo denied >&2; exit 1; fi'
+
+
+def test_one_that_cannot_be_asked_hides_no_other(tools: Path) -> None:
+    a_tool(tools, "lfs", denied_but("-u", "lfs_quota_user"))
+    asked = asking(tools, LUSTRE)
     assert scopes(asked) == ["user alice"]
     assert any("the quota of group" in line and "denied" in line for line in asked.explanation)
-
-
-def test_the_user_that_cannot_be_asked_hides_no_group(tools: Path) -> None:
-    a_tool(
-        tools, "lfs", f'if [ "$2" = -g ]; then cat {RECORDED}/lfs_quota_wrapped.txt; else echo denied >&2; exit 1; fi'
-    )
-    assert scopes(asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))) == ["group lab"]
+    a_tool(tools, "lfs", denied_but("-g", "lfs_quota_wrapped"))
+    assert scopes(asking(tools, LUSTRE)) == ["group lab"]
 
 
 def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(too
     folders = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
     for folder in folders:
         folder.mkdir(parents=True)
-    asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"), *folders)
+    asking(tools, LUSTRE, *folders)
     assert [line.split()[2] for line in calls(tools) if line.startswith("quota -p")] == ["1", "2", "4", "5"]
 
 
-def test_a_tool_that_is_not_installed_is_told(tools: Path) -> None:
-    assert asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s")).explanation == ["lfs quota: lfs is not on PATH"]
+def test_a_tool_that_is_not_installed_is_reported(tools: Path) -> None:
+    assert asking(tools, LUSTRE).explanation == ["lfs quota: lfs is not on PATH"]
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "squashfs", "devtmpfs"])
@@ -171,7 +171,7 @@ def test_where_there_are_no_quotas_nobody_is_asked(tools: Path, kind: str) -> No
 
 def test_the_tools_are_asked_in_plain_english(tools: Path) -> None:
     a_tool(tools, "lfs", "echo $LC_ALL >> " + str(tools / "calls"))
-    asking(tools, Mount("/scratch", "lustre", "x@o2ib:/s"))
+    asking(tools, LUSTRE)
     assert "C" in calls(tools)
 
 
@@ -203,7 +203,6 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
     assert "it backtracks" in asked.failed[f"`{tools}/q`"]
 
 
-RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()
 
 
@@ -259,9 +258,8 @@ def test_a_device_that_is_not_in_the_list_is_no_figure() -> None:
      ("1'000 KiB", "B", 1000 * 2**10), ("3 Go", "B", 3 * 2**30)],
 )  # fmt: skip
 def test_a_figure_without_a_unit_is_in_the_settings_one(figure: str, unit: str, size: float) -> None:
-    assert (
-        parse_site(f"used={figure};", a_site(used="used=([^;]+)", limit="used=([^;]+)", unit=unit), BYTES).used == size
-    )
+    site = a_site(used="used=([^;]+)", limit="used=([^;]+)", unit=unit)
+    assert parse_site(f"used={figure};", site, BYTES).used == size
 
 
 @pytest.mark.parametrize(

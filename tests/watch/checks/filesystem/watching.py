@@ -1,4 +1,4 @@
-"""Looks with a watchdog of file systems as `resil watch` does, on real file systems."""
+"""A watchdog of file systems as `resil watch` runs it, on real file systems."""
 
 from __future__ import annotations
 
@@ -10,40 +10,55 @@ from typing import Any
 
 import pytest
 
+from resilience.errors import SettingsError
 from resilience.finding import Finding, Report
 from resilience.runs.project import Project
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
-from tests.fakes import make_project
+from tests.fakes import FakeClock, make_project
+from tests.watch.checks.outcome import outcome
 
 
-def report_of(project: Project, kind: str, **settings: Any) -> Report:
-    """One tick of one watchdog, `settings` as a command line gives them."""
-    given = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-    (report,) = watch(project, [load_watchdog(project, kind, given)])
-    return report
+class Watching:
+    """A watchdog of file systems over many ticks, of a project in this directory, by a clock that is set by hand."""
 
+    def __init__(self, folder: Path, kind: str = "fs", settings: str = "", **ports: Any) -> None:
+        self.folder, self.kind, self.clock = folder, kind, ports.setdefault("clock", FakeClock())
+        self.project = a_project(folder, settings, **ports)
 
-def a_tick(project: Project, kind: str, **settings: Any) -> dict[str, list[Finding]]:
-    """What one tick says, by subject."""
-    found: dict[str, list[Finding]] = {}
-    for finding in report_of(project, kind, **settings).findings:
-        found.setdefault(finding.subject, []).append(finding)
-    return found
+    def report(self, **settings: Any) -> Report:
+        """One tick of one watchdog, `settings` as a command line gives them."""
+        given = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+        (report,) = watch(self.project, [load_watchdog(self.project, self.kind, given)])
+        return report
 
+    def tick(self, *paths: Path | str, **settings: Any) -> dict[str, list[Finding]]:
+        """What one tick says, by subject; without paths, of what is found without configuration."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.report(**({"paths": tuple(map(str, paths))} if paths else {}), **settings).findings:
+            found.setdefault(finding.subject, []).append(finding)
+        return found
 
-def the_finding(project: Project, kind: str, path: Path | str, **settings: Any) -> Finding:
-    """What a tick says of one named path, when that is one thing."""
-    (findings,) = a_tick(project, kind, paths=(str(path),), **settings).values()
-    assert len(findings) == 1, findings
-    return findings[0]
+    def finding(self, path: Path | str, **settings: Any) -> Finding:
+        """What a tick says of one named path, when that is one thing."""
+        (findings,) = self.tick(path, **settings).values()
+        assert len(findings) == 1, findings
+        return findings[0]
 
+    def expect(self, expected: str, path: Path | str, *words: str, **settings: Any) -> Finding:
+        """What a tick says of one path; its verdict, fault and words of its summary are those expected."""
+        finding = self.finding(path, **settings)
+        assert outcome(finding) == expected and all(word in finding.summary for word in words), finding
+        return finding
 
-def refused(project: Project, kind: str, **settings: Any) -> str:
-    """Why settings are refused: what `resil watch` says of them, with its advice."""
-    (finding,) = report_of(project, kind, **settings).findings
-    assert finding.verdict.name == "UNKNOWN" and finding.fault == "settings", finding
-    return f"{finding.summary}; {finding.advice}"
+    def refused(self, **settings: Any) -> str:
+        """Why settings are refused: what `resil watch` says of them, with its advice."""
+        try:
+            (finding,) = self.report(**settings).findings
+        except SettingsError as error:
+            return f"{error.message}; {error.hint}"
+        assert outcome(finding) == "UNKNOWN settings", finding
+        return f"{finding.summary}; {finding.advice}"
 
 
 @contextmanager
@@ -78,3 +93,11 @@ def a_project(folder: Path, settings: str = "", environ: Mapping[str, str] | Non
     text = '[run]\nname = "gpt"\ncommand = "true"\n' + settings
     state = {"XDG_STATE_HOME": str(folder / "state"), "PATH": "/usr/bin:/bin", **(environ or {})}
     return make_project(folder, settings=text, environ=state, **ports)
+
+
+def a_program(folder: Path, name: str, body: str) -> str:
+    """The path of a shell script."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)

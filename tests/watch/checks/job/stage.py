@@ -24,6 +24,7 @@ from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import scene_of
 from tests.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+from tests.watch.checks.outcome import outcome
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.CRITICAL
 HOUR = 3600.0
@@ -44,7 +45,7 @@ class Stage:
         self.clock = FakeClock()
         self.project: Project = make_project(self.folder, self.queue, environ=self.environ, clock=self.clock)
 
-    def look(self, **settings: Any) -> list[Finding]:
+    def tick(self, **settings: Any) -> list[Finding]:
         """One tick: targets, probe, judge; readings pass through JSON as they do when they are remembered."""
         chosen = JobSettings(**settings)
         scene = scene_of(self.project)
@@ -61,12 +62,30 @@ class Stage:
 
     def finding(self, subject: str = "gpt", **settings: Any) -> Finding:
         """One tick, of which one finding is expected about this subject."""
-        (one,) = [finding for finding in self.look(**settings) if finding.subject == subject]
+        (one,) = [finding for finding in self.tick(**settings) if finding.subject == subject]
         return one
+
+    def expect(self, expected: str, *words: str, subject: str = "gpt", **settings: Any) -> Finding:
+        """One tick; the finding about this subject, with this verdict and fault and these words in its summary."""
+        finding = self.finding(subject, **settings)
+        assert outcome(finding) == expected and all(word in finding.summary for word in words), finding
+        return finding
+
+    def verdicts(self, **settings: Any) -> dict[str, Verdict]:
+        """One tick: the verdict on each subject."""
+        return {finding.subject: finding.verdict for finding in self.tick(**settings)}
 
     def faults(self, subject: str = "gpt", **settings: Any) -> dict[str, Verdict]:
         """One tick: what was found of this subject, by the word for it."""
-        return {f.fault: f.verdict for f in self.look(**settings) if f.subject == subject}
+        return {f.fault: f.verdict for f in self.tick(**settings) if f.subject == subject}
+
+    def add(self, *jobs: Job) -> None:
+        """Put jobs into the queue that are of no run."""
+        self.queue.records += jobs
+
+    def finish(self, directory: RunDirectory) -> None:
+        (directory.path / "finished").write_text("")
+        os.utime(directory.path / "finished", (NOW, NOW))
 
     def wait(self, seconds: float) -> None:
         self.clock.time += seconds

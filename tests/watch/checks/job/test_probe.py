@@ -24,14 +24,14 @@ from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WAR
 
 
 class Forgetful(FakeScheduler):
-    """Its queue shows nothing; `told` is what it says of an id, `past` what accounting says."""
+    """Its queue shows nothing; `answer` is what it says of an id, `past` what accounting says."""
 
-    told = Presence(Liveness.UNKNOWN, "the queue was empty, and nobody confirms it")
+    answer = Presence(Liveness.UNKNOWN, "the queue was empty, and nobody confirms it")
     past: tuple[Job, ...] | None = None
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         self.calls.append("presence")
-        return self.told
+        return self.answer
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
         self.calls.append("history")
@@ -53,31 +53,27 @@ def test_without_configuration_all_runs_of_the_folder_are_watched_by_one_query(s
         stage.run(run, number)
         stage.job(number, run=run, **running())
 
-    found = stage.look()
-
-    assert {finding.subject: finding.verdict for finding in found} == {"gpt": OK, "llama": OK, "t5": OK, QUEUE: OK}
+    assert stage.verdicts() == {"gpt": OK, "llama": OK, "t5": OK, QUEUE: OK}
     assert stage.queue.calls == ["jobs"]
 
 
 def test_a_folder_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
-    (finding,) = stage.look()
+    (finding,) = stage.tick()
     assert finding.verdict is OK and "no run" in finding.summary and "resil submit" in finding.advice
     assert stage.queue.calls == []
 
 
-def test_several_names_and_patterns_are_looked_for_by_one_query(stage: Stage) -> None:
+def test_several_names_and_patterns_are_found_by_one_query(stage: Stage) -> None:
     for number, name in enumerate(("gpt", "tr11-a", "tr11-b", "other"), start=1):
-        stage.queue.records.append(a_job(number, name=name, **running()))
+        stage.add(a_job(number, name=name, **running()))
 
-    found = stage.look(names=("gpt", "tr11-*", "/^oth/"))
-
-    assert [finding.subject for finding in found] == ["gpt", "tr11-*", "/^oth/", QUEUE]
-    assert {finding.verdict for finding in found} == {OK}
+    verdicts = stage.verdicts(names=("gpt", "tr11-*", "/^oth/"))
+    assert list(verdicts) == ["gpt", "tr11-*", "/^oth/", QUEUE] and set(verdicts.values()) == {OK}
     assert stage.queue.calls == ["jobs"]
 
 
 def test_another_persons_jobs_are_watched_when_asked_for(stage: Stage) -> None:
-    stage.queue.records.append(a_job(1, user="bob", **running()))
+    stage.add(a_job(1, user="bob", **running()))
 
     assert stage.faults("gpt of bob", names=("gpt",), users=("bob",)) == {"": OK}
     assert stage.faults("gpt of anyone", names=("gpt",), users=("*",)) == {"": OK}
@@ -90,14 +86,14 @@ def test_runs_of_colleagues_in_one_state_directory_are_asked_for_by_one_query(st
     stage.job(1, **running())
     stage.job(2, run="llama", user="nobody", **running())
 
-    assert {finding.verdict for finding in stage.look()} == {OK}
+    assert {finding.verdict for finding in stage.tick()} == {OK}
     assert stage.queue.calls == ["jobs"]
 
 
 def test_a_run_is_known_by_its_token_and_not_by_its_name(stage: Stage) -> None:
     """Two projects, or two people, may call their runs alike."""
     stage.run("gpt", 1)
-    stage.queue.records.append(a_job(8, name="gpt", comment=make_comment("gpt", "of-another-project"), **running()))
+    stage.add(a_job(8, name="gpt", comment=make_comment("gpt", "of-another-project"), **running()))
 
     assert stage.finding().fault == "not-queued"
 
@@ -126,13 +122,13 @@ def test_settings_that_cannot_be_meant_are_refused_before_anything_is_asked(
     stage: Stage, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingsError):
-        stage.look(**settings)
+        stage.tick(**settings)
     assert stage.queue.calls == []
 
 
 def test_an_empty_set_of_users_is_oneself(stage: Stage) -> None:
     """`squeue --user=` with nothing behind it is malformed: a group without members must not blind the watchdog."""
-    stage.queue.records.append(a_job(1, **running()))
+    stage.add(a_job(1, **running()))
     assert stage.finding(names=("gpt",), users=()).verdict is OK
 
 
@@ -143,46 +139,36 @@ def test_a_run_whose_job_ended_is_critical_at_once_when_a_row_says_so(stage: Sta
     stage.run("gpt", 7)
     stage.job(7, JobState.FAILED, end_time=NOW - 5, exit_code=ExitCode(1))
 
-    finding = stage.finding()
-
-    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
-    assert "job 7 ended: FAILED" in finding.summary and "resil submit --run gpt" in finding.advice
-    assert finding.run == "gpt"
+    finding = stage.expect("CRITICAL not-queued", "job 7 ended: FAILED")
+    assert "resil submit --run gpt" in finding.advice and finding.run == "gpt"
     assert stage.queue.calls == ["jobs"]
 
 
 def test_one_empty_answer_that_nobody_confirms_is_unknown(forgetful: Stage) -> None:
     forgetful.run("gpt", 7)
 
-    finding = forgetful.finding()
-
-    assert (finding.verdict, finding.fault) == (UNKNOWN, "not-queued")
-    assert "nobody confirms it" in finding.summary
+    forgetful.expect("UNKNOWN not-queued", "nobody confirms it")
 
 
-def test_a_second_source_that_knows_the_job_is_gone_settles_it(forgetful: Stage) -> None:
+def test_a_second_source_that_knows_the_job_is_gone_settles_it(
+    forgetful: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forgetful.run("gpt", 7)
-    Forgetful.told, before = Presence(Liveness.GONE, "two looks, and accounting says FAILED"), Forgetful.told
-    try:
-        finding = forgetful.finding()
-    finally:
-        Forgetful.told = before
-    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
+    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.GONE, "two looks, and accounting says FAILED"))
+    finding = forgetful.expect("CRITICAL not-queued")
     assert any("two looks" in line for line in finding.looked)
 
 
-def test_a_job_that_a_second_source_finds_is_alive(forgetful: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("token", "expected"), [("gpt-7", "OK"), ("somebody-else", "CRITICAL not-queued")], ids=["its own", "given anew"]
+)
+def test_a_job_that_a_second_source_finds_is_the_run_by_its_token_not_by_its_id(
+    forgetful: Stage, monkeypatch: pytest.MonkeyPatch, token: str, expected: str
+) -> None:
     forgetful.run("gpt", 7)
-    job = a_job(7, comment=make_comment("gpt", "gpt-7"), **running())
-    monkeypatch.setattr(Forgetful, "told", Presence(Liveness.ALIVE, "a row proves it", job))
-    assert forgetful.finding().verdict is OK
-
-
-def test_an_id_that_was_given_away_again_is_not_the_run(forgetful: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    forgetful.run("gpt", 7)
-    job = a_job(7, comment=make_comment("gpt", "somebody-else"), **running())
-    monkeypatch.setattr(Forgetful, "told", Presence(Liveness.ALIVE, "a row proves it", job))
-    assert forgetful.finding().verdict is CRITICAL
+    job = a_job(7, comment=make_comment("gpt", token), **running())
+    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.ALIVE, "a row proves it", job))
+    forgetful.expect(expected)
 
 
 def test_of_many_runs_that_are_gone_few_are_looked_up_and_the_others_share_one_question(forgetful: Stage) -> None:
@@ -191,13 +177,13 @@ def test_of_many_runs_that_are_gone_few_are_looked_up_and_the_others_share_one_q
     assert isinstance(forgetful.queue, Forgetful)
     forgetful.queue.past = tuple(a_job(number, JobState.FAILED, end_time=NOW) for number in range(1, 21))
 
-    verdicts = {f.subject: f.verdict for f in forgetful.look() if f.subject != QUEUE}
+    verdicts = {f.subject: f.verdict for f in forgetful.tick() if f.subject != QUEUE}
 
     assert sorted(forgetful.queue.calls) == ["history", "jobs", *["presence"] * 3]
     assert list(verdicts.values()).count(CRITICAL) == 17 and list(verdicts.values()).count(UNKNOWN) == 3
 
 
-def test_without_accounting_the_next_tick_is_the_second_look(forgetful: Stage) -> None:
+def test_without_accounting_the_next_tick_is_the_second_query(forgetful: Stage) -> None:
     for number in range(1, 6):
         forgetful.run(f"run{number}", number)
 
@@ -209,22 +195,18 @@ def test_without_accounting_the_next_tick_is_the_second_look(forgetful: Stage) -
     assert first.fault == second.fault == "not-queued", "one incident, that became worse"
 
 
-def test_a_name_that_was_never_seen_is_critical_after_two_looks_at_the_queue(stage: Stage) -> None:
-    finding = stage.finding("nosuch", names=("nosuch",))
-    assert (finding.verdict, finding.fault) == (CRITICAL, "not-queued")
+def test_a_name_that_was_never_seen_is_critical_after_two_queries_of_the_queue(stage: Stage) -> None:
+    stage.expect("CRITICAL not-queued", subject="nosuch", names=("nosuch",))
     assert stage.queue.calls == ["jobs", "jobs"]
 
 
-def test_a_name_that_the_second_look_finds_is_alive(stage: Stage) -> None:
-    stage.clock.at_sleep = lambda _: stage.queue.records.append(a_job(1, **running()))
-    assert stage.finding(names=("gpt",)).verdict is OK
+def test_a_name_that_the_second_query_finds_is_alive(stage: Stage) -> None:
+    stage.clock.at_sleep = lambda _: stage.add(a_job(1, **running()))
+    stage.expect("OK", names=("gpt",))
 
 
-def test_a_second_look_that_gets_no_answer_proves_nothing(stage: Stage) -> None:
-    def go_down(_: float) -> None:
-        stage.queue.trouble = DOWN
-
-    stage.clock.at_sleep = go_down
+def test_a_second_query_that_gets_no_answer_proves_nothing(stage: Stage) -> None:
+    stage.clock.at_sleep = lambda _: setattr(stage.queue, "trouble", DOWN)
     assert stage.finding(names=("gpt",)).verdict is UNKNOWN
 
 
@@ -235,25 +217,17 @@ def test_a_cluster_that_hides_others_jobs_leaves_them_unknown(stage: Stage) -> N
 
 
 def test_a_finished_run_is_fine_and_is_forgotten_after_a_day(stage: Stage) -> None:
-    directory = stage.run("gpt", 7)
-    mark = directory.path / "finished"
-    mark.write_text("")
-    os.utime(mark, (NOW, NOW))
-
-    finding = stage.finding()
-    assert finding.verdict is OK and "finished" in finding.summary
+    stage.finish(stage.run("gpt", 7))
+    stage.expect("OK", "finished")
     stage.wait(25 * HOUR)
-    assert [f.subject for f in stage.look()] == [QUEUE]
+    assert [f.subject for f in stage.tick()] == [QUEUE]
 
 
 def test_a_run_killed_on_purpose_is_fine_and_says_who_and_why(stage: Stage) -> None:
     directory = stage.run("gpt", 7)
     stage.kill(directory, why="the loss is NaN", when=NOW - HOUR)
 
-    finding = stage.finding()
-
-    assert finding.verdict is OK
-    assert f"{ME} threw the kill switch 1 h ago: the loss is NaN" in finding.summary
+    stage.expect("OK", f"{ME} threw the kill switch 1 h ago: the loss is NaN")
     assert stage.queue.calls == ["jobs"], "nobody needs to confirm it"
 
 
@@ -271,17 +245,14 @@ def test_a_submit_that_is_at_it_right_now_is_no_dead_run(stage: Stage) -> None:
     stage.job(7, JobState.FAILED, end_time=NOW - 5)
     record_intent(directory, Intent("new", "fake", "", (), NOW - 3, by=ME))
 
-    finding = stage.finding()
-
-    assert finding.verdict is UNKNOWN and "began 3 s ago" in finding.summary
+    stage.expect("UNKNOWN not-queued", "began 3 s ago")
 
 
 def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
     directory = stage.run("gpt")
     record_intent(directory, Intent("aa", "fake", "", (), NOW - HOUR, by=ME))
     record_result(directory, "aa", Outcome.REFUSED, NOW - HOUR)
-    finding = stage.finding()
-    assert finding.verdict is CRITICAL and "no job was ever queued" in finding.summary
+    stage.expect("CRITICAL not-queued", "no job was ever queued")
 
 
 @pytest.mark.parametrize(
@@ -337,8 +308,7 @@ def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(forgetful: Stage)
     beat = directory.path / "attempts" / "0001.beat"
     beat.write_text("")
     os.utime(beat, (NOW - 4, NOW - 4))
-    finding = forgetful.finding()
-    assert finding.verdict is UNKNOWN and "sign of life 4 s ago" in finding.summary
+    forgetful.expect("UNKNOWN not-queued", "sign of life 4 s ago")
 
 
 # ---- no answer --------------------------------------------------------------------------------------------------
@@ -348,15 +318,12 @@ def test_a_scheduler_that_does_not_answer_is_one_unknown_and_no_run_is_said_to_b
     for number, run in enumerate(("gpt", "llama"), start=1):
         stage.run(run, number)
     stage.queue.trouble = DOWN
-
-    (finding,) = stage.look()
-
-    assert (finding.subject, finding.verdict, finding.fault) == (QUEUE, UNKNOWN, "unreachable")
-    assert "squeue did not answer in 30 s" in finding.summary and "not dead" in finding.summary
+    finding = stage.expect("UNKNOWN unreachable", "squeue did not answer in 30 s", "not dead", subject=QUEUE)
+    assert len(stage.tick()) == 1
     assert any("gpt, llama" in line for line in finding.evidence)
 
 
-def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_told(stage: Stage) -> None:
+def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_reported(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
     verdicts = []
@@ -378,7 +345,7 @@ def test_a_run_whose_files_cannot_be_read_is_unknown_and_hides_no_other(stage: S
     stage.run("gpt", 2)
     stage.job(2, **running())
 
-    verdicts = {f.subject: (f.verdict, f.fault) for f in stage.look()}
+    verdicts = {f.subject: (f.verdict, f.fault) for f in stage.tick()}
 
     assert verdicts["bad"] == (UNKNOWN, "unreadable") and verdicts["gpt"] == (OK, "")
 
@@ -392,22 +359,17 @@ def test_a_run_of_another_scheduler_is_asked_for_there(stage: Stage) -> None:
     other.records.append(a_job(2, comment=make_comment("old", "old-2"), **running()))
     stage.queue.trouble = DOWN
 
-    verdicts = {f.subject: f.verdict for f in stage.look()}
-
-    assert verdicts == {QUEUE: UNKNOWN, "old": OK, "queue of other": OK}
+    assert stage.verdicts() == {QUEUE: UNKNOWN, "old": OK, "queue of other": OK}
 
 
 def test_a_run_of_a_scheduler_that_is_no_more_is_unknown(stage: Stage) -> None:
     stage.run("gpt", 1, scheduler="pbs")
-    verdicts = {f.subject: f.verdict for f in stage.look()}
-    assert verdicts == {"queue of pbs": UNKNOWN}
+    assert stage.verdicts() == {"queue of pbs": UNKNOWN}
 
 
 def test_an_expression_that_takes_for_ever_is_unknown_and_hides_no_other_name(stage: Stage) -> None:
-    stage.queue.records.append(a_job(1, name="a" * 70 + "!", **running()))
-    stage.queue.records.append(a_job(2, **running()))
-    found = {f.subject: f.verdict for f in stage.look(names=("/^(a+)+$/", "gpt"))}
-    assert found == {"/^(a+)+$/": UNKNOWN, "gpt": OK, QUEUE: OK}
+    stage.add(a_job(1, name="a" * 70 + "!", **running()), a_job(2, **running()))
+    assert stage.verdicts(names=("/^(a+)+$/", "gpt")) == {"/^(a+)+$/": UNKNOWN, "gpt": OK, QUEUE: OK}
 
 
 # ---- the watchdog's own job -------------------------------------------------------------------------------------
@@ -418,37 +380,31 @@ def inside(stage: Stage, **variables: str) -> Stage:
     return Stage(stage.folder, stage.queue, environ=names)
 
 
-def test_a_watchdog_in_a_job_of_the_watched_name_does_not_find_itself(stage: Stage) -> None:
-    """The published slurm-status.slurm has the watched name as its own: it finds itself RUNNING and never alerts."""
-    stage.queue.records.append(a_job(50, **running()))
-
-    assert inside(stage).faults(names=("gpt",)) == {"own-name": WARNING, "not-queued": CRITICAL}
-
-
-def test_a_watchdog_of_the_watched_name_still_sees_the_training_beside_itself(stage: Stage) -> None:
-    stage.queue.records += [a_job(50, **running()), a_job(51, command="/train.sbatch", **running())]
-    assert inside(stage).faults("gp*", names=("gp*",)) == {"own-name": WARNING, "": OK}
-
-
-def test_the_watchdogs_own_successor_is_not_the_training(stage: Stage) -> None:
-    """A watchdog that queues itself again each hour runs the same script under the same name."""
-    script = "/cron/slurm-status.slurm"
-    stage.queue.records += [
-        a_job(50, command=script, **running()),
-        a_job(51, JobState.PENDING, command=script, reason="BeginTime"),
-    ]
-    assert inside(stage).faults(names=("gpt",))["not-queued"] is CRITICAL
+SCRIPT = "/cron/slurm-status.slurm"
+INSIDE: dict[str, tuple[list[Job], dict[str, str], dict[str, Verdict]]] = {
+    # The published slurm-status.slurm has the watched name as its own: it finds itself RUNNING and never alerts.
+    "in a job of the watched name, it does not find itself": (
+        [a_job(50, **running())], {}, {"own-name": WARNING, "not-queued": CRITICAL}),
+    "of the watched name, it still sees the training beside itself": (
+        [a_job(50, **running()), a_job(51, command="/train.sbatch", **running())], {}, {"own-name": WARNING, "": OK}),
+    # A watchdog that queues itself again each hour runs the same script under the same name.
+    "its own successor is not the training": (
+        [a_job(50, command=SCRIPT, **running()), a_job(51, JobState.PENDING, command=SCRIPT, reason="BeginTime")], {},
+        {"own-name": WARNING, "not-queued": CRITICAL}),
+    "a task of an array, it leaves out the array": (
+        [a_job(49, task=1, **running(raw_id=50)), a_job(49, JobState.PENDING, tasks="2-9%1")],
+        {"SLURM_ARRAY_JOB_ID": "49"}, {"own-name": WARNING, "not-queued": CRITICAL}),
+    "with a name of its own, it is left out in silence": (
+        [a_job(50, name="watch", **running()), a_job(51, **running())], {"SLURM_JOB_NAME": "watch"}, {"": OK}),
+}  # fmt: skip
 
 
-def test_a_watchdog_that_is_a_task_of_an_array_leaves_out_the_array(stage: Stage) -> None:
-    stage.queue.records += [a_job(49, task=1, **running(raw_id=50)), a_job(49, JobState.PENDING, tasks="2-9%1")]
-    faults = inside(stage, SLURM_ARRAY_JOB_ID="49").faults(names=("gpt",))
-    assert faults["not-queued"] is CRITICAL
-
-
-def test_a_watchdog_with_a_name_of_its_own_is_left_out_in_silence(stage: Stage) -> None:
-    stage.queue.records += [a_job(50, name="watch", **running()), a_job(51, **running())]
-    assert inside(stage, SLURM_JOB_NAME="watch").faults(names=("gpt",)) == {"": OK}
+@pytest.mark.parametrize("claim", INSIDE)
+def test_a_watchdog_that_runs_in_a_job(stage: Stage, claim: str) -> None:
+    jobs, variables, expected = INSIDE[claim]
+    stage.add(*jobs)
+    assert inside(stage, **variables).faults("gp*", names=("gp*",)) == expected
+    assert inside(stage, **variables).faults(names=("gpt",)) == expected
 
 
 def test_numbers_of_a_slurm_job_mean_nothing_to_the_embedded_scheduler(stage: Stage) -> None:
@@ -478,9 +434,7 @@ def test_the_same_name_on_several_clusters_is_asked_for_at_each_and_one_that_is_
     alpha.records.append(a_job(1, **running()))
     gamma.trouble = DOWN
 
-    found = {f.subject: f.verdict for f in stage.look(names=("gpt",), clusters=("alpha", "beta", "gamma"))}
-
-    assert found == {
+    assert stage.verdicts(names=("gpt",), clusters=("alpha", "beta", "gamma")) == {
         "gpt on alpha": OK, "queue of fake alpha": OK, "gpt on beta": CRITICAL, "queue of fake beta": OK,
         "queue of fake gamma": UNKNOWN,
     }  # fmt: skip
@@ -498,8 +452,7 @@ def test_a_cluster_is_named_to_slurm_as_its_clients_want_it(stage: Stage) -> Non
 def test_numbers_of_a_job_mean_nothing_to_another_cluster(stage: Stage) -> None:
     other = inside(stage, SLURM_CLUSTER_NAME="alpha")
     other.project._clients["fake@beta"] = FakeScheduler(records=[a_job(50, **running())])
-    found = {f.subject: f.verdict for f in other.look(names=("gpt",), clusters=("beta",))}
-    assert found["gpt on beta"] is OK
+    assert other.verdicts(names=("gpt",), clusters=("beta",))["gpt on beta"] is OK
 
 
 # ---- names ------------------------------------------------------------------------------------------------------
@@ -509,8 +462,8 @@ NAMES = ["tr11-176B-ml-" + "x" * 90, "a b  c", "a|b|c", "two\nlines", "caf\udce9
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_may_be_anything(stage: Stage, name: str) -> None:
-    stage.queue.records.append(a_job(1, name=name, **running()))
-    found = stage.look(names=(f"={name}",))
+    stage.add(a_job(1, name=name, **running()))
+    found = stage.tick(names=(f"={name}",))
     assert [f.verdict for f in found] == [OK, OK]
     assert all(line.isprintable() for f in found for line in (f.subject, f.summary, *f.evidence, *f.looked))
 
@@ -528,13 +481,11 @@ def test_arrays_and_heterogeneous_jobs_are_counted_as_people_count(stage: Stage)
     assert "job 10_3" in finding.summary
 
 
-def test_what_was_looked_at_is_said_with_its_age(stage: Stage) -> None:
+def test_the_query_is_explained_with_its_age(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
-    stage.look()
+    stage.tick()
     reading = stage.memory["gpt"]
-    from resilience.watch.checks.job import CHECK
-
     (finding,) = CHECK.judge("gpt", (reading,), CHECK.Settings(), NOW + 90)
     text = "\n".join(finding.looked)
     assert "one query of the fake queue for my own jobs" in text and "1 min 30 s old" in text
@@ -563,7 +514,7 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("own_s", "schedulers_s", "seconds"), [(75, 60, 75), (75, 240, 255), (5, 60, 75), (90, 60, 90)]
 )
-def test_a_look_is_given_longer_than_the_scheduler_is(
+def test_a_probe_is_given_longer_than_the_scheduler_is(
     stage: Stage, own_s: float, schedulers_s: float, seconds: float
 ) -> None:
     scene = scene_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
@@ -577,7 +528,7 @@ def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage)
 
 
 def test_a_job_that_was_given_another_name_is_not_found_under_the_old_one(stage: Stage) -> None:
-    stage.queue.records.append(a_job(1, **running()))
-    stage.look(names=("gpt",))
+    stage.add(a_job(1, **running()))
+    stage.tick(names=("gpt",))
     stage.queue.records[0] = replace(stage.queue.records[0], name="renamed")
     assert stage.finding(names=("gpt",)).verdict is CRITICAL

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,18 @@ def test_a_line_is_due_after_an_hour(age_s: float | None, due: bool) -> None:
 # ---- the file ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def log(stage: Stage) -> Path:
+    return stage.project.loaded.project / "pulse.log"
+
+
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+def pulses(log: Path) -> list[str]:
+    """The lines without their times."""
+    return [line.partition("PULSE: ")[2] for line in lines(log)]
 
 
 @pytest.fixture
@@ -123,27 +134,26 @@ def pulsing(stage: Stage) -> Stage:
     return stage
 
 
-def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage) -> None:
-    log = pulsing.project.loaded.project / "pulse.log"
+def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage, log: Path) -> None:
     for _ in range(185):
-        pulsing.look(pulse_file="pulse.log")
+        pulsing.tick(pulse_file="pulse.log")
         pulsing.wait(60)
     assert len(lines(log)) == 4
     assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] PULSE: gpt is running for ", line) for line in lines(log))
     assert len(list(log.parent.glob(".pulse.log*"))) == 1, "old claims are swept"
 
 
-def test_two_hosts_share_one_hour(pulsing: Stage) -> None:
+def test_two_hosts_share_one_hour(pulsing: Stage, log: Path) -> None:
     other = Stage(pulsing.folder, pulsing.queue)
     for _ in range(65):
-        pulsing.look(pulse_file="pulse.log")
-        other.look(pulse_file="pulse.log")
+        pulsing.tick(pulse_file="pulse.log")
+        other.tick(pulse_file="pulse.log")
         for one in (pulsing, other):
             one.wait(60)
-    assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 2
+    assert len(lines(log)) == 2
 
 
-def test_of_many_that_look_at_the_same_moment_one_claims_the_hour(tmp_path: Path) -> None:
+def test_of_many_ticks_at_the_same_moment_one_claims_the_hour(tmp_path: Path) -> None:
     gate, won = threading.Barrier(8), []
 
     def claim() -> None:
@@ -158,74 +168,62 @@ def test_of_many_that_look_at_the_same_moment_one_claims_the_hour(tmp_path: Path
     assert sorted(won) == [False] * 7 + [True]
 
 
-def test_each_watched_job_has_its_own_line(stage: Stage) -> None:
+def test_each_watched_job_has_its_own_line(stage: Stage, log: Path) -> None:
     stage.queue.records += [a_job(1, **running()), a_job(2, PENDING, name="t5", reason="Priority")]
-    stage.look(names=("gpt", "t5", "gone"), pulse_file="pulse.log")
-    found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
+    stage.tick(names=("gpt", "t5", "gone"), pulse_file="pulse.log")
+    found = pulses(log)
     assert found[0].startswith("gpt is running for 01:00:02 since "), "making sure of `gone` took 2 s"
     assert found[1].startswith("t5 is waiting to be scheduled (2 on ")
     assert found[2] == "gone is neither running nor scheduled to run"
 
 
-def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage) -> None:
-    mark = stage.run("done", 1).path / "finished"
-    mark.write_text("")
-    os.utime(mark, (NOW, NOW))
+def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage, log: Path) -> None:
+    stage.finish(stage.run("done", 1))
     stage.kill(stage.run("killed", 2), why="enough", when=NOW)
-    stage.look(pulse_file="pulse.log")
+    stage.tick(pulse_file="pulse.log")
     stage.queue.trouble = DOWN
     stage.wait(HOUR)
-    stage.look(pulse_file="pulse.log")
-    found = [line.partition("PULSE: ")[2] for line in lines(stage.project.loaded.project / "pulse.log")]
+    stage.tick(pulse_file="pulse.log")
+    found = pulses(log)
     assert found[0] == "done is finished: the training says that it is done"
     assert found[1].startswith("killed was stopped on purpose: ")
     assert found[2] == "done is unknown: the scheduler did not answer (squeue did not answer in 30 s)"
 
 
-def test_the_trainings_own_log_is_refused(pulsing: Stage) -> None:
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_the_trainings_own_log_is_refused_also_through_a_link(pulsing: Stage, through_a_link: bool) -> None:
     own = pulsing.project.directory("gpt").path / "logs" / "gpt-1.out"
     own.write_text("step 1\n")
-
-    faults = pulsing.faults(pulse_file=str(own))
-
+    (pulsing.project.loaded.project / "main_log.txt").symlink_to(own)
+    faults = pulsing.faults(pulse_file="main_log.txt" if through_a_link else str(own))
     assert set(faults) == {"", "pulse-file"}
     assert own.read_text() == "step 1\n"
 
 
-def test_a_link_to_the_trainings_own_log_is_refused(pulsing: Stage) -> None:
-    own = pulsing.project.directory("gpt").path / "logs" / "gpt-1.out"
-    own.write_text("step 1\n")
-    (pulsing.project.loaded.project / "main_log.txt").symlink_to(own)
-    assert "pulse-file" in pulsing.faults(pulse_file="main_log.txt")
-    assert own.read_text() == "step 1\n"
-
-
-class Telling(FakeScheduler):
+class KnowsOutputs(FakeScheduler):
     """Says where a job writes, as `scontrol show job` does; the queue does not."""
 
     stdout = ""
 
     def job(self, job_id: JobId) -> Job:
-        from dataclasses import replace
-
         return replace(super().job(job_id), stdout=self.stdout)
 
 
 def test_the_output_of_a_watched_job_is_refused(stage: Stage, tmp_path: Path) -> None:
-    queue = Telling(records=[a_job(1, **running())])
+    queue = KnowsOutputs(records=[a_job(1, **running())])
     queue.stdout = str(tmp_path / "main_log.txt")
     Path(queue.stdout).write_text("iteration 1\n")
     hard_link = tmp_path / "other.txt"
     hard_link.hardlink_to(queue.stdout)
     for name in (queue.stdout, str(hard_link)):
-        (warned,) = [f for f in Stage(tmp_path, queue).look(names=("gpt",), pulse_file=name) if f.fault == "pulse-file"]
+        (warned,) = [f for f in Stage(tmp_path, queue).tick(names=("gpt",), pulse_file=name) if f.fault == "pulse-file"]
         assert "is the output of job 1" in warned.summary
     assert Path(queue.stdout).read_text() == "iteration 1\n"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "missing folder"])
-def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing: Stage, kind: str) -> None:
-    path = pulsing.project.loaded.project / "pulse.log"
+def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing: Stage, log: Path, kind: str) -> None:
+    path = log
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "folder":
@@ -236,7 +234,7 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing:
     assert {name: verdict.value for name, verdict in faults.items()} == {"": "OK", "pulse-file": "WARNING"}
 
 
-def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gives_the_hour_back(pulsing: Stage, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -244,11 +242,10 @@ def test_a_full_disk_gives_the_hour_back(pulsing: Stage, monkeypatch: pytest.Mon
         patched.setattr("resilience.watch.checks._job.pulse.os.write", full)
         assert "pulse-file" in pulsing.faults(pulse_file="pulse.log")
     assert pulsing.faults(pulse_file="pulse.log") == {"": OK}
-    assert len(lines(pulsing.project.loaded.project / "pulse.log")) == 1
+    assert len(lines(log)) == 1
 
 
-def test_a_line_that_was_cut_is_ended_first(pulsing: Stage) -> None:
-    log = pulsing.project.loaded.project / "pulse.log"
+def test_a_line_that_was_cut_is_ended_first(pulsing: Stage, log: Path) -> None:
     log.write_text("half a li")
-    pulsing.look(pulse_file="pulse.log")
+    pulsing.tick(pulse_file="pulse.log")
     assert lines(log)[0] == "half a li" and len(lines(log)) == 2

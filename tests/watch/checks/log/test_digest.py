@@ -59,7 +59,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
     content=st.lists(st.tuples(NOISE, ENDS, ENDS), min_size=1, max_size=30),
     cuts=st.lists(st.integers(0, 5000), max_size=6),
 )
-def test_wherever_the_looks_cut_a_log_its_last_step_is_found_and_never_a_regress(
+def test_wherever_the_ticks_cut_a_log_its_last_step_is_found_and_never_a_regress(
     content: list[tuple[bytes, bytes, bytes]], cuts: list[int]
 ) -> None:
     whole = b"".join(noise + one + b"step %d" % (95 + n) + two for n, (noise, one, two) in enumerate(content))

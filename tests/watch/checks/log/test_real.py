@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from resilience import layout
 from resilience.finding import Finding, Verdict
+from tests.fakes import FakeClock
 from tests.guard.guarded import a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import wait_until
+from tests.watch.checks.log.training_run import Run
 from tests.watch.checks.log.watcher import LogWatcher
 
 _TRAINING = """
@@ -79,7 +80,7 @@ def test_a_log_that_is_rotated_under_a_running_process_never_alarms(tmp_path: Pa
         for number in range(5):
             wait_until(log.exists)
             log.rename(tmp_path / f"train.log.{number}")
-            assert not any(map(is_critical, watchdog.look()))
+            assert not any(map(is_critical, watchdog.findings()))
             watchdog.until(is_ok)
 
 
@@ -91,16 +92,13 @@ def test_a_log_that_is_truncated_under_a_running_process_never_alarms(tmp_path: 
             watchdog.until(is_ok)
             with open(log, "r+b") as file:
                 file.truncate(0)
-            assert not any(map(is_critical, watchdog.look()))
+            assert not any(map(is_critical, watchdog.findings()))
 
 
 def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "runs" / "demo")
-    (run / layout.RUN_FILE).write_text('[run]\nname = "demo"\n')
-    attempt = 'number = 3\njob_id = 12\nlabel = "12"\nstart = 5\n'
-    (run / "attempts" / layout.attempt_file(3)).write_text(attempt)
-    watchdog = LogWatcher(tmp_path, timeout_s=2.0)
-    with a_launch(tmp_path / "launch", run, 3) as launch:
+    run, watchdog = Run(tmp_path, FakeClock(5.0)), LogWatcher(tmp_path, timeout_s=2.0)
+    run.attempt(3, 12)
+    with a_launch(tmp_path / "launch", run.path, 3) as launch:
         launch.wait_for_steps()
         finding = watchdog.until(lambda finding: is_ok(finding) and "heartbeat of 3 ranks" in finding.summary)
         launch.signal(1, signal.SIGSTOP)

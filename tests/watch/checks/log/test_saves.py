@@ -1,9 +1,7 @@
-"""Saves that fail, in the journal of rank 0's guard: what people hear of them, and when that is over."""
+"""Saves that fail, in the journal of rank 0's guard: what people are notified of, and when that is over."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -21,24 +19,23 @@ from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
 from tests.fakes import NOW, FakeClock
 from tests.guard.guards import wait_until
-from tests.watch.checks.log.test_losses import guarded, line, nan, start, write
-from tests.watch.checks.log.test_runs import HOUR, MINUTE, Run, told
-from tests.watch.checks.log.watcher import LogWatcher
-
-FULL = "OSError(28, 'No space left on device')"
-
-
-def save(step: int, **more: Any) -> bytes:
-    return begun(step, **more) + line("save", step, **{"at": step + 1, "seconds": 1.0, **more})
-
-
-def begun(step: int, **more: Any) -> bytes:
-    return line("save_begin", step, **{"at": step, **more}) + line("save_staged", step, **{"at": step, **more})
-
-
-def failed(step: int, **more: Any) -> bytes:
-    return begun(step, **more) + line("save_failed", step, **{"at": step + 1, "error": FULL, **more})
-
+from tests.watch.checks.log.training_run import (
+    FULL,
+    Run,
+    Story,
+    beats,
+    begins,
+    begun,
+    ends,
+    failed,
+    follow,
+    journals,
+    line,
+    save,
+    start,
+)
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
+from tests.watch.checks.outcome import outcome
 
 SAYS = f"the save of step 80 failed: {FULL}"
 DURABLE = "; the newest durable one is of step 40, 2 h ago"
@@ -84,7 +81,7 @@ def read(raw: bytes) -> LastSave | None:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_the_journal_tells_is_what_people_hear(case: str) -> None:
+def test_people_are_notified_of_what_the_journal_records(case: str) -> None:
     raw, expected = TABLE[case]
     save = still_failed(read(raw), None)
     reading = LogReading(run="gpt", attempt=1 + (b'"attempt":2' in raw), save=() if save is None else tuple_of(save))
@@ -116,7 +113,7 @@ def test_what_is_known_of_a_failure_lasts_until_a_later_save_is_durable(case: st
     assert still_failed(read(raw), FAILED) == (FAILED if lasts else None)
 
 
-def test_of_another_failure_the_durable_save_is_told_that_the_journal_does_not_show_any_more() -> None:
+def test_another_failure_names_the_durable_save_that_the_journal_does_not_show_any_more() -> None:
     newest = still_failed(read(failed(120)), FAILED)
     assert newest is not None and (newest.step, newest.failed_step) == (40, 120)
 
@@ -129,174 +126,75 @@ def clock() -> FakeClock:
     return FakeClock(NOW + 2000)
 
 
-@pytest.fixture
-def run(tmp_path: Path, clock: FakeClock) -> Run:
-    one = Run(tmp_path, clock)
-    one.attempt(1, 101)
-    return one
+SAVE_FAILED = "CRITICAL save-failed"
+STORIES: dict[str, Story] = {
+    "a failure lasts until a save is durable": [
+        (0, journals(start() + save(40)), "OK"),
+        *((0, journals(failed(step)), SAVE_FAILED,
+           f"says: the save of step {step} failed: {FULL}; the newest durable one is of step 40, 15 min ago\n")
+          for step in (80, 120)),
+        (0, journals(save(160)), "OK")],
+    "a failure that was made good before the tick is none": [(0, journals(start() + failed(80) + save(90)), "OK")],
+    "a save that the end of its attempt cut off is no failure": [
+        (0, (journals(start() + save(40) + begun(80)), ends(1, "lost")), "OK")],
+    "a requeued job has one journal for its attempts": [
+        (0, (journals(start() + failed(80)), begins(2, 101), journals(start(attempt=2))), SAVE_FAILED,
+         "attempt 2 has not saved yet; there is no durable one yet"),
+        (0, journals(save(20, attempt=2)), "OK")],
+    "a failure that the end of a long journal does not show any more lasts": [
+        (0, journals(start() + failed(80)), SAVE_FAILED),
+        (0, journals(line("phase", 90, phase="eval") * (TAIL_BYTES // 50)), SAVE_FAILED, f"says: {SAYS}{NONE}\n"),
+        (0, journals(save(100)), "OK")],
+}  # fmt: skip
 
 
-@pytest.fixture
-def watchdog(tmp_path: Path, clock: FakeClock) -> LogWatcher:
-    return LogWatcher(tmp_path, clock=clock)
+@pytest.mark.parametrize("claim", STORIES)
+def test_a_run_of_which_a_save_fails(watchdog: LogWatcher, run: Run, claim: str) -> None:
+    follow(watchdog, run, STORIES[claim])
 
 
-def test_a_failure_is_told_until_a_save_is_durable(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + save(40))
-    assert told(watchdog.one()) == ("OK", "")
-    for step in (80, 120):
-        write(run, 101, failed(step))
-        finding = watchdog.one()
-        assert told(finding) == ("CRITICAL", "save-failed") and (finding.subject, finding.run) == ("gpt", "gpt")
-        assert finding.summary == (
-            f"the save of step {step} failed: {FULL}; the newest durable one is of step 40, 15 min ago"
-        )
-    write(run, 101, save(160))
-    assert told(watchdog.one()) == ("OK", "")
-
-
-def test_a_failure_that_was_made_good_before_the_look_is_none(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + failed(80) + save(90))
-    assert told(watchdog.one()) == ("OK", "")
-
-
-def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(
-    watchdog: LogWatcher, run: Run, clock: FakeClock
-) -> None:
-    write(run, 101, start() + save(40))
-    watchdog.look()
-    write(run, 101, failed(80))
-    run.end(1, "exited")
-    finding = watchdog.one()
-    assert told(finding) == ("CRITICAL", "save-failed")
-    assert finding.summary.endswith("; job 101 is over: exited with 1")
+def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(watchdog: LogWatcher, run: Run) -> None:
+    over = (journals(failed(80)), ends(1))
+    follow(watchdog, run, [
+        (0, journals(start() + save(40)), "OK"), (0, over, SAVE_FAILED, "; job 101 is over: exited with 1\n"),
+    ])  # fmt: skip
     for attempt in (2, 3):  # and the second ends before it has saved
-        run.attempt(attempt, 100 + attempt)
-        assert f"in attempt 1 failed: {FULL}; attempt {attempt} has not saved yet" in watchdog.one().summary
-        write(run, 100 + attempt, start(40, attempt=attempt) + begun(80, attempt=attempt))
-        clock.sleep(MINUTE)
-        assert f"attempt {attempt} has not saved yet; the newest durable one is of step 40" in watchdog.one().summary
-        assert told(LogWatcher(watchdog.scene.project, clock=clock).one())[1] == "save-failed"  # nothing is remembered
+        waits = f"attempt {attempt} has not saved yet"
+        saving = journals(start(40, attempt=attempt) + begun(80, attempt=attempt), 100 + attempt)
+        follow(watchdog, run, [
+            (0, begins(attempt), SAVE_FAILED, f"in attempt 1 failed: {FULL}; {waits}"),
+            (0, saving, SAVE_FAILED), (MINUTE, None, SAVE_FAILED, f"{waits}; the newest durable one is of step 40"),
+        ])  # fmt: skip
+        assert watchdog.anew().outcome() == SAVE_FAILED
         run.end(attempt, "terminated")
-    run.attempt(4, 104)
-    write(run, 104, start(40, attempt=4) + save(80, attempt=4))
-    assert told(watchdog.one()) == ("OK", "")
+    follow(watchdog, run, [(0, (begins(4), journals(start(40, attempt=4) + save(80, attempt=4), 104)), "OK")])
 
 
-def test_a_save_that_the_end_of_its_attempt_cut_off_is_no_failure(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + save(40) + begun(80))
-    run.end(1, "lost")
-    assert told(watchdog.one()) == ("OK", "")
-
-
-def test_a_requeued_job_has_one_journal_for_its_attempts(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + failed(80))
-    run.attempt(2, 101)
-    write(run, 101, start(attempt=2))
-    assert "attempt 2 has not saved yet; there is no durable one yet" in watchdog.one().summary
-    write(run, 101, save(20, attempt=2))
-    assert told(watchdog.one()) == ("OK", "")
-
-
-def test_a_finished_run_has_no_fault(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + failed(80))
-    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
-    (run.path / "finished").write_text("attempt = 1\n")
-    os.utime(run.path / "finished", (watchdog.clock.now(), watchdog.clock.now()))
-    assert told(watchdog.one()) == ("OK", "")
-
-
-def test_what_failed_long_ago_is_not_said_to_be_over_unless_the_run_was_removed(
-    watchdog: LogWatcher, run: Run, clock: FakeClock
-) -> None:
-    write(run, 101, start() + failed(80))
-    run.end(1, "exited")
-    watchdog.look()
-    clock.sleep(48 * HOUR)
-    assert watchdog.look() == []
-    assert told(LogWatcher(watchdog.scene.project, "gpt", clock=clock).one()) == ("CRITICAL", "save-failed")
-    shutil.rmtree(run.path)
-    assert told(watchdog.one()) == ("OK", "")
-    assert watchdog.look() == []
-
-
-def test_a_failed_save_is_told_besides_what_else_is_wrong(watchdog: LogWatcher, run: Run, clock: FakeClock) -> None:
-    run.beat(101, {0: (80, 0.0, "train")})
-    write(run, 101, start() + failed(80) + nan(90))
-    watchdog.look()
-    clock.sleep(5 * HOUR)
-    assert {finding.fault for finding in watchdog.look()} == {"save-failed", "loss-nonfinite", "silent"}
-
-
-def test_without_attempts_the_newest_jobs_guard_is_heard(tmp_path: Path, clock: FakeClock) -> None:
-    run = Run(tmp_path, clock)
-    watchdog = LogWatcher(tmp_path, clock=clock)
-    run.beat(7, {0: (80, 0.0, "train")}, attempt=0)
-    write(run, 7, start(attempt=0) + failed(80, attempt=0))
-    assert watchdog.one().summary == SAYS + NONE
-    clock.sleep(MINUTE)
-    run.beat(8, {0: (40, 0.0, "train")}, attempt=0)
-    write(run, 8, start(attempt=0, at=500.0))
-    assert watchdog.one().summary == SAYS + NONE
-    write(run, 8, save(80, attempt=0, at=510.0))
-    assert told(watchdog.one()) == ("OK", "")
+def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, clock: FakeClock) -> None:
+    says = f"says: {SAYS}{NONE}\n"
+    first = (beats({0: (80, 0.0, "train")}, 7, attempt=0), journals(start(attempt=0) + failed(80, attempt=0), 7))
+    second = (beats({0: (40, 0.0, "train")}, 8, attempt=0), journals(start(attempt=0, at=500.0), 8))
+    saved = journals(save(80, attempt=0, at=510.0), 8)
+    story = [(0, first, SAVE_FAILED, says), (MINUTE, second, SAVE_FAILED, says), (0, saved, "OK")]
+    follow(watchdog, Run(watchdog.folder, clock), story)
 
 
 # ---- what is read
 
 
-def test_a_failure_that_the_end_of_a_long_journal_does_not_show_any_more_lasts(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + failed(80))
-    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
-    with open(run.path / "journal" / "101.0.jsonl", "ab") as file:
-        file.write(line("phase", 90, phase="eval") * (TAIL_BYTES // 50))
-    assert watchdog.one().summary == SAYS + NONE
-    write(run, 101, save(100))
-    assert told(watchdog.one()) == ("OK", "")
-
-
 def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + save(40))
-    for number in range(2, 9):
-        run.end(number - 1, "exited")
-        run.attempt(number, 100 + number)
-        write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
-    assert "; the newest durable one is of step 40," in watchdog.one().summary
-    for number in range(9, 2 + ATTEMPTS_WITHOUT_SAVE):
-        run.end(number - 1, "exited")
-        run.attempt(number, 100 + number)
-        write(run, 100 + number, start(40, attempt=number) + failed(80, attempt=number))
+    def fail(first: int, last: int) -> None:
+        for attempt in range(first, last + 1):
+            run.end(attempt - 1, "exited")
+            run.attempt(attempt)
+            run.journal(100 + attempt, start(40, attempt=attempt) + failed(80, attempt=attempt))
+
+    run.journal(101, start() + save(40))
+    fail(2, 8)
+    assert "; the newest durable one is of step 40," in watchdog.finding().summary
+    fail(9, 1 + ATTEMPTS_WITHOUT_SAVE)
     watchdog.memory.clear()  # a watchdog that begins only now
-    assert watchdog.one().summary.endswith("; no durable one in the newest journals")
-
-
-def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(watchdog: LogWatcher, run: Run) -> None:
-    path = run.path / "journal" / "101.0.jsonl"
-    path.mkdir()
-    assert told(watchdog.one()) == ("OK", "")
-    path.rmdir()
-    write(run, 101, start() + save(40) + failed(80))
-    assert told(watchdog.one()) == ("CRITICAL", "save-failed")
-    for place in (path, path.parent):
-        aside = place.with_name("aside")
-        place.rename(aside)
-        place.touch() if place == path.parent else os.mkfifo(place)
-        assert watchdog.one().summary.startswith(f"{SAYS}; the newest durable one is of step 40,")
-        place.unlink()
-        aside.rename(place)
-
-
-def test_a_run_that_cannot_be_looked_at_is_unknown_and_ends_no_fault(watchdog: LogWatcher, run: Run) -> None:
-    write(run, 101, start() + failed(80))
-    watchdog.look()
-    (run.path / "journal" / "101.0.jsonl").unlink()
-    attempts = run.path / "attempts"
-    attempts.rename(run.path / "aside")
-    attempts.symlink_to("attempts")  # cannot be listed: ELOOP
-    assert told(watchdog.one()) == ("UNKNOWN", "not-read")
-    attempts.unlink()
-    (run.path / "aside").rename(attempts)
-    assert watchdog.one().summary == SAYS + NONE
+    assert watchdog.finding().summary.endswith("; no durable one in the newest journals")
 
 
 def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
@@ -305,14 +203,14 @@ def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
     assert [*failed_save(older, NOW), *failed_save(newer, NOW)] == []
 
 
-def test_a_training_that_saves_well_costs_no_look_at_the_attempts(
+def test_of_a_training_that_saves_well_no_attempts_are_read(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(run, 101, start() + save(40))
-    watchdog.look()
+    run.journal(101, start() + save(40))
+    watchdog.findings()
     monkeypatch.setattr(look_runs, "newest_save", lambda *_: pytest.fail("looked for the newest save"))
-    write(run, 101, save(80))
-    assert told(watchdog.one()) == ("OK", "")
+    run.journal(101, save(80))
+    assert watchdog.outcome() == "OK"
 
 
 def is_in(path: Path, word: bytes) -> bool:
@@ -320,22 +218,21 @@ def is_in(path: Path, word: bytes) -> bool:
 
 
 def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_path: Path, run: Run) -> None:
-    watchdog = LogWatcher(tmp_path)
-    journal = run.path / "journal" / "101.0.jsonl"
-    with guarded(run, 1) as guard:
+    watchdog, journal = LogWatcher(tmp_path), run.journal(101)
+    with run.guard(1) as guard:
         for error in (None, OSError(28, "No space left on device")):
             guard.step()
             future: Future[None] = Future()
             with guard.saving() as saving:
                 saving.until(future)
-            assert told(watchdog.one()) == ("OK", "")
+            assert watchdog.outcome() == "OK"
             future.set_result(None) if error is None else future.set_exception(error)
             word = b'"save"' if error is None else b'"save_failed"'
             wait_until(partial(is_in, journal, word))
-        finding = watchdog.one()
-        assert told(finding) == ("CRITICAL", "save-failed") and "newest durable one is of step 1, " in finding.summary
+        finding = watchdog.finding()
+        assert outcome(finding) == SAVE_FAILED and "newest durable one is of step 1, " in finding.summary
         guard.step()
         with guard.saving():
             pass
         wait_until(lambda: journal.read_bytes().count(b'"event":"save"') == 2)
-        assert told(watchdog.one()) == ("OK", "")
+        assert watchdog.outcome() == "OK"

@@ -22,10 +22,8 @@ Written = Iterator[tuple[float, str]]
 def megatron(step_s: float) -> Written:
     yield 90, " loading checkpoint from /ckpt at iteration 1000\n  successfully loaded checkpoint from /ckpt\n"
     for n in count(1001):
-        yield (
-            step_s,
-            f" iteration {n:8d}/  500000 | elapsed time per iteration (ms): {1000 * step_s:.1f} | lm loss: 1.9 |\n",
-        )
+        step = f" iteration {n:8d}/  500000 | elapsed time per iteration (ms): {1000 * step_s:.1f} | lm loss: 1.9 |\n"
+        yield step_s, step
         if n % 25 == 0:
             yield 0.1, f"saving checkpoint at iteration {n:7d} to /ckpt\n"
             yield 10 * step_s, f"  successfully saved checkpoint at iteration {n:7d} to /ckpt\n"
@@ -33,7 +31,7 @@ def megatron(step_s: float) -> Written:
             yield 10 * step_s, f" validation loss at iteration {n} | lm loss value: 2.0E+00 |\n"
 
 
-def megatron_told_seldom(step_s: float) -> Written:
+def megatron_that_logs_seldom(step_s: float) -> Written:
     for n in count(20, 20):
         yield 20 * step_s, f" iteration {n:8d}/  500000 | elapsed time per iteration (ms): {1000 * step_s:.1f} |\n"
 
@@ -88,7 +86,7 @@ def thousands(step_s: float) -> Written:
 
 
 TRAINERS = [
-    megatron, megatron_told_seldom, transformers_with_bars, transformers_without_bars, epochs_that_count_anew,
+    megatron, megatron_that_logs_seldom, transformers_with_bars, transformers_without_bars, epochs_that_count_anew,
     epochs_with_a_headline, imagenet, nanogpt, thousands,
 ]  # fmt: skip
 
@@ -105,10 +103,10 @@ def buffered(written: Written) -> Written:
 
 
 def night(folder: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
-    """What a person would be told, with the seconds since the evening."""
+    """What a person would be notified of, with the seconds since the evening."""
     clock, log = FakeClock(), folder / "train.log"
     watchdog = LogWatcher(folder, log, clock=clock)
-    at, told = NOW, []
+    at, notices = NOW, []
     write(log, "", at=NOW)
     wait_s, text = next(written)
     while clock.time < NOW + hours * 3600:
@@ -118,9 +116,9 @@ def night(folder: Path, written: Written, hours: float, hangs_at: float = float(
             wait_s, text = next(written)
         if new:
             write(log, new, at=at, append=True)
-        told += [(clock.time - NOW, f.summary) for f in watchdog.look() if f.verdict is not Verdict.OK]
+        notices += [(clock.time - NOW, f.summary) for f in watchdog.findings() if f.verdict is not Verdict.OK]
         clock.sleep(60)
-    return told
+    return notices
 
 
 @pytest.mark.parametrize("step_s", [5.0, 60.0])
@@ -140,14 +138,12 @@ def test_output_that_is_buffered_is_judged_by_its_blocks(tmp_path: Path, trainer
 
 def test_steps_that_are_hours_apart_are_got_used_to(tmp_path: Path) -> None:
     """Nobody can know the first of them; from the second on they are usual."""
-    told = night(tmp_path, transformers_without_bars(600.0), hours=6)
-    assert all(seconds <= 2 * 6000 for seconds, _ in told)
-    told = night(tmp_path, megatron_told_seldom(300.0), hours=6)
-    assert all(seconds <= 2 * 6000 for seconds, _ in told)
+    for written in (transformers_without_bars(600.0), megatron_that_logs_seldom(300.0)):
+        assert all(seconds <= 2 * 6000 for seconds, _ in night(tmp_path, written, hours=6))
 
 
 @pytest.mark.parametrize("trainer", [nanogpt, epochs_that_count_anew, thousands, transformers_without_bars])
-def test_each_that_hangs_is_told(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
+def test_each_that_hangs_is_reported(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
     (seconds, summary), *_ = night(tmp_path, trainer(5.0), hours=1.25, hangs_at=1750.0)
     # Without steps, and in the first epoch, only its growth is judged.
     late_s = 1860 if trainer is transformers_without_bars else 240
@@ -159,5 +155,4 @@ def test_a_pause_that_comes_every_few_hundred_steps_is_news_once(tmp_path: Path)
         for n in count():
             yield 30 if n % 50 else 300, f"step {n} loss 2.1\n"
 
-    told = night(tmp_path, with_silent_evaluations(), hours=6)
-    assert all(seconds < 2 * 1800 for seconds, _ in told)
+    assert all(seconds < 2 * 1800 for seconds, _ in night(tmp_path, with_silent_evaluations(), hours=6))

@@ -1,4 +1,4 @@
-"""A log watchdog as the engine runs it: target by target, each reading from a child, and as JSON from look to look."""
+"""A log watchdog as the engine runs it: target by target, each reading from a child, and as JSON from tick to tick."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from resilience.system.world import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
 from tests.fakes import FakeClock, make_world
+from tests.watch.checks.outcome import outcome
+
+MINUTE, HOUR = 60.0, 3600.0
 
 
 class LogWatcher:
     """One watchdog over many ticks. Without a clock it lives in real time."""
 
     def __init__(self, folder: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
+        self.folder, self.fake_clock = folder, clock
         self.clock = clock or SystemClock()
         self.settings = CHECK.Settings(paths=tuple(map(str, paths)), **settings)
         self.scene = Context(
@@ -30,12 +34,21 @@ class LogWatcher:
         )  # fmt: skip
         self.memory: dict[str, Timed[Any]] = {}
 
-    def look(self) -> list[Finding]:
-        """One tick: what is said of logs and runs."""
-        return [finding for finding in self.look_at_all() if finding.fault or finding.looked != (finding.summary,)]
+    def anew(self, *paths: str | Path, **settings: Any) -> LogWatcher:
+        """A watchdog of the same directory and clock that remembers nothing; without paths, of the same ones."""
+        return LogWatcher(self.folder, *(paths or self.settings.paths), clock=self.fake_clock, **settings)
 
-    def look_at_all(self) -> list[Finding]:
-        """One tick: what is said of patterns and the state directory as well."""
+    def write(self, text: str | bytes, name: str | Path = "", *, age_s: float = 0.0) -> Path:
+        """Append to a log, the first one unless it is named; the write was so long ago."""
+        path = self.folder / (name or self.settings.paths[0])
+        return write(path, text, at=self.clock.now() - age_s, append=True)
+
+    def findings(self) -> list[Finding]:
+        """One tick: the findings about logs and runs."""
+        return [finding for finding in self.all_findings() if finding.fault or finding.looked != (finding.summary,)]
+
+    def all_findings(self) -> list[Finding]:
+        """One tick: the findings about patterns and the state directory as well."""
         readings: dict[str, Timed[Any]] = {}
         for target in CHECK.targets(self.settings, self.scene):
             for subject, reading in CHECK.probe(target, self.settings, self.scene, self.memory).items():
@@ -48,23 +61,31 @@ class LogWatcher:
             for finding in CHECK.judge(subject, (timed,), self.settings, self.clock.now())
         ]
 
-    def one(self) -> Finding:
+    def finding(self) -> Finding:
         """One tick that has one finding."""
-        found = self.look()
+        found = self.findings()
         assert len(found) == 1, found
         return found[0]
 
-    def until(self, is_true: Callable[[Finding], bool]) -> Finding:
-        """Look until a finding is as wanted."""
+    def outcome(self) -> str:
+        """One tick that has one finding, of which the verdict and the fault."""
+        return outcome(self.finding())
+
+    def outcomes(self) -> dict[str, str]:
+        """One tick: the verdict and the fault of each log, by the name of its file."""
+        return {Path(finding.subject).name: outcome(finding) for finding in self.findings()}
+
+    def until(self, is_expected: Callable[[Finding], bool]) -> Finding:
+        """Tick until a finding is as expected."""
         from tests.guard.guards import wait_until
 
         last: list[Finding] = []
 
-        def looked() -> bool:
-            last[:] = [finding for finding in self.look() if is_true(finding)]
+        def found() -> bool:
+            last[:] = [finding for finding in self.findings() if is_expected(finding)]
             return bool(last)
 
-        wait_until(looked)
+        wait_until(found)
         return last[0]
 
 

@@ -1,0 +1,22 @@
+"""A file system that never answers; the test is skipped where none can be mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.system.hung import hung_folder
+
+
+@contextmanager
+def hung_disk(folder: Path) -> Iterator[Path]:
+    """A directory whose file system never answers."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hung_folder(folder))
+        except OSError as error:
+            pytest.skip(f"mounting /dev/fuse is not permitted: {error}")
+        yield folder

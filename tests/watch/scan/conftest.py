@@ -1,0 +1,20 @@
+"""A tree to scan, and where the scan is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.watch.scan.trees import a_tree
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """20 directories in 4, with 3 files each."""
+    return a_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
