@@ -66,7 +66,7 @@ def learn(batch: Batch, text: str) -> None:
 
 def within(bound_s: float, record: dict[str, Any]) -> bool:
     """Whether a bound is the one that is meant, on a machine that may be busy."""
-    return bound_s - 20 < record["bound_s"] <= bound_s
+    return bound_s - 20 < float(record["bound_s"]) <= bound_s
 
 
 def guard_says(batch: Batch, event: str, attempt: int = 1, **fields: Any) -> None:
