@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.alert import Notice, Reason
 from resilience.alerts.incident import Incident, Silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import MANY, REFRESH_S, Notified, Notifier
 from resilience.alerts.outbox import Outbox
 from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S
-from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.spare_folder import SpareFolder
+from tests.alerts.memory_outbox import Killed, MemoryOutbox
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -44,45 +44,13 @@ def report(*findings: Finding, check: str = "fs") -> Report:
 
 
 @dataclass
-class Post:
-    """Takes messages as the outbox does: each news once for each channel. It may be told to fail or to kill.
-
-    Attributes:
-        is_deadly: the process is killed right after a message was taken.
-    """
-
-    taken: dict[tuple[str, str], Alert] = field(default_factory=dict)
-    fails: set[str] = field(default_factory=set)
-    order: list[tuple[str, Alert]] = field(default_factory=list)
-    is_deadly: bool = False
-
-    def put(self, alert: Alert, channel: str, now: float) -> bool:
-        if channel in self.fails:
-            raise StateDirectoryError("cannot write: No space left on device")
-        is_new = (alert.id, channel) not in self.taken
-        if is_new:
-            self.taken[alert.id, channel] = alert
-            self.order.append((channel, alert))
-        if self.is_deadly:
-            raise Killed
-        return is_new
-
-    def notices(self, channel: str = "email") -> list[Notice]:
-        return [notice for to, alert in self.order if to == channel for notice in alert.notices]
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@dataclass
 class Story:
     """Ticks of a notifier whose state lies in a folder; `now` goes on."""
 
     folder: Path
     policy: AlertPolicy = POLICY
     now: float = NOW
-    post: Post = field(default_factory=Post)
+    post: MemoryOutbox = field(default_factory=MemoryOutbox)
     spare: Path | None = None
     host: str = "login1"
     last: Notified = field(default_factory=Notified)
@@ -107,14 +75,18 @@ class Story:
             host=self.host, project="/p", zone=UTC,
         )  # fmt: skip
         self.last = notifier.notify(reports, self.now)
-        return [notice for _, alert in self.post.order[before:] for notice in alert.notices]
+        return [notice for alert in self.post.alerts[before:] for notice in alert.notices]
 
     def killed_tick(self, *findings: Finding) -> None:
         """A minute later, killed between the outbox and the ledger."""
-        self.post.is_deadly = True
+
+        def kill() -> None:
+            raise Killed
+
+        self.post.after = kill
         with pytest.raises(Killed):
             self.tick(*findings, after_s=MINUTE)
-        self.post.is_deadly = False
+        self.post.after = lambda: None
 
     def only(self) -> Incident:
         (incident,) = self.ledger.incidents()
@@ -198,7 +170,7 @@ def test_a_fault_is_sent_once_and_its_end_too(story: Story) -> None:
 def test_a_message_can_be_understood_at_night(story: Story) -> None:
     fault = finding(CRITICAL, summary="99% used", advice="resil watch fs --top", evidence=("df",), run="gpt")
     (notice,) = story.tick(fault)
-    (_, alert), *_ = story.post.order
+    alert = story.post.alerts[0]
     assert (alert.host, alert.project) == ("login1", "/p")
     assert (notice.check, notice.subject, notice.run, notice.since) == ("fs", "/scratch", "gpt", NOW)
     assert (notice.summary, notice.advice, notice.evidence) == ("99% used", "resil watch fs --top", ("df",))
@@ -212,7 +184,7 @@ def test_worse_and_better_are_sent_each_once_in_one_thread(story: Story) -> None
         for notice in story.tick(finding(verdict), after_s=MINUTE)
     ]
     assert said == [Reason.FIRST, Reason.WORSE, Reason.BETTER, Reason.RESOLVED]
-    assert len({alert.thread for _, alert in story.post.order}) == 1
+    assert len({alert.thread for alert in story.post.alerts}) == 1
     assert [notice.count for notice in story.post.notices()] == [1, 2, 3, 4]
     assert story.post.notices()[1].summary == "91% used (was WARNING)"
 
@@ -280,7 +252,7 @@ def test_an_acknowledgement_stops_the_reminders_and_its_end_is_sent(story: Story
     (worse,) = story.tick(finding(CRITICAL), after_s=MINUTE)
     assert (worse.reason, worse.acknowledged_by) == (Reason.WORSE, "ada")
     assert reasons(story.tick(finding(OK), after_s=MINUTE)) == [Reason.RESOLVED]
-    assert {channel for channel, _ in story.post.order} == {"email"}
+    assert {channel for _, channel, _ in story.post.order} == {"email"}
 
 
 def test_an_hour_later_the_list_is_notified_and_then_everything_that_follows(story: Story) -> None:
@@ -335,10 +307,10 @@ def test_a_thousand_jobs_are_one_message_and_so_are_their_ends(story: Story) -> 
     began = time.process_time()
     story.tick(*(finding(CRITICAL, job) for job in jobs), check="job")
     took_s = time.process_time() - began
-    assert [alert.total for _, alert in story.post.order] == [1000]
+    assert [alert.total for alert in story.post.alerts] == [1000]
     story.tick(*(finding(CRITICAL, job) for job in jobs), check="job", after_s=MINUTE)
     story.tick(*(finding(OK, job) for job in jobs), check="job", after_s=MINUTE)
-    assert [alert.total for _, alert in story.post.order] == [1000, 1000]
+    assert [alert.total for alert in story.post.alerts] == [1000, 1000]
     assert took_s < 5  # of the processor; 0.4 s on a quiet core
 
 
@@ -347,7 +319,7 @@ def test_of_very_many_each_end_is_sent_once_though_the_notifier_was_killed(story
     story.tick(*(finding(CRITICAL, job) for job in jobs))
     story.killed_tick(*(finding(OK, job) for job in jobs))
     story.tick(*(finding(OK, job) for job in jobs), after_s=MINUTE)
-    sent = [(alert.reason, alert.total) for _, alert in story.post.order]
+    sent = [(alert.reason, alert.total) for alert in story.post.alerts]
     assert sent == [(Reason.FIRST, 60), (Reason.RESOLVED, 60)]
 
 
@@ -456,22 +428,22 @@ def test_two_nodes_that_see_the_same_send_it_once(story: Story) -> None:
 
 def test_a_channel_whose_message_finds_no_room_gets_it_later_and_the_others_get_it_once(story: Story) -> None:
     story.policy = replace(POLICY, channels=("email", "slack"))
-    story.post.fails = {"slack"}
+    story.post.full = {"slack"}
     story.tick(finding(WARNING))
     assert "could not be queued" in story.last.errors[0]
     story.tick(finding(WARNING), after_s=MINUTE)
-    story.post.fails = set()
+    story.post.full = set()
     story.tick(finding(WARNING), after_s=MINUTE)
     story.tick(finding(WARNING), after_s=MINUTE)
-    assert [channel for channel, _ in story.post.order] == ["email", "slack"]
+    assert [channel for _, channel, _ in story.post.order] == ["email", "slack"]
 
 
 def test_a_fault_whose_first_message_was_cut_short_has_its_end_sent(story: Story) -> None:
     """It may have been told: whoever heard of it hears of its end."""
     story.policy = replace(POLICY, channels=("email", "slack"))
-    story.post.fails = {"slack"}
+    story.post.full = {"slack"}
     story.tick(finding(WARNING))
-    story.post.fails = set()
+    story.post.full = set()
     story.tick(finding(OK), after_s=MINUTE)
     assert reasons(story.post.notices("email")) == [Reason.FIRST, Reason.RESOLVED]
 
