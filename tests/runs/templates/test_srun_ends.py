@@ -83,8 +83,9 @@ def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(s
     slurm.batch.launches_nothing("job 7 is COMPLETING", script=script)
 
     slurm.says("7 FAILED\n9 RUNNING\n")
-    assert slurm.run("exit 4", job=9).wait() == 4
-    assert slurm.batch.end(1)["end"] == "exited", "what it said itself is kept"
+    script = slurm.run("exit 4", job=9)
+    assert script.wait() == 4
+    assert slurm.batch.end(1)["end"] == "terminated", "its own record of its end is kept"
 
 
 def test_squeue_is_asked_once_for_all_and_never_for_one_job(slurm: Slurm) -> None:
