@@ -20,6 +20,7 @@ from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.spare_folder import SpareFolder
 from resilience.system.world import World
+from tests.alerts.channels.servers import serving
 from tests.fakes import NOW
 
 SECRET = "https://hooks.example/T000/canary-secret"
@@ -137,29 +138,15 @@ class Receiver:
 def receiver() -> Iterator[Receiver]:
     """A server on loopback that takes lines."""
     made = Receiver()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        made.port = server.getsockname()[1]
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    try:
-                        line = connection.makefile().readline()
-                        if line.endswith("\n"):
-                            made.lines.append(line.strip())
-                            connection.sendall(b"ok")
-                    except OSError:
-                        continue
+    def take(connection: socket.socket, stop: threading.Event) -> None:
+        line = connection.makefile().readline()
+        if line.endswith("\n"):
+            made.lines.append(line.strip())
+            connection.sendall(b"ok")
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
+    with serving(take) as made.port:
         yield made
-        server.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
 
 
 def an_alert(

@@ -13,19 +13,15 @@ from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.incident import Silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import Notifier
-from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.spare_folder import SpareFolder
+from tests.alerts.memory_outbox import Killed, MemoryOutbox
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict
 START = 1_800_000_000.0
 SUBJECTS = ("/a", "/b", "/c")
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-
-
-class Crash(BaseException):
-    """The process was killed here."""
 
 
 @dataclass
@@ -38,7 +34,7 @@ class Fuse:
     def step(self) -> None:
         self.count += 1
         if self.count == self.kill_at:
-            raise Crash
+            raise Killed
 
 
 @dataclass
@@ -62,26 +58,6 @@ class MemoryFolder:
     def remove(self, name: str) -> None:
         self.fuse.step()
         self.files.pop(name, None)
-
-
-@dataclass
-class Post:
-    """Takes messages; each news once for each channel."""
-
-    fuse: Fuse
-    taken: set[tuple[str, str]] = field(default_factory=set)
-    fails: bool = False
-    order: list[tuple[float, str, Alert]] = field(default_factory=list)
-
-    def put(self, alert: Alert, channel: str, now: float) -> bool:
-        if self.fails:
-            raise StateDirectoryError("cannot write: No space left on device")
-        if (alert.id, channel) in self.taken:
-            return False
-        self.fuse.step()
-        self.taken.add((alert.id, channel))
-        self.order.append((now, channel, alert))
-        return True
 
 
 def is_new_critical(alert: Alert) -> bool:
@@ -110,7 +86,7 @@ class Nights(RuleBasedStateMachine):
         self.fuse = Fuse()
         self.incidents = MemoryFolder(self.fuse)
         self.silence_files = MemoryFolder(Fuse())
-        self.post = Post(self.fuse)
+        self.post = MemoryOutbox(before=self.fuse.step)
         self.looked: dict[str, Verdict] = {}
         self.acknowledged: set[str] = set()
         self.until: dict[str, float] = {}
@@ -137,7 +113,7 @@ class Nights(RuleBasedStateMachine):
         self.fuse.count = 0
         try:
             notifier.notify([Report(check="fs", findings=tuple(findings), time=self.now)], self.now)
-        except Crash:
+        except Killed:
             self.disturbed = True
         finally:
             self.fuse.kill_at = -1
@@ -166,10 +142,10 @@ class Nights(RuleBasedStateMachine):
     @rule(found=st.dictionaries(st.sampled_from(SUBJECTS), st.sampled_from(list(Verdict)), min_size=1))
     def no_disk_takes_messages(self, found: dict[str, Verdict]) -> None:
         self.now += MINUTE
-        self.post.fails = True
+        self.post.full = {"email", "list"}
         self.disturbed = True
         self.look(found)
-        self.post.fails = False
+        self.post.full = set()
 
     @rule(step_s=st.sampled_from([-DAY, -HOUR, -10.0, 3 * HOUR, 3 * DAY]))
     def the_clock_steps(self, step_s: float) -> None:

@@ -83,7 +83,7 @@ def test_a_label_that_the_training_would_pass_over_is_refused(project: Project, 
 
 
 @needs_root
-def test_a_switch_that_the_run_will_not_obey_is_thrown_with_a_warning(project: Project, tmp_path: Path) -> None:
+def test_a_switch_that_the_run_will_not_accept_is_set_with_a_warning(project: Project, tmp_path: Path) -> None:
     directory = project.directory("gpt")
     open_the_way(directory.path / "x")
     for folder in (directory.path, directory.path / "switches"):
@@ -97,13 +97,13 @@ def test_a_switch_that_the_run_will_not_obey_is_thrown_with_a_warning(project: P
 
 
 @needs_root
-def test_a_switch_of_somebody_who_may_not_write_there_is_an_error(project: Project) -> None:
+def test_a_switch_of_a_person_who_may_not_write_there_is_an_error(project: Project) -> None:
     open_the_way(project.directory("gpt").path / "x")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
         switches.set_switch(project, project.directory("gpt"), "kill", why="", scope=Scope.JOB)
 
 
-def test_clear_takes_back_what_people_threw_and_leaves_the_signal_of_a_job_whose_time_is_over(
+def test_clear_takes_back_what_people_set_and_leaves_the_signal_of_a_job_whose_time_is_over(
     project: Project,
 ) -> None:
     directory = project.directory("gpt")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,10 @@ from resilience.runs.submissions import Intent, Outcome, read_intents, record_in
 from resilience.runs.submit import IN_FLIGHT_S, reconcile_intents, rollback, take_snapshot
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import write_switch
-from resilience.submission import Submission, make_comment
+from resilience.submission import make_comment
 from resilience.switch import Switch
 from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+from tests.guard.disks import fill, small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 REFUSED = SchedulerError("Invalid partition name specified", hint="see: sinfo")
@@ -53,6 +52,13 @@ def go(project: Project, said: list[str] | None = None, **asked: Any) -> submit.
     return submit.perform(project, prepared, (said if said is not None else []).append)
 
 
+def refused(kind: type[ResilError], project: Project, match: str | None = None, **asked: Any) -> ResilError:
+    """Submit what is refused; return the error."""
+    with pytest.raises(kind, match=match) as caught:
+        go(project, **asked)
+    return caught.value
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file below, with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -60,6 +66,21 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def outcomes(project: Project, run: str = "gpt") -> list[tuple[Outcome, JobId | None]]:
     return [(intent.outcome, intent.job_id) for intent in read_intents(project.directory(run))]
+
+
+def an_intent(token: str, *, by: str = "alice", scheduler: str = "fake", time: float = NOW) -> Intent:
+    return Intent(token, scheduler, "", (), time, by=by)
+
+
+def scripts(project: Project) -> list[Path]:
+    return list((project.directory("gpt").path / layout.SCRIPTS).iterdir())
+
+
+def existing(project: Project) -> RunDirectory:
+    """The run's directory, created by an earlier submit."""
+    directory = project.directory("gpt")
+    directory.create("# before\n")
+    return directory
 
 
 # ---- what is queued -----------------------------------------------------------------------------------------------
@@ -91,7 +112,7 @@ def test_an_own_script_is_queued_unchanged_from_where_it_was_typed(project: Proj
         str(own), ("--lr", "1"), str(project.world.cwd)
     )  # fmt: skip
     assert submission.environment["RESIL_RUN_DIR"] == str(project.directory("gpt").path)
-    assert not list((project.directory("gpt").path / layout.SCRIPTS).iterdir())
+    assert not scripts(project)
 
 
 def test_each_link_of_a_chain_waits_for_the_one_before(project: Project, fake: FakeScheduler) -> None:
@@ -107,11 +128,10 @@ def test_each_link_of_a_chain_waits_for_the_one_before(project: Project, fake: F
 
 def test_a_chain_that_breaks_in_the_middle_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
     fake.refusals[3] = REFUSED
-    with pytest.raises(SchedulerError) as caught:
-        go(project, chain=5)
-    assert caught.value.hint == "already queued: 101, 102 (resil cancel gpt removes them). see: sinfo"
+    error = refused(SchedulerError, project, chain=5)
+    assert error.hint == "already queued: 101, 102 (resil cancel gpt removes them). see: sinfo"
     assert [outcome for outcome, _ in outcomes(project)] == [Outcome.SUBMITTED, Outcome.SUBMITTED, Outcome.REFUSED]
-    assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 2
+    assert len(scripts(project)) == 2
 
 
 def test_what_the_scheduler_says_besides_is_passed_on_once(project: Project, fake: FakeScheduler) -> None:
@@ -142,19 +162,16 @@ def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, 
 @pytest.mark.parametrize("error", [REFUSED, UsageError("sbatch has no option --arary"), DOWN], ids=repr)
 def test_a_refusal_leaves_no_script_and_no_fresh_run(project: Project, fake: FakeScheduler, error: ResilError) -> None:
     fake.refusals[1] = error
-    with pytest.raises(type(error)):
-        go(project)
+    refused(type(error), project)
     assert not project.loaded.state_dir.exists(), "not even the folder above, which was not there before"
 
 
 @pytest.mark.parametrize("error", [REFUSED, UsageError("sbatch has no option --arary")], ids=repr)
 def test_a_refusal_leaves_an_existing_run_as_it_was(project: Project, fake: FakeScheduler, error: ResilError) -> None:
-    directory = project.directory("gpt")
-    directory.create("# of the last submit\n")
+    directory = existing(project)
     before = tree(directory.path)
     fake.refusals[1] = error
-    with pytest.raises(type(error)):
-        go(project)
+    refused(type(error), project)
     after = tree(directory.path)
     assert outcomes(project) == [(Outcome.REFUSED, None)]
     assert after.pop(layout.SUBMISSIONS)
@@ -168,32 +185,26 @@ def test_a_refusal_spares_a_persons_own_files_in_a_folder_of_the_runs_name(tmp_p
     precious.parent.mkdir(parents=True)
     precious.write_text("weeks of work")
     fake.refusals[1] = REFUSED
-    with pytest.raises(SchedulerError):
-        go(project)
+    refused(SchedulerError, project)
     assert tree(project.directory("gpt").path) == {"checkpoints/step-1000.pt": b"weeks of work"}
     assert [path.name for path in project.directory("gpt").path.iterdir()] == ["checkpoints"]
 
 
 def test_a_refusal_spares_what_another_submit_began_meanwhile(project: Project, fake: FakeScheduler) -> None:
-    def another(_: object) -> None:
-        record_intent(project.directory("gpt"), Intent("other", "fake", "", (), NOW, by="bob"))
-
-    fake.at_submit = another
+    fake.at_submit = lambda _: record_intent(project.directory("gpt"), an_intent("other", by="bob"))
     fake.refusals[1] = REFUSED
-    with pytest.raises(SchedulerError):
-        go(project)
+    refused(SchedulerError, project)
     assert "other" in [intent.token for intent in read_intents(project.directory("gpt"))]
 
 
 def test_bad_input_is_refused_before_anything_is_written(project: Project, fake: FakeScheduler) -> None:
     for asked in ({"run": "../x"}, {"run": "a\nb"}, {"run": ""}, {"array": "0"}, {"script": Path("none.sh")},
                   {"template": "nope"}, {"time": "5", "signal": "B:USR1@600"}):  # fmt: skip
-        with pytest.raises(UsageError):
-            go(project, **asked)
+        refused(UsageError, project, **asked)
     assert not project.loaded.state_dir.exists() and fake.calls == []
 
 
-def test_all_that_the_lint_refuses_is_told_at_once(project: Project) -> None:
+def test_all_that_the_lint_refuses_is_said_at_once(project: Project) -> None:
     own = project.world.cwd / "mine.sbatch"
     own.write_text("#!/bin/bash\n#SBATCH --output=/nowhere/at/all/x.out\n#SBATCH --time=soon\n")
     with pytest.raises(UsageError) as caught:
@@ -209,15 +220,12 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
     project: Project, fake: FakeScheduler
 ) -> None:
     fake.uncertain.add(1)
-    with pytest.raises(SubmissionUncertain) as caught:
-        go(project)
-    assert caught.value.exit_code == 75
+    assert refused(SubmissionUncertain, project).exit_code == 75
     assert outcomes(project) == [(Outcome.UNCERTAIN, None)]
-    assert len(list((project.directory("gpt").path / layout.SCRIPTS).iterdir())) == 1
+    assert len(scripts(project)) == 1
 
     said: list[str] = []
-    with pytest.raises(RunAlive, match="live already: job 101"):
-        go(project, said)
+    refused(RunAlive, project, "live already: job 101", said=said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
     assert said == ["a submit whose end was not journalled did queue job 101"]
     assert len(fake.records) == 1, "exactly one job per intent"
@@ -225,9 +233,8 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
 
 def test_an_uncertain_link_of_a_chain_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
     fake.uncertain.add(2)
-    with pytest.raises(SubmissionUncertain, match="did not answer") as caught:
-        go(project, chain=3)
-    assert "already queued: 101" in caught.value.hint
+    error = refused(SubmissionUncertain, project, "did not answer", chain=3)
+    assert "already queued: 101" in error.hint
 
 
 def test_ctrl_c_in_the_middle_leaves_the_intent_for_the_next_submit(project: Project, fake: FakeScheduler) -> None:
@@ -241,17 +248,15 @@ def test_ctrl_c_in_the_middle_leaves_the_intent_for_the_next_submit(project: Pro
 
 
 def test_without_a_journal_nothing_is_sent(project: Project, fake: FakeScheduler) -> None:
-    directory = project.directory("gpt")
-    directory.create("# before\n")
+    directory = existing(project)
     (directory.path / layout.SUBMISSIONS).mkdir()
-    with pytest.raises(StateDirectoryError):
-        go(project)
+    refused(StateDirectoryError, project)
     assert fake.submissions == []
     (directory.path / layout.SUBMISSIONS).rmdir()
     assert tree(directory.path) == {layout.RUN_FILE: b"# before\n"}
 
 
-def test_a_job_whose_result_cannot_be_journalled_is_still_told_and_its_run_is_kept(
+def test_a_job_whose_result_cannot_be_journalled_is_still_reported_and_its_run_is_kept(
     project: Project, fake: FakeScheduler
 ) -> None:
     """The disk fills up between the intent and the result: the job is queued, and lives in this folder."""
@@ -267,8 +272,7 @@ def test_a_job_whose_result_cannot_be_journalled_is_still_told_and_its_run_is_ke
     assert "job 101 is queued, but cannot write" in result.notes[0] and "by its token" in result.notes[0]
     journal.rmdir()
     journal.with_suffix(".moved").rename(journal)
-    with pytest.raises(RunAlive, match="job 101"):
-        go(project)
+    refused(RunAlive, project, "job 101")
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
 
 
@@ -276,132 +280,99 @@ def test_a_job_whose_result_cannot_be_journalled_is_still_told_and_its_run_is_ke
 def test_an_unwritable_state_directory_is_named_and_nothing_is_sent(tmp_path: Path, fake: FakeScheduler) -> None:
     open_the_way(tmp_path / "x")
     project = make_project(tmp_path, fake)
-    request = SubmitRequest(run="gpt")
-    prepared = submit.prepare(project, request)  # as root: nobody may not be able to read the templates of this clone
+    prepared = submit.prepare(
+        project, SubmitRequest(run="gpt")
+    )  # as root: nobody may not be able to read the templates of this clone
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied") as caught:
         submit.perform(project, prepared)
     assert "state_dir" in caught.value.hint
     assert fake.calls == [] and not project.loaded.state_dir.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root (sudo make test)")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("existed", [False, True])
 @pytest.mark.parametrize("free_kib", [0, 4, 8, 24, 48])
 def test_a_full_disk_leaves_nothing_wherever_it_fills_up(
-    tmp_path: Path, small_disk: Path, fake: FakeScheduler, free_kib: int, existing: bool
+    tmp_path: Path, fake: FakeScheduler, free_kib: int, existed: bool
 ) -> None:
-    project = make_project(tmp_path, fake, f'[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "{small_disk}"\n')
-    if existing:
-        project.directory("gpt").create("# before\n")
-    with open(small_disk / "ballast", "wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(b"x" * 4096)
-            except OSError:
-                break
-    os.truncate(small_disk / "ballast", max(0, (small_disk / "ballast").stat().st_size - free_kib * 1024))
-    before = tree(small_disk)
-    try:
-        go(project)
-    except StateDirectoryError as error:
-        assert error.exit_code == 75 and "free some space" in error.hint
-        assert fake.submissions == []
-        after = tree(small_disk)
-        after.pop("gpt/submissions.jsonl", None)  # a part of a line; the next writer closes it off
-        assert after == before
-    else:
-        assert free_kib >= 24 and outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
+    with small_disk(tmp_path / "disk", "128k") as disk:
+        project = make_project(tmp_path, fake, f'[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "{disk}"\n')
+        if existed:
+            existing(project)
+        ballast = fill(disk)
+        os.truncate(ballast, max(0, ballast.stat().st_size - free_kib * 1024))
+        before = tree(disk)
+        try:
+            go(project)
+        except StateDirectoryError as error:
+            assert error.exit_code == 75 and "free some space" in error.hint
+            assert fake.submissions == []
+            after = tree(disk)
+            after.pop("gpt/submissions.jsonl", None)  # a part of a line; the next writer closes it off
+            assert after == before
+        else:
+            assert free_kib >= 24 and outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
 
 
 # ---- whether the run may be queued --------------------------------------------------------------------------------
 
 
-def test_a_living_run_is_refused_and_force_goes_beside_it(project: Project, fake: FakeScheduler) -> None:
+def test_a_live_run_is_refused_and_force_goes_beside_it(project: Project) -> None:
     go(project)
-    with pytest.raises(RunAlive) as caught:
-        go(project)
-    assert "--after auto" in caught.value.hint
+    assert "--after auto" in refused(RunAlive, project).hint
     assert go(project, force=True).ids == (JobId(102),)
 
 
 def test_another_projects_run_of_the_same_name_is_in_nobodys_way(project: Project, fake: FakeScheduler) -> None:
-    project.directory("gpt").create("")
-    record_intent(project.directory("gpt"), Intent("old", "fake", "", (), 0.0, by="alice"))
-    record_result(project.directory("gpt"), "old", Outcome.SUBMITTED, 0.0, job_id=JobId(3))
+    directory = existing(project)
+    record_intent(directory, an_intent("old", time=0.0))
+    record_result(directory, "old", Outcome.SUBMITTED, 0.0, job_id=JobId(3))
     fake.records.append(a_job(9, comment=make_comment("gpt", "of-another-project")))
     assert go(project).ids == (JobId(101),)
 
 
-def test_a_living_run_cannot_be_judged_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler) -> None:
+def test_a_live_run_cannot_be_judged_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler) -> None:
     go(project)
     fake.trouble = DOWN
-    with pytest.raises(SchedulerUnavailable) as caught:
-        go(project)
-    assert caught.value.exit_code == 75
+    assert refused(SchedulerUnavailable, project).exit_code == 75
+
+
+KILLED = "has a kill switch, set by .* \\(loss is NaN\\)"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message", "hint"),
     [
-        (
-            "switches/kill",
-            'why = "loss is NaN"\n',
-            "has a kill switch, set by .* \\(loss is NaN\\)",
-            "resil clear gpt",
-        ),
+        ("switches/kill", 'why = "loss is NaN"\n', KILLED, "resil clear gpt"),
         ("finished", "", "is finished", "--run NAME"),
     ],
 )
 def test_a_killed_or_finished_run_is_refused_with_the_way_back(
     project: Project, fake: FakeScheduler, file: str, content: str, message: str, hint: str
 ) -> None:
-    project.directory("gpt").create("")
-    (project.directory("gpt").path / file).write_text(content)
-    with pytest.raises(UsageError, match=message) as caught:
-        go(project)
-    assert hint in caught.value.hint
+    (existing(project).path / file).write_text(content)
+    assert hint in refused(UsageError, project, message).hint
     assert fake.submissions == []
     assert go(project, force=True).ids
 
 
 def test_a_stale_kill_switch_is_named_with_its_age_even_when_forced(project: Project) -> None:
-    directory = project.directory("gpt")
-    directory.create("")
-    write_switch(directory, Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
-    with pytest.raises(UsageError, match=f"set by {ME} 3 days ago \\(loss is NaN\\)"):
-        go(project)
+    write_switch(existing(project), Switch("kill", ME, NOW - 3 * 86400 - 60, "loss is NaN"))
+    refused(UsageError, project, f"set by {ME} 3 days ago \\(loss is NaN\\)")
     said: list[str] = []
     assert go(project, said, force=True).ids
     assert any("set by" in line and "3 days ago" in line and "resil clear gpt" in line for line in said)
 
 
-def test_what_lies_in_a_kill_switchs_place_and_is_not_obeyed_is_named(project: Project) -> None:
-    directory = project.directory("gpt")
-    directory.create("")
-    (directory.path / "switches" / "kill").symlink_to("/nowhere")
+def test_a_link_in_place_of_a_kill_switch_is_named_and_not_obeyed(project: Project) -> None:
+    (existing(project).path / "switches" / "kill").symlink_to("/nowhere")
     said: list[str] = []
     assert go(project, said).ids
     assert any("kill switch that is not accepted" in line and "symbolic link" in line for line in said)
 
 
 @needs_root
-def test_a_switch_that_the_run_would_not_obey_keeps_nobody_from_submitting(
-    project: Project, fake: FakeScheduler
-) -> None:
-    project.directory("gpt").create("")
-    switch = project.directory("gpt").path / "switches" / "kill"
+def test_a_switch_that_the_run_would_not_obey_keeps_nobody_from_submitting(project: Project) -> None:
+    switch = existing(project).path / "switches" / "kill"
     switch.touch()
     os.chown(switch, NOBODY, NOBODY)
     assert go(project).ids
@@ -410,7 +381,7 @@ def test_a_switch_that_the_run_would_not_obey_keeps_nobody_from_submitting(
 # ---- behind which job ---------------------------------------------------------------------------------------------
 
 
-def test_after_auto_is_the_newest_living_job_of_the_run(project: Project, fake: FakeScheduler) -> None:
+def test_after_auto_is_the_newest_live_job_of_the_run(project: Project, fake: FakeScheduler) -> None:
     go(project, array="3")
     go(project, array="3", after=JobId(101))
     assert resolve_after(project, "gpt", "auto") == JobId(102)
@@ -418,7 +389,7 @@ def test_after_auto_is_the_newest_living_job_of_the_run(project: Project, fake: 
     assert fake.submissions[-1].options["dependency"] == "afterany:102"
 
 
-def test_after_auto_without_a_living_job_is_refused(project: Project, fake: FakeScheduler) -> None:
+def test_after_auto_without_a_live_job_is_refused(project: Project, fake: FakeScheduler) -> None:
     fake.records.append(a_job(9, comment=make_comment("llama", "x")))
     with pytest.raises(SchedulerError, match="no job in the queue to wait for") as caught:
         resolve_after(project, "gpt", "auto")
@@ -450,23 +421,19 @@ def test_a_job_that_is_gone_or_no_job_id_is_refused(project: Project, fake: Fake
 
 
 def test_a_chain_is_not_cut_short_by_a_submit_that_comes_in_between(project: Project, fake: FakeScheduler) -> None:
-    def another(submission: Submission) -> None:
-        record_intent(project.directory("gpt"), Intent(f"after-{submission.token}", "fake", "", (), NOW, by=ME))
-
-    fake.at_submit = another
+    directory = project.directory("gpt")
+    fake.at_submit = lambda each: record_intent(directory, an_intent(f"after-{each.token}", by=ME))
     assert len(go(project, chain=3).ids) == 3
 
 
 def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake: FakeScheduler) -> None:
     """The other's line comes between our look and our own line."""
-    directory = project.directory("gpt")
-    request = SubmitRequest(run="gpt")
-    prepared = submit.prepare(project, request)
+    prepared = submit.prepare(project, SubmitRequest(run="gpt"))
     look = fake.jobs
 
     def look_while_another_submits(**asked: Any) -> tuple[Job, ...]:
         seen = look(**asked)
-        record_intent(directory, Intent("first", "fake", "", (), NOW, by="nobody"))
+        record_intent(project.directory("gpt"), an_intent("first", by="nobody"))
         return seen
 
     go(project)
@@ -477,25 +444,27 @@ def test_a_submit_gives_way_to_one_that_journalled_first(project: Project, fake:
     assert len(fake.records) == 0
 
 
+# ---- a submit that was cut off ------------------------------------------------------------------------------------
+
+
 def the_job(state: JobState = JobState.PENDING) -> Job:
     return a_job(55, state, comment=make_comment("gpt", "feed"))
 
 
-def cut_off(project: Project, fake: FakeScheduler, *, age_s: float, queued: bool) -> RunDirectory:
-    """A submit that was killed between its intent and its answer."""
-    directory = project.directory("gpt")
-    directory.create("")
-    record_intent(directory, Intent("feed", "fake", "/x", (), NOW - age_s, by="alice"))
-    if queued:
-        fake.records.append(a_job(55, JobState.PENDING, comment=make_comment("gpt", "feed")))
+def cut_off(project: Project, age_s: float, outcome: Outcome | None = None) -> RunDirectory:
+    """A submit that was killed between its intent and its answer, or gave up waiting for that."""
+    directory = existing(project)
+    record_intent(directory, an_intent("feed", time=NOW - age_s))
+    if outcome is not None:
+        record_result(directory, "feed", outcome, NOW)
     return directory
 
 
 def test_an_intent_that_is_found_is_recorded_and_the_run_is_alive(project: Project, fake: FakeScheduler) -> None:
-    cut_off(project, fake, age_s=1.0, queued=True)
+    cut_off(project, age_s=1.0)
+    fake.records.append(the_job())
     said: list[str] = []
-    with pytest.raises(RunAlive, match="job 55"):
-        go(project, said)
+    refused(RunAlive, project, "job 55", said=said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(55))]
     assert said == ["a submit whose end was not journalled did queue job 55"] and fake.submissions == []
 
@@ -504,30 +473,32 @@ def test_a_given_up_intent_gets_a_second_look_and_no_waiting(tmp_path: Path, fak
     """A controller that has just come back takes the old request up a moment after it answers a new question."""
     clock = FakeClock(at_sleep=lambda _: fake.records.append(the_job()))
     project = make_project(tmp_path, fake, clock=clock)
-    directory = cut_off(project, fake, age_s=1.0, queued=False)
-    record_result(directory, "feed", Outcome.UNCERTAIN, NOW)
+    directory = cut_off(project, 1.0, Outcome.UNCERTAIN)
     assert list(reconcile_intents(project, directory, fake, lambda _: None)) == [JobId(55)]
     assert fake.calls == ["find", "find"]
 
 
-def test_a_given_up_intent_that_two_looks_do_not_find_is_closed(project: Project, fake: FakeScheduler) -> None:
-    directory = cut_off(project, fake, age_s=1.0, queued=False)
-    record_result(directory, "feed", Outcome.UNCERTAIN, NOW)
+@pytest.mark.parametrize(
+    ("age_s", "outcome"),
+    [(1.0, Outcome.UNCERTAIN), (IN_FLIGHT_S + 1, None)],
+    ids=["given up, and two looks do not find it", "old, so that it never reached the queue"],
+)
+def test_an_intent_that_is_not_found_is_closed_and_the_submit_goes_on(
+    project: Project, age_s: float, outcome: Outcome | None
+) -> None:
+    cut_off(project, age_s, outcome)
     assert go(project).ids == (JobId(101),)
-    assert outcomes(project)[0] == (Outcome.REFUSED, None)
+    assert outcomes(project) == [(Outcome.REFUSED, None), (Outcome.SUBMITTED, JobId(101))]
 
 
-def test_an_intent_from_a_clock_that_goes_ahead_is_told_as_such(project: Project, fake: FakeScheduler) -> None:
-    cut_off(project, fake, age_s=-7200.0, queued=False)
-    with pytest.raises(SchedulerUnavailable, match="dated 2 h in the future") as caught:
-        go(project)
-    assert "date" in caught.value.hint
+def test_an_intent_from_a_clock_that_goes_ahead_is_named_as_such(project: Project) -> None:
+    cut_off(project, age_s=-7200.0)
+    assert "date" in refused(SchedulerUnavailable, project, "dated 2 h in the future").hint
 
 
 def test_what_went_to_another_scheduler_is_not_asked_for_here(project: Project, fake: FakeScheduler) -> None:
-    directory = project.directory("gpt")
-    directory.create("")
-    record_intent(directory, Intent("feed", "slurm", "/x", (), NOW, by="alice"))
+    directory = existing(project)
+    record_intent(directory, an_intent("feed", scheduler="slurm"))
     assert list(reconcile_intents(project, directory, fake, lambda _: None)) == []
     assert fake.calls == []
 
@@ -536,38 +507,32 @@ def test_what_went_to_another_scheduler_is_not_asked_for_here(project: Project, 
 def test_a_young_intent_that_is_not_found_may_be_another_submit_at_work(
     project: Project, fake: FakeScheduler, age_s: float
 ) -> None:
-    cut_off(project, fake, age_s=age_s, queued=False)
+    cut_off(project, age_s)
     for force in (False, True):
-        with pytest.raises(SchedulerUnavailable, match=r"another submit of run gpt began \d+ s ago") as caught:
-            go(project, force=force)
-        assert caught.value.exit_code == 75
+        error = refused(SchedulerUnavailable, project, r"another submit of run gpt began \d+ s ago", force=force)
+        assert error.exit_code == 75
     assert outcomes(project) == [(Outcome.OPEN, None)] and fake.submissions == []
 
 
-def test_an_old_intent_that_is_not_found_never_reached_the_queue_and_the_submit_goes_on(
-    project: Project, fake: FakeScheduler
-) -> None:
-    cut_off(project, fake, age_s=IN_FLIGHT_S + 1, queued=False)
-    assert go(project).ids == (JobId(101),)
-    assert outcomes(project) == [(Outcome.REFUSED, None), (Outcome.SUBMITTED, JobId(101))]
-
-
 def test_an_intent_cannot_be_settled_while_the_scheduler_is_silent(project: Project, fake: FakeScheduler) -> None:
-    cut_off(project, fake, age_s=1e6, queued=True)
+    cut_off(project, age_s=1e6)
+    fake.records.append(the_job())
     fake.trouble = DOWN
-    with pytest.raises(SchedulerUnavailable):
-        go(project, force=True)
+    refused(SchedulerUnavailable, project, force=True)
     assert outcomes(project) == [(Outcome.OPEN, None)]
 
 
 def test_a_cut_off_job_that_is_over_already_does_not_keep_the_run_from_going_on(
     project: Project, fake: FakeScheduler
 ) -> None:
-    cut_off(project, fake, age_s=1.0, queued=False)
-    fake.records.append(a_job(55, JobState.FAILED, comment=make_comment("gpt", "feed")))
+    cut_off(project, age_s=1.0)
+    fake.records.append(the_job(JobState.FAILED))
     said: list[str] = []
     assert go(project, said).ids == (JobId(101),)
     assert "queueing anew" in said[-1]
+
+
+# ---- snapshot and rollback ----------------------------------------------------------------------------------------
 
 
 def names(folder: Path) -> list[str]:
@@ -579,7 +544,7 @@ def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path:
     snapshot = take_snapshot(directory)
     assert snapshot.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
     directory.create("")
-    record_intent(directory, Intent("mine", "fake", "", (), 0.0, by="alice"))
+    record_intent(directory, an_intent("mine"))
     rollback(directory, snapshot, {"mine"})
     assert names(tmp_path) == []
 
@@ -593,11 +558,11 @@ def test_a_folder_that_others_began_to_use_meanwhile_stays(tmp_path: Path) -> No
     assert not directory.path.exists() and (tmp_path / "state" / "llama" / layout.RUN_FILE).exists()
 
 
-def test_a_journal_with_somebody_elses_intent_keeps_everything(tmp_path: Path) -> None:
+def test_a_journal_with_an_intent_of_another_submit_keeps_everything(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "gpt")
     snapshot = take_snapshot(directory)
     directory.create("")
-    record_intent(directory, Intent("theirs", "fake", "", (), 0.0, by="bob"))
+    record_intent(directory, an_intent("theirs", by="bob"))
     rollback(directory, snapshot, {"mine"})
     assert [intent.token for intent in read_intents(directory)] == ["theirs"] and directory.exists()
 
@@ -623,7 +588,7 @@ def test_an_existing_runs_settings_are_written_back(tmp_path: Path) -> None:
     assert (directory.path / layout.RUN_FILE).read_text() == "# before\n"
 
 
-def test_undoing_raises_nothing_over_the_error_that_led_to_it(tmp_path: Path) -> None:
+def test_a_rollback_raises_nothing_over_the_error_that_led_to_it(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "gpt")
     snapshot = take_snapshot(directory)
     rollback(directory, snapshot, set())

@@ -16,6 +16,7 @@ from resilience.cluster import ClusterConfig
 from resilience.errors import UsageError
 from resilience.guard.settings import read_settings
 from resilience.job import JobId
+from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submit_plan import (
     SCRIPT_LIMIT_BYTES,
@@ -40,6 +41,13 @@ from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 def plan(request: dict[str, Any] | None = None, logs: str = "/logs", **settings: Any) -> SubmitPlan:
     return plan_submit(SubmitRequest(run="gpt", **(request or {})), Settings(run=RunSettings(), **settings), logs)
+
+
+def rendered(project: Project) -> str:
+    """The script of the project's run, from a template."""
+    request = SubmitRequest(run="gpt")
+    planned = plan_submit(request, project.loaded.settings, "/logs")
+    return render_script(project, request, planned, project.directory("gpt"))
 
 
 OPTIONS: list[tuple[dict[str, Any], dict[str, str | None]]] = [
@@ -80,24 +88,15 @@ def test_an_own_script_gets_no_directives() -> None:
 def test_a_rendered_script_says_everything_by_itself() -> None:
     planned = plan({"array": "3"}, sbatch={"partition": "gpu", "exclusive": True, "oversubscribe": False, "nodes": 4})
     assert dict(planned.directives) == {
-        "job-name": "gpt",
-        "output": "/logs/gpt-%A_%a.out",
-        "open-mode": "append",
-        "signal": "B:USR1@300",
-        "partition": "gpu",
-        "exclusive": None,
-        "nodes": "4",
-    }
+        "job-name": "gpt", "output": "/logs/gpt-%A_%a.out", "open-mode": "append", "signal": "B:USR1@300",
+        "partition": "gpu", "exclusive": None, "nodes": "4",
+    }  # fmt: skip
     assert dict(plan().directives)["output"] == "/logs/gpt-%j.out"
+    percent = dict(plan(logs="/100%j/logs").directives)["output"]
+    assert percent == "/100%%j/logs/gpt-%j.out", "a percent sign in the path is no field of the file name"
 
 
-def test_a_percent_sign_in_the_path_is_no_field_of_the_file_name() -> None:
-    assert dict(plan(logs="/100%j/logs").directives)["output"] == "/100%%j/logs/gpt-%j.out"
-
-
-@pytest.mark.parametrize(
-    ("requeue", "flags"), [(None, set()), (True, {"requeue"}), (False, {"no-requeue"})]
-)  # fmt: skip
+@pytest.mark.parametrize(("requeue", "flags"), [(None, set()), (True, {"requeue"}), (False, {"no-requeue"})])
 def test_whether_slurm_may_requeue_is_the_sites_business_unless_set(requeue: bool | None, flags: set[str]) -> None:
     names = {name for name, _ in plan(submit=SubmitSettings(requeue=requeue)).directives}
     assert names & {"requeue", "no-requeue"} == flags
@@ -221,16 +220,21 @@ def test_the_advice_for_dos_line_ends_can_be_pasted_whatever_the_name(tmp_path: 
     assert read_own_script(path) == "#!/bin/bash\n"
 
 
-def test_a_script_that_is_not_there_or_no_file_is_refused_and_nothing_hangs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no script"):
-        read_own_script(tmp_path / "none.sh")
-    with pytest.raises(UsageError, match="is a directory"):
-        read_own_script(tmp_path)
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("none.sh", "there is no script"),
+        (".", "is a directory"),
+        ("fifo", "not a regular file"),
+        ("fifo/x", "Not a directory"),
+    ],
+)
+def test_a_script_that_is_not_there_or_no_file_is_refused_and_nothing_hangs(
+    tmp_path: Path, place: str, said: str
+) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UsageError, match="not a regular file"):
-        read_own_script(tmp_path / "fifo")
-    with pytest.raises(UsageError, match="Not a directory"):
-        read_own_script(tmp_path / "fifo" / "x")
+    with pytest.raises(UsageError, match=said):
+        read_own_script(tmp_path / place)
 
 
 @needs_root
@@ -264,9 +268,7 @@ def test_the_rendered_script_holds_the_command_the_setup_and_the_environment(tmp
         '[environment]\nTOKENIZERS_PARALLELISM = false\nNCCL_DEBUG = "a b"\n[sbatch]\npartition = "gpu"\n'
     )
     project = make_project(tmp_path, settings=settings)
-    request = SubmitRequest(run="gpt")
-    plan = plan_submit(request, project.loaded.settings, "/logs")
-    script = render_script(project, request, plan, project.directory("gpt"))
+    script = rendered(project)
     for text in ("python train.py --lr 1e-3", "module load cuda", "TOKENIZERS_PARALLELISM=false", "'a b'",
                  "#SBATCH --partition=gpu", str(project.directory("gpt").path)):  # fmt: skip
         assert text in script
@@ -281,20 +283,16 @@ ODD = {
 def test_the_guard_in_the_job_reads_back_exactly_what_the_settings_say(tmp_path: Path) -> None:
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in ODD.items()]
     project = make_project(tmp_path, settings='[run]\ncommand = "env -0"\n[guard]\n' + "".join(lines))
-    request = SubmitRequest(run="gpt")
-    plan = plan_submit(request, project.loaded.settings, "/logs")
-    script = render_script(project, request, plan, project.directory("gpt"))
-    exports = "\n".join(line for line in script.splitlines() if line.startswith(("export RESIL_G", "unset")))
-    told = subprocess.run(
+    exports = "\n".join(line for line in rendered(project).splitlines() if line.startswith(("export RESIL_G", "unset")))
+    exported = subprocess.run(
         ["bash", "-u", "-c", f"{exports}\nenv -0"], env={"RESIL_GUARD__ROUND_S": "5"}, capture_output=True, text=True,
         check=True,
     ).stdout  # fmt: skip
-    environ = dict(entry.split("=", 1) for entry in told.split("\0") if entry)
-    settings = read_settings(environ)
+    settings = read_settings(dict(entry.split("=", 1) for entry in exported.split("\0") if entry))
     assert {name: getattr(settings, name) for name in ODD} == ODD
-    told_it = project.loaded.settings.guard
-    assert told_it is not None
-    assert settings == replace(told_it, switch_owners="owner"), "and nothing of another job"
+    written = project.loaded.settings.guard
+    assert written is not None
+    assert settings == replace(written, switch_owners="owner"), "and nothing of another job"
 
 
 def test_what_is_not_set_is_left_to_the_guard(tmp_path: Path) -> None:
@@ -306,7 +304,9 @@ def test_what_is_not_set_is_left_to_the_guard(tmp_path: Path) -> None:
     [('[run]\ngroup = "root"\n', "group"), ('[run]\nswitch_owners = "any"\n', "any"),
      ('[guard]\nswitch_owners = "any"\n', "any")],
 )  # fmt: skip
-def test_the_guard_obeys_whom_the_batch_shell_obeys(tmp_path: Path, settings: str, policy: str) -> None:
+def test_the_guard_accepts_the_switches_that_the_batch_shell_accepts(
+    tmp_path: Path, settings: str, policy: str
+) -> None:
     project = make_project(tmp_path, settings=settings)
     assert guard_variables(project.loaded)["RESIL_GUARD__SWITCH_OWNERS"] == policy
     assert owner_policy(project.loaded.settings.run) == policy
@@ -314,10 +314,8 @@ def test_the_guard_obeys_whom_the_batch_shell_obeys(tmp_path: Path, settings: st
 
 @pytest.mark.parametrize("command", ["", "  "])
 def test_without_a_command_there_is_nothing_to_render(tmp_path: Path, command: str) -> None:
-    project = make_project(tmp_path, settings=f'[run]\ncommand = "{command}"\n')
-    request = SubmitRequest(run="gpt")
     with pytest.raises(UsageError, match="no command to run") as caught:
-        render_script(project, request, plan_submit(request, project.loaded.settings, "/l"), project.directory("gpt"))
+        rendered(make_project(tmp_path, settings=f'[run]\ncommand = "{command}"\n'))
     assert "resil init" in caught.value.hint
 
 
@@ -373,11 +371,10 @@ def test_a_folder_for_the_output_of_an_own_script_must_be_there(tmp_path: Path) 
     assert facts(tmp_path, None, script).missing_directories == ()
 
 
-def test_a_tilde_is_no_home_to_slurm(tmp_path: Path) -> None:
-    for name in ("~", "~nosuchuser"):
-        script = f"#!/bin/bash\n#SBATCH --output={name}/x.out\n"
-        found = facts(tmp_path, None, script, script=Path("x.sh"))
-        assert found.missing_directories == (str(tmp_path / "project" / name),)
+@pytest.mark.parametrize("name", ["~", "~nosuchuser"])
+def test_a_tilde_is_no_home_to_slurm(tmp_path: Path, name: str) -> None:
+    found = facts(tmp_path, None, f"#!/bin/bash\n#SBATCH --output={name}/x.out\n", script=Path("x.sh"))
+    assert found.missing_directories == (str(tmp_path / "project" / name),)
 
 
 def test_the_run_that_a_folder_belongs_to_is_known(tmp_path: Path) -> None:

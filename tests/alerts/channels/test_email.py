@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import email.message
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from email import message_from_bytes, message_from_string, policy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.alerts.alert import Reason
+from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channels._email_smtp import PARTIAL_TRIES
 from resilience.alerts.channels.email import CHANNEL, EmailSettings, envelope_address, port_of, tls_of
-from resilience.errors import DeliveryError, SettingsError
+from resilience.errors import SettingsError
 from resilience.finding import Verdict
 from resilience.system.world import World
 from tests.alerts.channels.alerts import a_notice, an_alert, hostile, resolved
+from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import (
     Certificate,
     Mailbox,
     drips,
     free_port,
     hangs_up,
+    make_certificate,
     serving,
     silent,
     smtp_server,
@@ -34,17 +38,43 @@ from tests.alerts.channels.servers import (
 TO = EmailSettings(to=("ada@example.org", "Bob <bob@example.org>"), sender="resil@example.org", timeout_s=5)
 
 
-def send(settings: EmailSettings, world: World, *, thread: Mapping[str, str] | None = None, **fields: object) -> str:
+SENDER = Sender(CHANNEL)
+refused = SENDER.refused
+
+
+def send(
+    settings: EmailSettings, world: World, alert: Alert | None = None, thread: Mapping[str, str] | None = None
+) -> str:
     """Deliver an alert and return the answer."""
-    CHANNEL.check(settings)
-    alert = replace(an_alert(), **fields)  # type: ignore[arg-type]
-    return CHANNEL.send(CHANNEL.compose(alert, settings, thread or {}), settings, world)["answer"]
+    return SENDER.send(settings, world, alert, thread)["answer"]
 
 
-def refused(settings: EmailSettings, world: World, thread: Mapping[str, str] | None = None) -> DeliveryError:
-    with pytest.raises(DeliveryError) as caught:
-        send(settings, world, thread=thread)
-    return caught.value
+@contextmanager
+def served(mailbox: Mailbox, server: Mapping[str, Any] | None = None, **changes: Any) -> Iterator[EmailSettings]:
+    """Settings whose mail goes to a real server; `server` is handed to that, `changes` to the settings."""
+    with smtp_server(mailbox, **(server or {})) as port:
+        yield replace(TO, **{"host": "127.0.0.1", "port": port, **changes})
+
+
+def deliver(
+    world: World, alert: Alert | None = None, server: Mapping[str, Any] | None = None, **changes: Any
+) -> Mailbox:
+    """The mailbox of a real server after an alert."""
+    mailbox = Mailbox()
+    with served(mailbox, server, **changes) as settings:
+        send(settings, world, alert)
+    return mailbox
+
+
+def by_password(certificate: Certificate) -> dict[str, str]:
+    """Settings of a server that wants STARTTLS and the canary."""
+    return {
+        "host": "localhost",
+        "tls": "starttls",
+        "ca_file": str(certificate.file),
+        "username": "ada",
+        "password_variable": "RESIL_CANARY",
+    }
 
 
 def received(mailbox: Mailbox, number: int = 0) -> email.message.EmailMessage:
@@ -61,8 +91,8 @@ def body_of(message: email.message.EmailMessage, kind: str) -> str:
 
 def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(world: World) -> None:
     mailbox = Mailbox()
-    with smtp_server(mailbox) as port:
-        answer = send(replace(TO, host="127.0.0.1", port=port), world)
+    with served(mailbox) as settings:
+        answer = send(settings, world)
     message = received(mailbox)
     assert message["Subject"] == "[resil] CRITICAL: /scratch: 98% used, 3.1 days left at 18.4 TB a day (3f9a1c)"
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
@@ -100,12 +130,7 @@ def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
 
 
 def test_a_job_name_cannot_add_a_header_or_a_recipient(world: World) -> None:
-    mailbox = Mailbox()
-    settings = replace(TO, host="127.0.0.1")
-    alert = hostile("gpt\r\nBcc: eve@example.org\r\nX-Evil: 1\r\n\r\nbody")
-    with smtp_server(mailbox) as port:
-        settings = replace(settings, port=port)
-        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    mailbox = deliver(world, hostile("gpt\r\nBcc: eve@example.org\r\nX-Evil: 1\r\n\r\nbody"))
     message = received(mailbox)
     assert "Bcc" not in message and "X-Evil" not in message
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
@@ -120,11 +145,8 @@ def test_html_is_escaped_and_styled_inline() -> None:
 
 
 def test_a_mail_of_megabytes_is_cut_and_says_so(world: World) -> None:
-    mailbox = Mailbox()
-    alert = an_alert(*(a_notice(f"{n}", evidence=("y" * 10_000_000,) * 3) for n in range(40)))
-    with smtp_server(mailbox) as port, takes_at_most(10):
-        settings = replace(TO, host="127.0.0.1", port=port)
-        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    with takes_at_most(10):
+        mailbox = deliver(world, an_alert(*(a_notice(f"{n}", evidence=("y" * 10_000_000,) * 3) for n in range(40))))
     content = mailbox.envelopes[0].content
     assert content is not None and len(content) < 1_500_000
     assert "more)" in body_of(received(mailbox), "plain") and "And 15 more" in body_of(received(mailbox), "plain")
@@ -132,22 +154,16 @@ def test_a_mail_of_megabytes_is_cut_and_says_so(world: World) -> None:
 
 def test_starttls_and_a_password_deliver(world: World, certificate: Certificate, canary: str) -> None:
     mailbox = Mailbox()
-    settings = replace(
-        TO, host="localhost", tls="starttls", ca_file=str(certificate.file), username="ada",
-        password_variable="RESIL_CANARY",
-    )  # fmt: skip
-    context = certificate.server_context()
-    with smtp_server(mailbox, tls_context=context, require_starttls=True, password=canary) as port:
-        assert "took it" in send(replace(settings, port=port), world)
+    server = {"tls_context": certificate.server_context(), "require_starttls": True, "password": canary}
+    with served(mailbox, server, **by_password(certificate)) as settings:
+        assert "took it" in send(settings, world)
     assert mailbox.logins == [("ada", canary)]
     assert len(mailbox.envelopes) == 1
 
 
 def test_implicit_tls_delivers(world: World, certificate: Certificate) -> None:
-    mailbox = Mailbox()
-    with smtp_server(mailbox, implicit=certificate.server_context()) as port:
-        send(replace(TO, host="127.0.0.1", port=port, tls="implicit", ca_file=str(certificate.file)), world)
-    assert len(mailbox.envelopes) == 1
+    server = {"implicit": certificate.server_context()}
+    assert len(deliver(world, None, server, tls="implicit", ca_file=str(certificate.file)).envelopes) == 1
 
 
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])
@@ -155,37 +171,24 @@ def test_a_certificate_that_nobody_signed_is_refused_and_nothing_is_sent(
     world: World, certificate: Certificate, tls: str
 ) -> None:
     mailbox = Mailbox()
-    context = certificate.server_context()
-    with smtp_server(mailbox, **{"tls_context" if tls == "starttls" else "implicit": context}) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls), world)
+    server = {"tls_context" if tls == "starttls" else "implicit": certificate.server_context()}
+    with served(mailbox, server, tls=tls) as settings:
+        error = refused(settings, world)
     assert "certificate" in error.message and "ca_file" in error.hint
     assert not mailbox.envelopes
 
 
 def test_a_certificate_for_another_host_is_refused(world: World, tmp_path: Path, certificate: Certificate) -> None:
-    from tests.alerts.channels.servers import make_certificate
-
     other = make_certificate(tmp_path, names="DNS:mail.example.org")
-    with smtp_server(Mailbox(), tls_context=other.server_context()) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port, tls="starttls", ca_file=str(other.file)), world)
-    assert "certificate" in error.message
-
-
-def test_a_server_without_starttls_gets_nothing_in_the_clear(world: World) -> None:
-    mailbox = Mailbox()
-    with smtp_server(mailbox) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port, tls="starttls"), world)
-    assert "does not offer STARTTLS" in error.message and 'tls = "none"' in error.hint
-    assert not error.transient and not mailbox.envelopes
+    server = {"tls_context": other.server_context()}
+    with served(Mailbox(), server, tls="starttls", ca_file=str(other.file)) as settings:
+        assert "certificate" in refused(settings, world).message
 
 
 def test_a_wrong_password_is_permanent_and_is_not_shown(world: World, certificate: Certificate, canary: str) -> None:
-    settings = replace(
-        TO, host="localhost", tls="starttls", ca_file=str(certificate.file), username="ada",
-        password_variable="RESIL_CANARY",
-    )  # fmt: skip
-    with smtp_server(Mailbox(), tls_context=certificate.server_context(), password="another") as port:
-        error = refused(replace(settings, port=port), world)
+    server = {"tls_context": certificate.server_context(), "password": "another"}
+    with served(Mailbox(), server, **by_password(certificate)) as settings:
+        error = refused(settings, world)
     assert not error.transient and "535" in error.message and canary not in error.message + error.hint
 
 
@@ -214,21 +217,40 @@ def test_a_server_that_quotes_the_password_does_not_make_us_show_it(world: World
     assert canary not in repr(vars(error)) and coded not in repr(vars(error))
 
 
-@pytest.mark.parametrize(
-    ("reply", "transient"), [("451 greylisted, come back", True), ("450 busy", True), ("550 no such user", False)]
-)
-def test_a_refusal_of_everybody_is_as_lasting_as_the_server_says(world: World, reply: str, transient: bool) -> None:
-    mailbox = Mailbox(refuse={"ada@example.org": reply, "bob@example.org": reply})
-    with smtp_server(mailbox) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port), world)
-    assert error.transient is transient and reply[4:] in error.message
-    assert not mailbox.envelopes
+def all_refused(reply: str) -> Mailbox:
+    return Mailbox(refuse=dict.fromkeys(("ada@example.org", "bob@example.org"), reply))
+
+
+# By claim: the server, settings, whether another try may help, and parts of the message and of the hint.
+REFUSALS: dict[str, tuple[Mailbox, dict[str, Any], bool, str, str]] = {
+    "greylisted": (all_refused("451 greylisted, come back"), {}, True, "greylisted, come back", ""),
+    "all mailboxes are busy": (all_refused("450 busy"), {}, True, "busy", ""),
+    "nobody is known": (all_refused("550 no such user"), {}, False, "no such user", ""),
+    "full, after the mail was sent": (Mailbox(data_reply="452 full"), {}, True, "452 full", ""),
+    "spam, after the mail was sent": (Mailbox(data_reply="554 spam"), {}, False, "554 spam", ""),
+    "the sender is refused": (Mailbox(sender_reply="553 not yours"), {}, False, "", "set sender"),
+    "a password is wanted": (
+        Mailbox(sender_reply="530 5.7.0 Authentication required"), {}, False, "", "username and password_file",
+    ),
+    "no STARTTLS, and nothing in the clear": (
+        Mailbox(), {"tls": "starttls"}, False, "does not offer STARTTLS", 'tls = "none"',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_as_lasting_as_the_server_says_and_says_what_to_do(world: World, name: str) -> None:
+    mailbox, changes, transient, message, hint = REFUSALS[name]
+    with served(mailbox, **changes) as settings:
+        error = refused(settings, world)
+    assert error.transient is transient
+    assert message in error.message and hint in error.hint
+    assert len(mailbox.envelopes) == ("after the mail was sent" in name)
 
 
 def test_greylisting_ends_with_a_delivery(world: World) -> None:
-    mailbox = Mailbox(refuse=dict.fromkeys(("ada@example.org", "bob@example.org"), "451 later"))
-    with smtp_server(mailbox) as port:
-        settings = replace(TO, host="127.0.0.1", port=port)
+    mailbox = all_refused("451 later")
+    with served(mailbox) as settings:
         assert refused(settings, world).transient
         mailbox.refuse.clear()
         send(settings, world)
@@ -237,16 +259,15 @@ def test_greylisting_ends_with_a_delivery(world: World) -> None:
 
 def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(world: World) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "550 bob has left"})
-    with smtp_server(mailbox) as port:
-        answer = send(replace(TO, host="127.0.0.1", port=port), world)
+    with served(mailbox) as settings:
+        answer = send(settings, world)
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
     assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
 
 
 def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(world: World) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
-    with smtp_server(mailbox) as port:
-        settings = replace(TO, host="127.0.0.1", port=port)
+    with served(mailbox) as settings:
         error = refused(settings, world)
         assert error.transient and "took it for ada@example.org, and not for bob" in error.message
         again = refused(settings, world, error.memory)
@@ -259,37 +280,16 @@ def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(world: World) ->
 def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(world: World) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
     memory: dict[str, str] = {}
-    with smtp_server(mailbox) as port:
-        settings = replace(TO, host="127.0.0.1", port=port)
+    with served(mailbox) as settings:
         for _ in range(PARTIAL_TRIES):
             memory = refused(settings, world, memory).memory
         answer = send(settings, world, thread=memory)
     assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
 
 
-@pytest.mark.parametrize(("reply", "transient"), [("452 full", True), ("554 spam", False)])
-def test_a_refusal_after_the_mail_was_sent(world: World, reply: str, transient: bool) -> None:
-    with smtp_server(Mailbox(data_reply=reply)) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port), world)
-    assert error.transient is transient and reply in error.message
-
-
-def test_a_refused_sender_is_told_with_what_to_do(world: World) -> None:
-    with smtp_server(Mailbox(sender_reply="553 not yours")) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port), world)
-    assert not error.transient and "set sender" in error.hint
-
-
-def test_a_server_that_wants_a_password_says_so(world: World) -> None:
-    with smtp_server(Mailbox(sender_reply="530 5.7.0 Authentication required")) as port:
-        error = refused(replace(TO, host="127.0.0.1", port=port), world)
-    assert not error.transient and "username and password_file" in error.hint
-
-
 def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(world: World) -> None:
     mailbox = Mailbox(drop_after_data=True)
-    with smtp_server(mailbox) as port:
-        settings = replace(TO, host="127.0.0.1", port=port)
+    with served(mailbox) as settings:
         error = refused(settings, world)
         mailbox.drop_after_data = False
         send(settings, world)
@@ -334,20 +334,16 @@ def test_an_ipv6_server_delivers(world: World) -> None:
 
 
 def test_an_address_that_is_not_ascii_needs_a_server_that_says_so(world: World) -> None:
-    settings = replace(TO, to=("jürgen@münchen.example",))
-    mailbox = Mailbox()
-    with smtp_server(mailbox, enable_SMTPUTF8=False) as port:
-        error = refused(replace(settings, host="127.0.0.1", port=port), world)
+    to = ("jürgen@münchen.example",)
+    with served(Mailbox(), {"enable_SMTPUTF8": False}, to=to) as settings:
+        error = refused(settings, world)
     assert not error.transient and "SMTPUTF8" in error.message
-    with smtp_server(mailbox, enable_SMTPUTF8=True) as port:
-        send(replace(settings, host="127.0.0.1", port=port), world)
+    mailbox = deliver(world, None, {"enable_SMTPUTF8": True}, to=to)
     assert mailbox.envelopes[0].rcpt_tos == ["jürgen@xn--mnchen-3ya.example"]
 
 
 def test_a_domain_that_is_not_ascii_is_written_as_servers_want_it(world: World) -> None:
-    mailbox = Mailbox()
-    with smtp_server(mailbox) as port:
-        send(replace(TO, to=("Jürgen, Dr. <j@münchen.example>",), host="127.0.0.1", port=port), world)
+    mailbox = deliver(world, to=("Jürgen, Dr. <j@münchen.example>",))
     assert mailbox.envelopes[0].rcpt_tos == ["j@xn--mnchen-3ya.example"]
     assert received(mailbox)["To"].addresses[0].display_name == "Jürgen, Dr."
 
@@ -363,19 +359,17 @@ def sendmail(tmp_path: Path, code: int = 0, more: str = "") -> tuple[str, ...]:
     return (str(program), "-i")
 
 
-def test_sendmail_gets_the_mail_on_its_standard_input(world: World, tmp_path: Path) -> None:
+def test_sendmail_gets_the_mail_on_its_standard_input_and_no_secret_in_its_environment(
+    world: World, tmp_path: Path, canary: str
+) -> None:
     answer = send(replace(TO, sendmail=sendmail(tmp_path)), world)
     message = message_from_string((tmp_path / "stdin").read_text(), policy=policy.default)
     assert message["Subject"].startswith("[resil] CRITICAL")
     argv = (tmp_path / "argv").read_text().split()
     assert argv == ["-i", "-f", "resil@example.org", "ada@example.org", "bob@example.org"]
     assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "took it" in answer
-
-
-def test_sendmail_sees_no_secret_in_its_environment(world: World, tmp_path: Path, canary: str) -> None:
-    send(replace(TO, sendmail=sendmail(tmp_path)), world)
-    assert "PATH=" in (tmp_path / "env").read_text()
-    assert canary not in (tmp_path / "env").read_text() and "RESIL_CANARY" not in (tmp_path / "env").read_text()
+    environment = (tmp_path / "env").read_text()
+    assert "PATH=" in environment and canary not in environment and "RESIL_CANARY" not in environment
 
 
 @pytest.mark.parametrize(("code", "transient"), [(75, True), (1, True), (67, False), (64, False)])
@@ -390,10 +384,6 @@ def test_a_sendmail_that_hangs_is_killed_in_time(world: World, tmp_path: Path) -
     with takes_at_most(5):
         error = refused(replace(TO, sendmail=sendmail(tmp_path, 0, "sleep 60"), timeout_s=0.3), world)
     assert error.transient and "0.3 s" in error.message
-
-
-def test_a_missing_sendmail_may_be_there_on_another_node(world: World) -> None:
-    assert refused(replace(TO, sendmail=("/nowhere/sendmail",)), world).transient
 
 
 def test_without_a_sender_this_account_is_the_sender(world: World, tmp_path: Path) -> None:
@@ -423,9 +413,7 @@ def test_without_a_sender_this_account_is_the_sender(world: World, tmp_path: Pat
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], word: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        CHANNEL.check(replace(TO, **wrong))  # type: ignore[arg-type]
-    assert word in caught.value.message + caught.value.hint
+    assert word in SENDER.objection(replace(TO, **wrong))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -463,18 +451,14 @@ def test_the_subject_of_many_says_how_many() -> None:
 
 
 def test_a_mail_can_be_read_before_it_is_sent() -> None:
-    mail = CHANNEL.compose(an_alert(), TO, {})
-    assert "Subject: [resil] CRITICAL" in mail.as_string()
+    assert "Subject: [resil] CRITICAL" in CHANNEL.compose(an_alert(), TO, {}).as_string()
 
 
 def test_a_subject_that_is_not_ascii_arrives_as_it_was(world: World) -> None:
-    mailbox = Mailbox()
     alert = an_alert(a_notice(subject="/größe/日本", summary="voll 🔥, " + "ä" * 90))
-    with smtp_server(mailbox, enable_SMTPUTF8=False) as port:
-        settings = replace(TO, host="127.0.0.1", port=port)
-        CHANNEL.send(CHANNEL.compose(alert, settings, {}), settings, world)
+    mailbox = deliver(world, alert, {"enable_SMTPUTF8": False})
     message = received(mailbox)
-    assert message["Subject"] == CHANNEL.compose(alert, settings, {}).subject
+    assert message["Subject"] == CHANNEL.compose(alert, TO, {}).subject
     assert "日本" in message["Subject"] and "voll 🔥" in body_of(message, "plain")
     content = mailbox.envelopes[0].content
     assert isinstance(content, bytes) and content.isascii()

@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.world import World
 from tests.alerts.channels.alerts import HOSTILE, a_notice, a_thousand, an_alert, hostile, resolved
+from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import drips, says, serving, silent, takes_at_most
 
 BOT = SlackSettings(token_variable="RESIL_CANARY", channel="C1", timeout_s=3)
@@ -128,32 +129,39 @@ def test_colours_follow_the_verdict_and_the_end() -> None:
     assert content_of(resolved())["text"].startswith("🟢 RESOLVED")
 
 
-def webhook(httpserver: HTTPServer, monkey: World, canary: str) -> tuple[SlackSettings, World]:
-    """Settings whose webhook is on the server, with the canary in its address."""
+SENDER = Sender(CHANNEL)
+send, refused = SENDER.send, SENDER.refused
+
+
+@dataclass
+class Hook:
+    """A webhook on the server, with the canary in its address."""
+
+    server: HTTPServer
+    world: World
+    canary: str
+    settings = SlackSettings(webhook_variable="HOOK", timeout_s=3)
+
+    def answers(self, response: Response) -> None:
+        self.server.expect_request(f"/services/T0/B0/{self.canary}", method="POST").respond_with_response(response)
+
+    def refused(self, response: Response) -> DeliveryError:
+        self.answers(response)
+        return refused(self.settings, self.world)
+
+
+@pytest.fixture
+def hook(httpserver: HTTPServer, world: World, canary: str) -> Hook:
     url = httpserver.url_for(f"/services/T0/B0/{canary}")
-    environ = {**monkey.environ, "HOOK": url}
-    return SlackSettings(webhook_variable="HOOK", timeout_s=3), replace(monkey, environ=environ)
+    return Hook(httpserver, replace(world, environ={**world.environ, "HOOK": url}), canary)
 
 
-def send(settings: SlackSettings, world: World, alert: Alert | None = None, **thread: str) -> dict[str, str]:
-    CHANNEL.check(settings)
-    message = CHANNEL.compose(alert or an_alert(), settings, thread)
-    return dict(CHANNEL.send(message, settings, world))
-
-
-def refused(settings: SlackSettings, world: World) -> DeliveryError:
-    with pytest.raises(DeliveryError) as caught:
-        send(settings, world)
-    return caught.value
-
-
-def test_a_webhook_takes_the_message(httpserver: HTTPServer, world: World, canary: str) -> None:
-    httpserver.expect_request(f"/services/T0/B0/{canary}", method="POST").respond_with_data("ok")
-    settings, world = webhook(httpserver, world, canary)
-    answer = send(settings, world)["answer"]
-    sent = httpserver.log[0][0].get_json()
+def test_a_webhook_takes_the_message(hook: Hook) -> None:
+    hook.answers(Response("ok"))
+    answer = send(hook.settings, hook.world)["answer"]
+    sent = hook.server.log[0][0].get_json()
     assert sent["text"].startswith("🔴 CRITICAL: /scratch") and sent["attachments"][0]["blocks"]
-    assert "answered 200: ok" in answer and canary not in answer
+    assert "answered 200: ok" in answer and hook.canary not in answer
 
 
 @pytest.mark.parametrize(
@@ -168,37 +176,34 @@ def test_a_webhook_takes_the_message(httpserver: HTTPServer, world: World, canar
     ],
 )
 def test_a_webhooks_refusal_says_whether_and_when_to_try_again(
-    httpserver: HTTPServer, world: World, canary: str, status: int, headers: dict[str, str], transient: bool,
-    wait_s: float | None,
-) -> None:  # fmt: skip
-    answer = Response(f"no: /services/T0/B0/{canary}", status=status, headers=headers)
-    httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_response(answer)
-    error = refused(*webhook(httpserver, world, canary))
-    assert (error.transient, error.retry_after_s) == (transient, wait_s)
-    assert str(status) in error.message and canary not in error.message + error.hint
-    assert len(httpserver.log) == 1  # slack_sdk tries nothing again by itself: the outbox does
-
-
-@pytest.mark.parametrize(("code", "transient"), [("channel_not_found", False), ("internal_error", True)])
-def test_a_webhooks_200_that_says_no_is_no_delivery(
-    httpserver: HTTPServer, world: World, canary: str, code: str, transient: bool
+    hook: Hook, status: int, headers: dict[str, str], transient: bool, wait_s: float | None
 ) -> None:
-    httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_json({"ok": False, "error": code})
-    error = refused(*webhook(httpserver, world, canary))
-    assert code in error.message and error.transient is transient
+    error = hook.refused(Response(f"no: /services/T0/B0/{hook.canary}", status=status, headers=headers))
+    assert (error.transient, error.retry_after_s) == (transient, wait_s)
+    assert str(status) in error.message and hook.canary not in error.message + error.hint
+    assert len(hook.server.log) == 1  # slack_sdk tries nothing again by itself: the outbox does
 
 
-def test_a_redirect_is_not_followed(httpserver: HTTPServer, world: World, canary: str) -> None:
-    moved = Response(status=302, headers={"Location": httpserver.url_for("/elsewhere")})
-    httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_response(moved)
-    httpserver.expect_request("/elsewhere").respond_with_data("ok")
-    error = refused(*webhook(httpserver, world, canary))
-    assert not error.transient and "302" in error.message and len(httpserver.log) == 1
+@pytest.mark.parametrize(
+    ("answer", "kind", "transient", "said"),
+    [
+        ('{"ok": false, "error": "channel_not_found"}', "application/json", False, "channel_not_found"),
+        ('{"ok": false, "error": "internal_error"}', "application/json", True, "internal_error"),
+        ("<html>please log in</html>", "text/html", True, ""),
+    ],
+    ids=["no channel", "internal error", "a log-in page"],
+)
+def test_a_webhooks_200_that_says_no_is_no_delivery(
+    hook: Hook, answer: str, kind: str, transient: bool, said: str
+) -> None:
+    error = hook.refused(Response(answer, content_type=kind))
+    assert error.transient is transient and said in error.message
 
 
-def test_a_log_in_page_is_no_delivery(httpserver: HTTPServer, world: World, canary: str) -> None:
-    httpserver.expect_request(f"/services/T0/B0/{canary}").respond_with_data("<html>please log in</html>")
-    assert refused(*webhook(httpserver, world, canary)).transient
+def test_a_redirect_is_not_followed(hook: Hook) -> None:
+    hook.server.expect_request("/elsewhere").respond_with_data("ok")
+    error = hook.refused(Response(status=302, headers={"Location": hook.server.url_for("/elsewhere")}))
+    assert not error.transient and "302" in error.message and len(hook.server.log) == 1
 
 
 @pytest.mark.parametrize("way", ["webhook", "bot"])
@@ -242,11 +247,17 @@ def api(httpserver: HTTPServer) -> Api:
     return Api(httpserver)
 
 
+def bot_refused(httpserver: HTTPServer, world: World, response: Response) -> DeliveryError:
+    """The error of a bot to which the API answers this."""
+    httpserver.expect_request("/api/chat.postMessage").respond_with_response(response)
+    return refused(replace(BOT, base_url=httpserver.url_for("/api/")), world)
+
+
 def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api, world: World, canary: str) -> None:
     first = send(api.settings, world)
-    worse = send(api.settings, world, an_alert(id="x-2", reason=Reason.WORSE), **first)
-    reminded = send(api.settings, world, an_alert(id="x-3", reason=Reason.REMINDER), **worse)
-    over = send(api.settings, world, resolved(), **reminded)
+    worse = send(api.settings, world, an_alert(id="x-2", reason=Reason.WORSE), first)
+    reminded = send(api.settings, world, an_alert(id="x-3", reason=Reason.REMINDER), worse)
+    over = send(api.settings, world, resolved(), reminded)
     assert [method for method, _ in api.calls] == [
         "chat.postMessage", "chat.postMessage", "chat.update", "chat.postMessage", "chat.postMessage", "chat.update",
     ]  # fmt: skip
@@ -263,7 +274,7 @@ def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api,
 def test_a_first_message_that_cannot_be_redrawn_does_not_send_the_reply_again(api: Api, world: World) -> None:
     first = send(api.settings, world)
     api.answers["chat.update"] = {"ok": False, "error": "message_not_found"}
-    over = send(api.settings, world, resolved(), **first)
+    over = send(api.settings, world, resolved(), first)
     assert "message_not_found" in over["answer"]
 
 
@@ -289,21 +300,17 @@ def test_an_ok_false_is_as_lasting_as_its_code(api: Api, world: World, code: str
 def test_a_bots_rate_limit_is_respected(httpserver: HTTPServer, world: World, wait: str | None, wait_s: float) -> None:
     headers = {"Retry-After": wait} if wait else {}
     answer = Response('{"ok": false, "error": "ratelimited"}', status=429, headers=headers)
-    httpserver.expect_request("/api/chat.postMessage").respond_with_response(answer)
-    error = refused(replace(BOT, base_url=httpserver.url_for("/api/")), world)
+    error = bot_refused(httpserver, world, answer)
     assert error.transient and error.retry_after_s == wait_s
 
 
 def test_a_redirect_does_not_get_the_token(httpserver: HTTPServer, world: World) -> None:
-    moved = Response(status=302, headers={"Location": httpserver.url_for("/thief")})
-    httpserver.expect_request("/api/chat.postMessage").respond_with_response(moved)
-    refused(replace(BOT, base_url=httpserver.url_for("/api/")), world)
+    bot_refused(httpserver, world, Response(status=302, headers={"Location": httpserver.url_for("/thief")}))
     assert [request.path for request, _ in httpserver.log] == ["/api/chat.postMessage"]
 
 
 def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, world: World) -> None:
-    httpserver.expect_request("/api/chat.postMessage").respond_with_data("<html>please log in</html>")
-    error = refused(replace(BOT, base_url=httpserver.url_for("/api/")), world)
+    error = bot_refused(httpserver, world, Response("<html>please log in</html>"))
     assert error.transient and "not Slack's" in error.message
 
 
@@ -324,9 +331,7 @@ def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, worl
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        CHANNEL.check(SlackSettings(**wrong))
-    said = caught.value.message + caught.value.hint
+    said = SENDER.objection(SlackSettings(**wrong))
     assert word in said and 'secret"' not in said and "xoxb" not in said and "hooks.slack" not in said
 
 

@@ -15,12 +15,14 @@ from werkzeug import Response
 
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channels.webhook import CHANNEL, WebhookSettings
-from resilience.errors import DeliveryError, SettingsError
+from resilience.errors import SettingsError
 from resilience.finding import Verdict
 from resilience.system.world import World
 from tests.alerts.channels.alerts import HOSTILE, a_notice, a_thousand, an_alert, hostile, resolved
+from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import (
     Certificate,
+    Handler,
     drips,
     free_port,
     hangs_up,
@@ -40,15 +42,15 @@ def payload(alert: Alert, settings: WebhookSettings | str = "generic", **thread:
     return json.loads(CHANNEL.compose(alert, settings, thread).payload)
 
 
-def send(settings: WebhookSettings, world: World, alert: Alert | None = None, **thread: str) -> dict[str, str]:
-    CHANNEL.check(settings)
-    return dict(CHANNEL.send(CHANNEL.compose(alert or an_alert(), settings, thread), settings, world))
+SENDER = Sender(CHANNEL)
+send, refused = SENDER.send, SENDER.refused
 
 
-def refused(settings: WebhookSettings, world: World) -> DeliveryError:
-    with pytest.raises(DeliveryError) as caught:
-        send(settings, world)
-    return caught.value
+@pytest.fixture
+def url(httpserver: HTTPServer) -> str:
+    """Takes everything."""
+    httpserver.expect_request("/x").respond_with_data("ok")
+    return httpserver.url_for("/x")
 
 
 def to(port: int, scheme: str = "http", **fields: Any) -> WebhookSettings:
@@ -65,7 +67,7 @@ def test_generic_is_the_alert_itself_with_a_headline(httpserver: HTTPServer, wor
     assert request.content_type == "application/json"
     assert request.get_json()["headline"].startswith("CRITICAL: /scratch: 98%")
     assert request.get_json()["notices"][0]["episode"] == "3f9a1c"
-    assert '201: { "id": 7 }' in answer or "201" in answer
+    assert "201" in answer
 
 
 def test_a_page_is_triggered_and_resolved_under_one_key() -> None:
@@ -165,10 +167,9 @@ def test_every_service_gets_json_of_a_size_it_takes(preset: str, alert: Alert) -
     json.loads(message.payload)["dedup_key" if preset == "pagerduty" else next(iter(json.loads(message.payload)))]
 
 
-def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, world: World, canary: str) -> None:
-    httpserver.expect_request("/x").respond_with_data("ok")
+def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
     for preset in ("generic", "pagerduty"):
-        settings = WebhookSettings(preset=preset, url=httpserver.url_for("/x"), secret_variable="RESIL_CANARY")
+        settings = WebhookSettings(preset=preset, url=url, secret_variable="RESIL_CANARY")
         send(settings, world, hostile("\0secret\0 {secret} {{ secret }} \\u0000secret\\u0000"))
     generic, page = (request.get_data(as_text=True) for request, _ in httpserver.log)
     assert canary not in generic and page.count(canary) == 1  # the routing key itself
@@ -178,7 +179,7 @@ def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, world: World
 
 
 def own(template: str, **fields: Any) -> WebhookSettings:
-    return WebhookSettings(url="https://example.org/", payload=template, **fields)
+    return WebhookSettings(payload=template, **{"url": "https://example.org/", **fields})
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
@@ -187,12 +188,8 @@ def test_a_payload_of_ones_own_is_json_whatever_stands_in_the_alert(text: str) -
     assert set(payload(hostile(text), settings)) == {"text", "runs"}
 
 
-def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, world: World, canary: str) -> None:
-    httpserver.expect_request("/x").respond_with_data("ok")
-    settings = replace(
-        own('{"a": {{ headline|tojson }}, "token": {{ secret }}}'), url=httpserver.url_for("/x"),
-        secret_variable="RESIL_CANARY",
-    )  # fmt: skip
+def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
+    settings = own('{"a": {{ headline|tojson }}, "token": {{ secret }}}', url=url, secret_variable="RESIL_CANARY")
     send(settings, world, an_alert(a_notice(subject="<&'>")))
     sent = httpserver.log[0][0].get_json()
     assert sent["token"] == canary and "<&'>" in sent["a"]
@@ -212,21 +209,16 @@ def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, world: 
     ],
 )
 def test_a_payload_that_cannot_work_is_refused_before_anything_happens(template: str, word: str) -> None:
-    with takes_at_most(5), pytest.raises(SettingsError) as caught:
-        CHANNEL.check(own(template))
-    assert word in caught.value.message + caught.value.hint
+    with takes_at_most(5):
+        assert word in SENDER.objection(own(template))
 
 
 # Headers and secrets
 
 
-def test_a_header_may_hold_the_secret(httpserver: HTTPServer, world: World, canary: str) -> None:
-    httpserver.expect_request("/x").respond_with_data("ok")
-    settings = WebhookSettings(
-        url=httpserver.url_for("/x"), secret_variable="RESIL_CANARY", method="PUT",
-        headers={"Authorization": "Bearer {secret}", "X-Team": "ml"},
-    )  # fmt: skip
-    send(settings, world)
+def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
+    headers = {"Authorization": "Bearer {secret}", "X-Team": "ml"}
+    send(WebhookSettings(url=url, secret_variable="RESIL_CANARY", method="PUT", headers=headers), world)
     request = httpserver.log[0][0]
     assert request.headers["Authorization"] == f"Bearer {canary}" and request.headers["X-Team"] == "ml"
     assert request.method == "PUT"
@@ -260,9 +252,7 @@ def test_a_header_may_hold_the_secret(httpserver: HTTPServer, world: World, cana
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_without_showing_a_secret(wrong: dict[str, Any], word: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        CHANNEL.check(replace(WebhookSettings(url="https://example.org/"), **wrong))
-    said = caught.value.message + caught.value.hint
+    said = SENDER.objection(replace(WebhookSettings(url="https://example.org/"), **wrong))
     assert word in said and "CaNaRy99" not in said
 
 
@@ -310,26 +300,35 @@ def test_a_date_to_try_again_is_measured_by_the_servers_own_clock(world: World) 
         assert refused(to(port), world).retry_after_s == 40.0
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        silent,
-        drips(b"HTTP/1.1 200 OK\r\n"),
-        says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y", 0.01)),
-        says(b"HTTP/1.1 100 Continue\r\n\r\n" * 3, silent),
-    ],
-    ids=["black hole", "a slow drip", "a header without end", "go on, go on"],
-)
-def test_a_server_that_never_answers_costs_no_more_than_its_time(world: World, handler: Any) -> None:
+BOMB = gzip.compress(b"0" * 200_000_000, 1)
+BOMB_HEAD = f"HTTP/1.1 500 No\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n".encode()
+LONG = '[{% for i in range(90) %}{{ "x" * 10000 }},{% endfor %}1]'
+LATE = "did not answer within 0.3 s"
+# By name: the server, settings, and a part of the message.
+BAD_SERVERS: dict[str, tuple[Handler, dict[str, Any], str]] = {
+    "black hole": (silent, {"timeout_s": 0.3}, LATE),
+    "a slow drip": (drips(b"HTTP/1.1 200 OK\r\n"), {"timeout_s": 0.3}, LATE),
+    "a header without end": (says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y", 0.01)), {"timeout_s": 0.3}, LATE),
+    "go on, go on": (says(b"HTTP/1.1 100 Continue\r\n\r\n" * 3, silent), {"timeout_s": 0.3}, LATE),
+    "it reads nothing": (silent, {"timeout_s": 0.3, "payload": LONG}, ""),
+    "it never shakes hands": (silent, {"timeout_s": 0.3, "scheme": "https"}, ""),
+    "a packed bomb is not unpacked": (says(BOMB_HEAD + BOMB), {}, ""),
+    "it hangs up": (hangs_up, {}, ""),
+    "no HTTP": (says(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), {}, ""),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SERVERS)
+def test_a_bad_server_costs_no_more_than_its_time_and_is_transient(world: World, name: str) -> None:
+    handler, fields, said = BAD_SERVERS[name]
     with serving(handler) as port, takes_at_most(5):
-        error = refused(to(port, timeout_s=0.3), world)
-    assert error.transient and "did not answer within 0.3 s" in error.message
+        error = refused(to(port, **fields), world)
+    assert error.transient and said in error.message
 
 
-def test_a_server_that_reads_nothing_costs_no_more_than_its_time(world: World) -> None:
-    text = '[{% for i in range(90) %}{{ "x" * 10000 }},{% endfor %}1]'
-    with serving(silent) as port, takes_at_most(5):
-        assert refused(to(port, timeout_s=0.3, payload=text), world).transient
+def test_a_closed_port_is_transient_and_said(world: World) -> None:
+    error = refused(to(free_port()), world)
+    assert error.transient and "connection refused" in error.message
 
 
 def test_a_body_that_never_ends_does_not_undo_the_answer(world: World) -> None:
@@ -351,29 +350,10 @@ def test_a_huge_body_is_not_read(world: World) -> None:
     assert error.transient and len(error.message) < 400 and sent < 50 * 2**20
 
 
-def test_a_packed_bomb_is_not_unpacked(world: World) -> None:
-    bomb = gzip.compress(b"0" * 200_000_000, 1)
-    head = f"HTTP/1.1 500 No\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
-    with serving(says(head + bomb)) as port, takes_at_most(5):
-        assert refused(to(port), world).transient
-
-
-def test_a_reset_and_a_closed_port_are_transient(world: World) -> None:
-    with serving(hangs_up) as port:
-        assert refused(to(port), world).transient
-    error = refused(to(free_port()), world)
-    assert error.transient and "connection refused" in error.message
-
-
 def test_a_name_that_nobody_knows_is_transient(world: World) -> None:
     with takes_at_most(5):
         error = refused(WebhookSettings(url="https://nowhere.invalid/x", timeout_s=3), world)
     assert error.transient and "nowhere.invalid" in error.message
-
-
-def test_what_is_no_http_is_transient(world: World) -> None:
-    with serving(says(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")) as port:
-        assert refused(to(port), world).transient
 
 
 def test_a_certificate_must_be_signed_and_for_this_host(
@@ -394,13 +374,11 @@ def test_nothing_in_the_environment_switches_checking_off(world: World, certific
         assert "certificate" in refused(to(port, "https"), replace(world, environ=off)).message
 
 
-def test_a_tls_server_that_goes_silent_costs_no_more_than_its_time(world: World, certificate: Certificate) -> None:
-    with serving(silent) as port, takes_at_most(5):  # it accepts, and never shakes hands
-        assert refused(to(port, "https", timeout_s=0.3), world).transient
+def test_a_tls_server_that_drips_costs_no_more_than_its_time(world: World, certificate: Certificate) -> None:
     dripping = says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))
     with serving(dripping, certificate.server_context()) as port, takes_at_most(5):
         error = refused(to(port, "https", timeout_s=0.3, ca_file=str(certificate.file)), world)
-    assert "did not answer within 0.3 s" in error.message
+    assert LATE in error.message
 
 
 def test_the_proxy_of_the_environment_is_asked(httpserver: HTTPServer, world: World, canary: str) -> None:
@@ -416,11 +394,11 @@ def test_the_proxy_of_the_environment_is_asked(httpserver: HTTPServer, world: Wo
     assert error.transient and canary not in error.message
 
 
-def test_no_password_is_taken_from_netrc(httpserver: HTTPServer, world: World, monkeypatch: pytest.MonkeyPatch,
-                                         tmp_path: Path) -> None:  # fmt: skip
+def test_no_password_is_taken_from_netrc(
+    httpserver: HTTPServer, url: str, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / ".netrc").write_text("machine localhost login ada password geheim\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
-    httpserver.expect_request("/x").respond_with_data("ok")
-    send(WebhookSettings(url=httpserver.url_for("/x")), world)
+    send(WebhookSettings(url=url), world)
     assert "Authorization" not in httpserver.log[0][0].headers

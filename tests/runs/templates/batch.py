@@ -45,11 +45,16 @@ class Script:
         """Its exit code."""
         return self.process.wait(timeout_s)
 
+    def wait_after(self, number: signal.Signals) -> int:
+        """Send a signal; return the exit code."""
+        self.send(number)
+        return self.wait()
+
     @property
     def text(self) -> str:
         return self.log.read_text()
 
-    def until_says(self, text: str, timeout_s: float = 20) -> None:
+    def until_says(self, text: str, timeout_s: float = 60) -> None:
         until(lambda: text in self.text, f"{text!r} in {self.log}", timeout_s)
 
 
@@ -95,9 +100,10 @@ class Batch:
         template: str = "python",
         environment: Mapping[str, str] | None = None,
         beat_s: float = 0.2,
+        says: str = "",
         **spec: Any,
     ) -> Script:
-        """Start the batch script of a job."""
+        """Start the batch script of a job, and wait until its log holds `says`."""
         script = self.root / f"script.{job}.{len(self.started)}"
         wish = ScriptSpec(run="demo", run_dir=str(self.run_dir), command=command, beat_s=beat_s, **spec)
         script.write_text(render(SHIPPED, template, wish))
@@ -123,6 +129,7 @@ class Batch:
                 text=True,
             )
         self.started.append(Script(process, log))
+        self.started[-1].until_says(says)
         return self.started[-1]
 
     def run(self, command: str, job: int = 7, **wishes: Any) -> Script:
@@ -130,6 +137,37 @@ class Batch:
         script = self.start(command, job, **wishes)
         script.wait()
         return script
+
+    def launches_nothing(self, *says: str, script: Script | None = None, code: int = 75, **wishes: Any) -> None:
+        """Run `touch launched` (or wait for the script of it that was started): the code, no launch, and why."""
+        script = script or self.run("touch launched", **wishes)
+        assert script.wait() == code
+        assert not self.launched
+        for text in says:
+            assert text in script.text
+
+    def program(self, name: str, text: str) -> dict[str, str]:
+        """Put a script into a folder of programs; return the environment that finds it first."""
+        path = self.root / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return {"PATH": f"{path.parent}:{os.environ['PATH']}"}
+
+    @property
+    def launched(self) -> bool:
+        """Whether `touch launched` has run."""
+        return (self.root / "launched").exists()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `env >environment` wrote."""
+        lines = (self.root / "environment").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.run_dir / "finished").exists()
 
     def attempt(self, number: int, *, job: int, host: str = "elsewhere") -> Path:
         """Write an attempt as another batch shell would have."""

@@ -9,12 +9,12 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.runs.templates.batch import PYTHON, Batch, until
+from tests.runs.templates.batch import PYTHON, Batch, Script, until
 
-SLEEPER = f"{PYTHON} -c 'import time; print(\"ready\", flush=True); time.sleep(60)'"
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
 
 
@@ -24,6 +24,12 @@ def catcher(name: str, code: int) -> str:
         f"{PYTHON} -c 'import signal, sys, time; signal.signal(signal.{name}, lambda *_: sys.exit({code})); "
         f'print("ready", flush=True); time.sleep(60)\''
     )
+
+
+def stops(batch: Batch, then: str, **wishes: Any) -> Script:
+    """A training that is ready, and goes on as told when the stop switch of its job is there."""
+    wait = f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done'
+    return batch.start(f"{wait}; {then}", says="ready", **wishes)
 
 
 # ---- exit codes -----------------------------------------------------------------------------------------------------
@@ -50,19 +56,15 @@ def test_a_command_that_is_no_bash_does_not_break_the_script(batch: Batch) -> No
 
 
 def test_a_failing_setup_stops_the_job_before_the_launch(batch: Batch) -> None:
-    script = batch.run("touch launched", setup=("true", "ls no-such-file"))
-    assert script.wait() == 2
-    assert "the setup failed with 2 at: ls no-such-file" in script.text
-    assert not (batch.root / "launched").exists()
+    failed = "the setup failed with 2 at: ls no-such-file"
+    batch.launches_nothing(failed, code=2, setup=("true", "ls no-such-file"))
     assert batch.end(1) | {"end": "exited", "exit_code": 2, "launched": False} == batch.end(1)
 
 
 def test_a_setup_may_use_unset_variables_and_set_options_and_traps_of_its_own(batch: Batch) -> None:
-    script = batch.start("sleep 0.5; exit 9", setup=('echo "$NOT_SET"', "set -e", "trap - USR1"))
-    script.until_says("START")
+    script = batch.start("sleep 0.5; exit 9", setup=('echo "$NOT_SET"', "set -e", "trap - USR1"), says="START")
     time.sleep(0.2)
-    script.send(signal.SIGUSR1)
-    assert script.wait() == 9
+    assert script.wait_after(signal.SIGUSR1) == 9
 
 
 # ---- how an attempt ends ----------------------------------------------------------------------------------------
@@ -71,8 +73,7 @@ def test_a_setup_may_use_unset_variables_and_set_options_and_traps_of_its_own(ba
 def test_a_training_that_exits_0_has_finished_the_run(batch: Batch) -> None:
     batch.run("true")
     finished = tomllib.loads((batch.run_dir / "finished").read_text())
-    assert finished["attempt"] == 1
-    assert finished["job"] == "7"
+    assert finished | {"attempt": 1, "job": "7"} == finished
     assert batch.end(1)["end"] == "finished"
 
 
@@ -103,23 +104,20 @@ def test_a_run_is_not_finished_when_the_guard_of_a_rank_says_that_it_failed_afte
 
 def test_a_run_is_not_finished_by_exit_0_when_the_settings_say_so(batch: Batch) -> None:
     batch.run("true", finish_on_success=False)
-    assert not (batch.run_dir / "finished").exists()
+    assert not batch.is_finished
     assert batch.end(1)["end"] == "exited"
 
 
 def test_a_training_that_was_asked_to_stop_and_exits_0_has_not_finished_the_run(batch: Batch) -> None:
-    script = batch.start(f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done')
-    script.until_says("ready")
-    script.send(signal.SIGUSR1)
-    assert script.wait() == 0
-    assert not (batch.run_dir / "finished").exists()
+    assert stops(batch, "exit 0").wait_after(signal.SIGUSR1) == 0
+    assert not batch.is_finished
     assert batch.end(1)["end"] == "exited"
 
 
 def test_a_training_that_exits_75_stopped_on_purpose(batch: Batch) -> None:
     batch.run("exit 75")
     assert batch.end(1)["end"] == "stopped"
-    assert not (batch.run_dir / "finished").exists()
+    assert not batch.is_finished
 
 
 def test_every_line_of_the_journal_is_json_and_tells_the_attempt(batch: Batch) -> None:
@@ -137,7 +135,7 @@ def test_every_line_of_the_journal_is_json_and_tells_the_attempt(batch: Batch) -
 def test_the_training_is_told_what_it_needs(batch: Batch) -> None:
     command = "env >environment; exit 1"
     batch.run(command, job=23457, signal_lead_s=120, environment={"SLURM_JOB_END_TIME": "1800000000"})
-    told = dict(line.split("=", 1) for line in (batch.root / "environment").read_text().splitlines() if "=" in line)
+    told = batch.environment
     assert {name: told.get(name) for name in told if name.startswith("RESIL_")} == {
         "RESIL_RUN": "demo",
         "RESIL_RUN_DIR": str(batch.run_dir),
@@ -168,12 +166,7 @@ def test_the_training_keeps_its_umask_and_the_run_directory_gets_private_files(b
 
 
 def test_the_signal_writes_the_stop_switch_and_the_shell_keeps_waiting(batch: Batch) -> None:
-    script = batch.start(
-        f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; sleep 0.3; exit 75'
-    )
-    script.until_says("ready")
-    script.send(signal.SIGUSR1)
-    assert script.wait() == 75
+    assert stops(batch, "sleep 0.3; exit 75").wait_after(signal.SIGUSR1) == 75
     stop = tomllib.loads(batch.switch("stop.7").read_text())
     assert stop["scope"] == "job"
     assert "SIGUSR1" in stop["why"]
@@ -182,15 +175,11 @@ def test_the_signal_writes_the_stop_switch_and_the_shell_keeps_waiting(batch: Ba
 
 
 def test_another_signal_can_be_chosen(batch: Batch) -> None:
-    script = batch.start(
-        f'echo ready; until [ -e "{batch.switch("stop.7")}" ]; do sleep 0.05; done; exit 75', signal="HUP"
-    )
-    script.until_says("ready")
+    script = stops(batch, "exit 75", signal="HUP")
     script.send(signal.SIGUSR1)
     until(lambda: "signal" in batch.events(), "it to be noted")
     assert not batch.switch("stop.7").exists()
-    script.send(signal.SIGHUP)
-    assert script.wait() == 75
+    assert script.wait_after(signal.SIGHUP) == 75
 
 
 def test_the_code_of_a_training_that_ends_before_it_was_heard_to_begin_is_not_lost(batch: Batch) -> None:
@@ -222,8 +211,7 @@ def test_no_signal_is_lost_between_two_commands(batch: Batch, count: int) -> Non
 
 def test_a_hail_of_signals_never_loses_the_exit_code(batch: Batch) -> None:
     training = 'import sys, time; print("ready", flush=True); time.sleep(1.5); sys.exit(42)'
-    script = batch.start(f"exec {PYTHON} -c '{training}'", signal="USR2")
-    script.until_says("ready")
+    script = batch.start(f"exec {PYTHON} -c '{training}'", signal="USR2", says="ready")
     numbers = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM]
     while script.process.poll() is None:
         for number in numbers:
@@ -233,10 +221,8 @@ def test_a_hail_of_signals_never_loses_the_exit_code(batch: Batch) -> None:
 
 
 def test_sigterm_is_handed_on_and_the_true_code_kept(batch: Batch) -> None:
-    script = batch.start(catcher("SIGTERM", 7))
-    script.until_says("ready")
-    script.send(signal.SIGTERM)
-    assert script.wait() == 7
+    script = batch.start(catcher("SIGTERM", 7), says="ready")
+    assert script.wait_after(signal.SIGTERM) == 7
     assert batch.end(1) | {"end": "terminated", "exit_code": 7} == batch.end(1)
     assert "terminating" in batch.events()
 
@@ -244,13 +230,11 @@ def test_sigterm_is_handed_on_and_the_true_code_kept(batch: Batch) -> None:
 def test_sigterm_reaches_the_training_inside_a_compound_command_and_not_tee(batch: Batch) -> None:
     script = batch.start(f"cd /tmp && {catcher('SIGTERM', 7)} | tee {batch.root}/copy; exit ${{PIPESTATUS[0]}}")
     until(lambda: (batch.root / "copy").exists() and "ready" in (batch.root / "copy").read_text(), "the training")
-    script.send(signal.SIGTERM)
-    assert script.wait() == 7
+    assert script.wait_after(signal.SIGTERM) == 7
 
 
 def test_after_sigterm_the_shell_keeps_waiting_for_a_training_that_ignores_it(batch: Batch) -> None:
-    script = batch.start("trap '' TERM; echo ready; sleep 1; exit 5")
-    script.until_says("ready")
+    script = batch.start("trap '' TERM; echo ready; sleep 1; exit 5", says="ready")
     for _ in range(5):
         script.send(signal.SIGTERM)
         time.sleep(0.05)
@@ -259,11 +243,8 @@ def test_after_sigterm_the_shell_keeps_waiting_for_a_training_that_ignores_it(ba
 
 
 def test_sigterm_before_the_launch_prevents_it(batch: Batch) -> None:
-    script = batch.start("touch launched", setup=("echo setting up; sleep 0.5",))
-    script.until_says("setting up")
-    script.send(signal.SIGTERM)
-    assert script.wait() == 75
-    assert not (batch.root / "launched").exists()
+    script = batch.start("touch launched", setup=("echo setting up; sleep 0.5",), says="setting up")
+    assert script.wait_after(signal.SIGTERM) == 75 and not batch.launched
 
 
 def test_a_stop_switch_of_an_earlier_start_of_the_same_job_is_removed(batch: Batch) -> None:
@@ -286,7 +267,7 @@ def test_a_finished_run_exits_0_at_once_without_a_question_a_wait_or_a_set_up(ba
     assert "finished" in script.text
     assert "waiting" not in script.text
     assert not (batch.root / "set-up").exists()
-    assert not (batch.root / "launched").exists()
+    assert not batch.launched
     assert [path.name for path in (batch.run_dir / "attempts").iterdir()] == ["0001"], "and it begins no attempt"
 
 
@@ -294,16 +275,13 @@ def test_a_kill_switch_stops_the_job_before_the_launch_and_says_who_and_why(batc
     batch.switch("kill").write_text(
         'who = "ada"\nwhen = "2026-11-20T10:00:00+01:00"\nwhy = "loss is \\"nan\\""\nscope = "job"\n'
     )
-    script = batch.run("touch launched")
-    assert script.wait() == 75
     owner = batch.switch("kill").owner()
-    assert f'thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"' in script.text
-    assert not (batch.root / "launched").exists()
+    batch.launches_nothing(f'thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"')
 
 
 def test_a_bare_touch_is_a_kill_switch(batch: Batch) -> None:
     batch.switch("kill").touch()
-    assert batch.run("touch launched").wait() == 75
+    batch.launches_nothing()
 
 
 def test_escape_sequences_in_a_kill_switch_do_not_reach_the_log(batch: Batch) -> None:
@@ -381,17 +359,12 @@ def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> 
 def test_a_kill_switch_that_appears_while_waiting_is_obeyed(batch: Batch) -> None:
     batch.attempt(1, job=6)
     batch.state(6, "RUNNING")
-    script = batch.start("touch launched")
-    script.until_says("waiting for attempt 0001")
+    script = batch.start("touch launched", says="waiting for attempt 0001")
     batch.switch("kill").touch()
-    assert script.wait() == 75
-    assert not (batch.root / "launched").exists()
+    batch.launches_nothing(script=script)
 
 
 def test_without_a_run_directory_nothing_is_made_and_nothing_launched(batch: Batch) -> None:
     batch.run_dir.rename(batch.root / "unmounted")
-    script = batch.run("touch launched")
-    assert script.wait() == 75
-    assert "is the file system mounted here?" in script.text
+    batch.launches_nothing("is the file system mounted here?")
     assert not batch.run_dir.exists()
-    assert not (batch.root / "launched").exists()

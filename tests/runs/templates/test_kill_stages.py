@@ -36,15 +36,37 @@ def train(
     """Start a training and wait until it runs."""
     guard = {"RESIL_GUARD__KILL_TIMEOUT_S": str(kill_timeout_s)} if kill_timeout_s else {}
     environment = {"RESIL_LOCAL_KILL_WAIT_S": str(kill_wait_s), **wishes.pop("environment", {})}
-    script = batch.start(command, guard={**guard, **wishes.pop("guard", {})}, environment=environment, **wishes)
-    script.until_says("ready", LONG_S)
-    return script
+    guard |= wishes.pop("guard", {})
+    return batch.start(command, guard=guard, environment=environment, says="ready", **wishes)
 
 
-def throw(batch: Batch, why: str = "loss is NaN", scope: str = "job") -> None:
+def set_kill(batch: Batch, why: str = "loss is NaN", scope: str = "job") -> None:
     temporary = batch.root / "kill"
     temporary.write_text(f'who = "bob"\nwhen = "2026-11-20T10:00:00+01:00"\nwhy = "{why}"\nscope = "{scope}"\n')
     temporary.rename(batch.switch("kill"))
+
+
+def killed(batch: Batch, command: str, *, scope: str = "job", **wishes: Any) -> tuple[int, list[str]]:
+    """Set the kill switch of a training that runs; return its exit code and the stages."""
+    script = train(batch, command, **wishes)
+    set_kill(batch, scope=scope)
+    return script.wait(LONG_S), stages(batch)
+
+
+def let_go(batch: Batch, script: Script) -> int:
+    """Let a training that obeys the file `go` end; return its exit code."""
+    (batch.root / "go").touch()
+    return script.wait(LONG_S)
+
+
+def learn(batch: Batch, text: str) -> None:
+    (batch.run_dir / "learned").mkdir()
+    (batch.run_dir / "learned" / "0.json").write_text(text)
+
+
+def within(bound_s: float, record: dict[str, Any]) -> bool:
+    """Whether a bound is the one that is meant, on a machine that may be busy."""
+    return bound_s - 20 < float(record["bound_s"]) <= bound_s
 
 
 def guard_says(batch: Batch, event: str, attempt: int = 1, **fields: Any) -> None:
@@ -90,11 +112,8 @@ def nothing_is_left(batch: Batch) -> bool:
 
 
 def test_a_training_that_hangs_and_ignores_sigterm_is_killed_and_the_attempt_says_by_whom_and_how(batch: Batch) -> None:
-    script = train(batch, IGNORES_TERM)
-    throw(batch)
-    assert script.wait(LONG_S) == 137
-    assert stages(batch) == ["kill_noticed", "kill_term", "kill_kill"]
-    end = batch.end(1)
+    assert killed(batch, IGNORES_TERM) == (137, ["kill_noticed", "kill_term", "kill_kill"])
+    end, text = batch.end(1), batch.started[0].text
     assert (end["end"], end["exit_code"], end["gone"]) == ("terminated", 137, True)
     owner = batch.switch("kill").owner()
     sentence = f"the kill switch is thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is NaN"
@@ -102,15 +121,12 @@ def test_a_training_that_hangs_and_ignores_sigterm_is_killed_and_the_attempt_say
     noticed, term, _ = (record for record in batch.journal() if record["event"].startswith("kill"))
     assert (noticed["why"], noticed["scope"]) == (sentence, "job") and noticed["bound_s"] <= 1
     assert term["kill_wait_s"] == 1 and term["why"] == f"{sentence}, no step within 1 s"
-    assert sentence in script.text and "may stop at a step until" in script.text
+    assert sentence in text and "may stop at a step until" in text
     assert nothing_is_left(batch)
 
 
 def test_a_training_that_hangs_and_dies_of_sigterm_keeps_its_true_exit_code(batch: Batch) -> None:
-    script = train(batch, HANGS)
-    throw(batch)
-    assert script.wait(LONG_S) == 143
-    assert stages(batch) == ["kill_noticed", "kill_term"]
+    assert killed(batch, HANGS) == (143, ["kill_noticed", "kill_term"])
     assert batch.end(1)["end"] == "terminated"
     assert batch.end(1)["why"].endswith(": loss is NaN, no step within 1 s: ended with SIGTERM")
 
@@ -118,32 +134,27 @@ def test_a_training_that_hangs_and_dies_of_sigterm_keeps_its_true_exit_code(batc
 @pytest.mark.parametrize(("code", "end"), [(75, "stopped"), (0, "terminated"), (3, "terminated")])
 def test_what_a_training_makes_of_sigterm_counts(batch: Batch, code: int, end: str) -> None:
     catch = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))"
-    script = train(batch, f"exec {PYTHON} -c 'import signal, sys, time; {catch}; print(\"ready\", flush=True); "
-                   "time.sleep(600)'")  # fmt: skip
-    throw(batch)
-    assert script.wait(LONG_S) == code
+    training = f'import signal, sys, time; {catch}; print("ready", flush=True); time.sleep(600)'
+    assert killed(batch, f"exec {PYTHON} -c '{training}'")[0] == code
     assert (batch.end(1)["end"], batch.end(1)["exit_code"]) == (end, code)
     assert batch.end(1)["why"].endswith("ended with SIGTERM")
-    assert not (batch.run_dir / "finished").exists()
+    assert not batch.is_finished
 
 
 def test_a_training_that_stops_by_itself_is_left_alone(batch: Batch) -> None:
-    script = train(batch, obeys(batch.switch("kill")), kill_timeout_s=600)
-    throw(batch)
-    assert script.wait(LONG_S) == 75
-    assert not {"kill_term", "kill_kill"} & set(stages(batch))
+    code, passed = killed(batch, obeys(batch.switch("kill")), kill_timeout_s=600)
+    assert code == 75 and not {"kill_term", "kill_kill"} & set(passed)
     assert batch.end(1)["end"] == "stopped" and "loss is NaN" in batch.end(1)["why"]
 
 
 def test_a_switch_that_is_cleared_in_time_ends_nothing(batch: Batch) -> None:
     script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=10)
-    throw(batch)
+    set_kill(batch)
     noticed = until_journalled(batch, "kill_noticed")
     batch.switch("kill").unlink()
     until_journalled(batch, "kill_cleared")
     time.sleep(max(0.0, noticed["time"] + 13 - time.time()))
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 3
+    assert let_go(batch, script) == 3
     assert stages(batch) == ["kill_noticed", "kill_cleared"]
     assert (batch.end(1)["end"], batch.end(1)["why"]) == ("exited", "")
 
@@ -151,7 +162,7 @@ def test_a_switch_that_is_cleared_in_time_ends_nothing(batch: Batch) -> None:
 def test_a_switch_that_is_cleared_after_sigterm_changes_nothing(batch: Batch) -> None:
     script = train(batch, IGNORES_TERM, kill_wait_s=3)
     queued = batch.state(8, "PENDING")
-    throw(batch, scope="all")
+    set_kill(batch, scope="all")
     until_journalled(batch, "kill_term")
     batch.switch("kill").unlink()
     assert script.wait(LONG_S) == 137
@@ -159,12 +170,12 @@ def test_a_switch_that_is_cleared_after_sigterm_changes_nothing(batch: Batch) ->
     assert not (queued / "cancel").exists(), "but the queued jobs may run"
 
 
-def test_a_switch_that_is_thrown_again_does_not_begin_anew(batch: Batch) -> None:
+def test_a_switch_that_is_set_again_does_not_begin_anew(batch: Batch) -> None:
     script = train(batch, HANGS, kill_timeout_s=10)
-    throw(batch)
+    set_kill(batch)
     first = until_journalled(batch, "kill_noticed")
     queued = batch.state(8, "PENDING")
-    throw(batch, why="loss is still NaN", scope="all")
+    set_kill(batch, why="loss is still NaN", scope="all")
     assert script.wait(LONG_S) == 143
     assert stages(batch) == ["kill_noticed", "kill_noticed", "kill_term", "siblings_cancelled"]
     _, again, term, *_ = (record for record in batch.journal() if record["event"].startswith("kill"))
@@ -173,12 +184,11 @@ def test_a_switch_that_is_thrown_again_does_not_begin_anew(batch: Batch) -> None
     assert (queued / "cancel").exists()
 
 
-def test_a_switch_that_was_thrown_and_cleared_during_the_setup_is_history(batch: Batch) -> None:
+def test_a_switch_that_was_set_and_cleared_during_the_setup_is_history(batch: Batch) -> None:
     setup = 'echo setting up; until [ -e "$RESIL_RUN_DIR/go" ]; do sleep 0.05; done'
     guard = {"RESIL_GUARD__KILL_TIMEOUT_S": "1"}
-    script = batch.start("sleep 3; exit 4", setup=(setup,), guard=guard)
-    script.until_says("setting up", LONG_S)
-    changes: list[Callable[[], object]] = [lambda: throw(batch), batch.switch("kill").unlink]
+    script = batch.start("sleep 3; exit 4", setup=(setup,), guard=guard, says="setting up")
+    changes: list[Callable[[], object]] = [lambda: set_kill(batch), batch.switch("kill").unlink]
     for change in changes:
         change()
         until_beats(batch, 3)
@@ -189,27 +199,23 @@ def test_a_switch_that_was_thrown_and_cleared_during_the_setup_is_history(batch:
 
 def test_a_switch_that_goes_while_it_is_read_is_not_read_as_another(batch: Batch) -> None:
     """`stat` stands for a file server that answers slowly: the file is gone when the rest of it is read."""
-    programs = batch.root / "bin"
-    programs.mkdir()
-    (programs / "stat").write_text(
+    stat = (
         f'#!/bin/bash\n[ "$1 $2" = "-c %U" ] && [ -e {batch.root}/cleared ] && rm -f {batch.switch("kill")}\n'
         'exec /usr/bin/stat "$@"\n'
     )
-    (programs / "stat").chmod(0o755)
-    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=600,
-                   environment={"PATH": f"{programs}:{os.environ['PATH']}"})  # fmt: skip
-    throw(batch)
+    slow = batch.program("stat", stat)
+    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=600, environment=slow)
+    set_kill(batch)
     until_journalled(batch, "kill_noticed")
     (batch.root / "cleared").touch()
     until_journalled(batch, "kill_cleared")
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 3
+    assert let_go(batch, script) == 3
     assert stages(batch) == ["kill_noticed", "kill_cleared"]
 
 
 def test_a_look_that_fails_neither_clears_nor_postpones(batch: Batch) -> None:
     script = train(batch, HANGS, kill_timeout_s=3)
-    throw(batch)
+    set_kill(batch)
     until_journalled(batch, "kill_noticed")
     batch.switch("kill").parent.rename(batch.root / "away")
     assert script.wait(LONG_S) == 143
@@ -220,8 +226,7 @@ def test_a_folder_that_is_away_is_no_kill_switch(batch: Batch) -> None:
     script = train(batch, obeys(batch.root / "go", 3))
     batch.switch("kill").parent.rename(batch.root / "away")
     until_beats(batch, 10)
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 3
+    assert let_go(batch, script) == 3
     assert stages(batch) == []
 
 
@@ -229,7 +234,7 @@ def test_a_journal_that_hangs_keeps_no_training_alive(batch: Batch) -> None:
     """A FIFO that nobody reads stands for a file system that hangs: who opens it waits."""
     script = train(batch, IGNORES_TERM.replace("exec", "echo $$ >pid; exec", 1))
     pid = int((batch.root / "pid").read_text())
-    throw(batch)
+    set_kill(batch)
     until_journalled(batch, "kill_noticed")
     journal = batch.run_dir / "journal" / "7.batch.jsonl"
     journal.unlink()
@@ -253,7 +258,7 @@ def test_a_hail_of_signals_while_a_kill_is_under_way_loses_neither_the_stages_no
     batch: Batch, command: str, kill_wait_s: int, code: int
 ) -> None:
     script = train(batch, command, kill_wait_s=kill_wait_s)
-    throw(batch)
+    set_kill(batch)
     while script.process.poll() is None:
         for number in (signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT, signal.SIGQUIT, signal.SIGALRM):
             script.process.send_signal(number)
@@ -284,27 +289,23 @@ LEARNED = [
 def test_the_bound_is_what_the_guard_has_learned_and_else_five_minutes(
     batch: Batch, learned: str | None, bound_s: int
 ) -> None:
-    (batch.run_dir / "learned").mkdir()
     if learned is not None:
-        (batch.run_dir / "learned" / "0.json").write_text(learned)
+        learn(batch, learned)
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s="")
-    throw(batch)
-    assert bound_s - 20 < until_journalled(batch, "kill_noticed")["bound_s"] <= bound_s
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 75
+    set_kill(batch)
+    assert within(bound_s, until_journalled(batch, "kill_noticed"))
+    assert let_go(batch, script) == 75
 
 
 @pytest.mark.parametrize(("setting", "bound_s"), [("7.0", 7), ("7.5", 8), ("0.0", 95), ("0.25", 1), ("soon", 95)])
 def test_the_setting_wins_over_what_was_learned(batch: Batch, setting: str, bound_s: int) -> None:
-    (batch.run_dir / "learned").mkdir()
-    (batch.run_dir / "learned" / "0.json").write_text('{"kill_after_s": 95}\n')
+    learn(batch, '{"kill_after_s": 95}\n')
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s=setting)
-    throw(batch)
+    set_kill(batch)
     if bound_s < 9:
         assert f"no step within {bound_s} s" in until_journalled(batch, "kill_term")["why"]
-    assert bound_s - 20 < until_journalled(batch, "kill_noticed")["bound_s"] <= bound_s
-    (batch.root / "go").touch()
-    script.wait(LONG_S)
+    assert within(bound_s, until_journalled(batch, "kill_noticed"))
+    let_go(batch, script)
 
 
 # ---- a guard ----------------------------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ def test_where_a_guard_was_seen_every_rank_is_asked_for_its_stacks_before_sigter
     script = train(batch, HANGS, kill_timeout_s=3, beat_s=2)
     assert not batch.switch("stacks.7").exists(), "one of an earlier start of the same job"
     guard_says(batch, "start", step=0, world=2, job_id="7")
-    throw(batch)
+    set_kill(batch)
     assert script.wait(LONG_S) == 143
     assert stages(batch) == ["kill_noticed", "kill_stacks", "kill_term"]
     assert batch.switch("stacks.7").read_bytes() == b""
@@ -327,22 +328,18 @@ def test_where_a_guard_was_seen_every_rank_is_asked_for_its_stacks_before_sigter
 def test_without_a_guard_in_this_attempt_nobody_is_asked_for_stacks(batch: Batch, attempt: int | None) -> None:
     if attempt:
         guard_says(batch, "start", attempt=attempt)
-    script = train(batch, HANGS)
-    throw(batch)
-    assert script.wait(LONG_S) == 143
-    assert stages(batch) == ["kill_noticed", "kill_term"]
+    assert killed(batch, HANGS) == (143, ["kill_noticed", "kill_term"])
     assert not batch.switch("stacks.7").exists()
 
 
 def test_clearing_while_the_stacks_are_written_is_in_time(batch: Batch) -> None:
     script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=3)
     guard_says(batch, "start")
-    throw(batch)
+    set_kill(batch)
     until_journalled(batch, "kill_stacks")
     batch.switch("kill").unlink()
     until_journalled(batch, "kill_cleared")
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 3
+    assert let_go(batch, script) == 3
     assert stages(batch) == ["kill_noticed", "kill_stacks", "kill_cleared"]
 
 
@@ -354,19 +351,17 @@ TAKEN = [({}, {}, 960), ({"EXIT_TIMEOUT_S": "120.0"}, {}, 180), ({"EXIT_TIMEOUT_
 def test_when_the_guard_has_told_the_training_to_stop_it_has_the_guards_own_time_to_save_and_end(
     batch: Batch, settings: dict[str, str], learned: dict[str, float], bound_s: int
 ) -> None:
-    (batch.run_dir / "learned").mkdir()
-    (batch.run_dir / "learned" / "0.json").write_text(json.dumps({"kill_after_s": 3, **learned}) + "\n")
+    learn(batch, json.dumps({"kill_after_s": 3, **learned}) + "\n")
     guard = {f"RESIL_GUARD__{key}": value for key, value in settings.items()}
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s=3, guard=guard)
     guard_says(batch, "start")
     guard_says(batch, "decision", save=True, stop=True, label="", reasons=["kill"])
-    throw(batch)
-    assert bound_s - 20 < until_journalled(batch, "kill_taken")["bound_s"] <= bound_s
+    set_kill(batch)
+    assert within(bound_s, until_journalled(batch, "kill_taken"))
     time.sleep(5)
     assert stages(batch) == ["kill_noticed", "kill_taken"], "the first bound is over, and it may save"
     guard_says(batch, "end", exit_code=75, stopped=True)
-    (batch.root / "go").touch()
-    assert script.wait(LONG_S) == 75
+    assert let_go(batch, script) == 75
 
 
 def test_a_save_behind_the_loop_has_its_own_time_and_a_guard_that_cannot_end_it_is_helped(batch: Batch) -> None:
@@ -374,7 +369,7 @@ def test_a_save_behind_the_loop_has_its_own_time_and_a_guard_that_cannot_end_it_
     script = train(batch, HANGS, kill_timeout_s=2, guard={"RESIL_GUARD__EXIT_TIMEOUT_S": "1"})
     guard_says(batch, "start")
     guard_says(batch, "decision", save=True, stop=True, label="")
-    throw(batch)
+    set_kill(batch)
     until_journalled(batch, "kill_taken")
     guard_says(batch, "end", exit_code=75, stopped=True)
     until(lambda: batch.events().count("kill_taken") == 2, "the second word", LONG_S)
@@ -390,9 +385,7 @@ def test_a_save_behind_the_loop_has_its_own_time_and_a_guard_that_cannot_end_it_
 def test_however_the_training_ends_the_queued_jobs_go_as_the_scope_says(batch: Batch, command: str, scope: str) -> None:
     commands = {"stops": obeys(batch.switch("kill")), "hangs": HANGS, "crashes": obeys(batch.switch("kill"), 1)}
     queued, another = batch.state(8, "PENDING"), batch.state(9, "PENDING", "resil:another:token")
-    script = train(batch, commands[command])
-    throw(batch, scope=scope)
-    script.wait(LONG_S)
+    killed(batch, commands[command], scope=scope)
     assert (queued / "cancel").exists() is (scope == "all")
     assert not (another / "cancel").exists()
     assert batch.events().count("siblings_cancelled") == (scope == "all")
@@ -400,9 +393,7 @@ def test_however_the_training_ends_the_queued_jobs_go_as_the_scope_says(batch: B
 
 def test_a_scope_that_nobody_knows_is_that_of_the_job(batch: Batch) -> None:
     queued = batch.state(8, "PENDING")
-    script = train(batch, HANGS)
-    throw(batch, scope="all of it\\nkilled 1 all")
-    assert script.wait(LONG_S) == 143
+    assert killed(batch, HANGS, scope="all of it\\nkilled 1 all")[0] == 143
     assert not (queued / "cancel").exists()
 
 
@@ -420,17 +411,12 @@ SCONTROL = '#!/bin/bash\n[ "$*" = "show config" ] && echo "KillWait             
 
 @pytest.mark.parametrize("command", [HANGS, IGNORES_TERM], ids=["dies of TERM", "ignores TERM"])
 def test_tasks_of_srun_are_signalled_by_scancel_on_all_their_nodes(batch: Batch, command: str) -> None:
-    programs = batch.root / "bin"
-    programs.mkdir()
+    environment = {"RESIL_SCHEDULER": "", "SLURM_JOB_END_TIME": "1800000000", "SLURM_CLUSTERS": "another"}
     for name, text in (("srun", SRUN), ("scancel", SCANCEL.format(root=batch.root)), ("scontrol", SCONTROL),
                        ("squeue", '#!/bin/bash\necho "7 RUNNING"\n')):  # fmt: skip
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    slurm = {"RESIL_SCHEDULER": "", "SLURM_JOB_END_TIME": "1800000000", "SLURM_CLUSTERS": "another"}
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SCANCEL_BATCH": "hidden", **slurm}
-    script = train(batch, f"echo $$ >pid; {command}", template="srun", environment=environment)
-    throw(batch)
-    assert script.wait(LONG_S) == (143 if command == HANGS else 137)
+        environment |= {"SCANCEL_BATCH": "hidden", **batch.program(name, text)}
+    code, _ = killed(batch, f"echo $$ >pid; {command}", template="srun", environment=environment)
+    assert code == (143 if command == HANGS else 137)
     sent = (batch.root / "scancelled").read_text().splitlines()
     assert sent == ["--signal=TERM 7"], "SIGKILL by scancel would end the job, and the batch shell with it"
     assert not (batch.root / "scancel-environment").read_text().strip()
@@ -454,7 +440,7 @@ def test_stop_after_asks_for_the_stop_before_it_is_over_and_the_training_that_fo
     asked = until_journalled(batch, "stop_requested")
     assert asked["stop_after"] == 60
     assert (batch.end(1)["end"], batch.end(1)["why"]) == ("stopped", "stop_after = 60 s")
-    told = dict(line.split("=", 1) for line in (batch.root / "environment").read_text().splitlines() if "=" in line)
+    told = batch.environment
     assert told["RESIL_STOP_AT"] == told["RESIL_END_TIME"] and abs(int(told["RESIL_STOP_AT"]) - began - 60) < 30
 
 
@@ -464,7 +450,7 @@ def test_an_end_before_stop_after_stays_the_end(batch: Batch) -> None:
         "env >environment; exit 75", guard={"RESIL_GUARD__STOP_AFTER": "71400.0"},
         environment={"SLURM_JOB_END_TIME": str(end), "RESIL_STOP_AT": "1"},
     )  # fmt: skip
-    told = dict(line.split("=", 1) for line in (batch.root / "environment").read_text().splitlines() if "=" in line)
+    told = batch.environment
     assert told["RESIL_END_TIME"] == str(end)
     assert abs(int(told["RESIL_STOP_AT"]) - time.time() - 71400) < 30
 
@@ -486,9 +472,8 @@ def test_a_training_that_does_not_follow_stop_after_is_ended(batch: Batch, comma
 
 
 def test_the_earlier_of_a_kill_and_stop_after_counts(batch: Batch) -> None:
-    script = train(batch, HANGS, kill_timeout_s=600, signal_lead_s=1, guard={"RESIL_GUARD__STOP_AFTER": "8"})
-    throw(batch)
-    assert script.wait(LONG_S) == 143
+    stop_after = {"RESIL_GUARD__STOP_AFTER": "8"}
+    assert killed(batch, HANGS, kill_timeout_s=600, signal_lead_s=1, guard=stop_after)[0] == 143
     assert batch.end(1)["why"].startswith("stop_after = 8 s is over")
 
 
@@ -517,7 +502,5 @@ def test_a_bound_with_a_unit_that_the_setup_exports_is_enforced(batch: Batch) ->
 
 
 def test_a_rare_beat_makes_nobody_wait_for_the_switch(batch: Batch) -> None:
-    script = train(batch, HANGS, beat_s=600)
-    throw(batch)
-    assert script.wait(LONG_S) == 143
+    assert killed(batch, HANGS, beat_s=600)[0] == 143
     assert int((batch.journal()[-1])["time"]) and batch.end(1)["end"] == "terminated"

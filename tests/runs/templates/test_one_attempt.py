@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.templates.batch import PYTHON, Batch, until
+from resilience.runs.attempts import AttemptEnd
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
+from tests.runs.templates.batch import PYTHON, Batch, Script, until
 
 # Would save on whatever signal it can catch; a child of its own session as tasks of srun are.
 SAVES_ON_ANY_SIGNAL = (
@@ -30,6 +33,13 @@ def beat(attempt: Path, count: int) -> None:
     temporary.rename(attempt.with_name(attempt.name + ".beat"))
 
 
+def waits_while_it_beats(script: Script, attempt: Path, beats: int) -> bool:
+    for count in range(beats):
+        beat(attempt, count)
+        time.sleep(0.2)
+    return script.process.poll() is None
+
+
 # ---- numbers ----------------------------------------------------------------------------------------------------
 
 
@@ -37,13 +47,7 @@ def beat(attempt: Path, count: int) -> None:
 def test_twenty_simultaneous_starts_get_twenty_numbers_and_train_one_after_another(
     batch: Batch, hard_links: bool
 ) -> None:
-    environment = {}
-    if not hard_links:
-        fake = batch.root / "bin"
-        fake.mkdir()
-        (fake / "ln").write_text("#!/bin/sh\nexit 1\n")
-        (fake / "ln").chmod(0o755)
-        environment["PATH"] = f"{fake}:{os.environ['PATH']}"
+    environment = {} if hard_links else batch.program("ln", "#!/bin/sh\nexit 1\n")
     command = 'echo "begin $RESIL_ATTEMPT" >>order; sleep 0.05; echo "end $RESIL_ATTEMPT" >>order; exit 75'
     jobs = range(100, 120)
     scripts = [batch.start(command, job, environment=environment) for job in jobs]
@@ -55,15 +59,10 @@ def test_twenty_simultaneous_starts_get_twenty_numbers_and_train_one_after_anoth
 
 
 def test_an_attempt_says_who_and_where_it_is(batch: Batch) -> None:
-    from resilience.runs.run_directory import RunDirectory
-    from resilience.runs.run_files import read_attempts
-
     script = batch.run("exit 3", environment={"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"})
     (attempt,) = read_attempts(RunDirectory(batch.run_dir))
     assert (attempt.number, attempt.job_id, attempt.label, attempt.restart) == (1, 7, "5_2", 0)
-    assert attempt.pid == script.process.pid
-    assert attempt.end is not None
-    assert (attempt.end.value, attempt.exit_code) == ("exited", 3)
+    assert (attempt.pid, attempt.end, attempt.exit_code) == (script.process.pid, AttemptEnd.EXITED, 3)
     assert abs(attempt.start_time - time.time()) < 60
 
 
@@ -77,10 +76,7 @@ def test_numbers_go_on_after_9999(batch: Batch) -> None:
 def test_without_room_for_a_number_nothing_is_launched(batch: Batch) -> None:
     shutil.rmtree(batch.run_dir / "attempts")
     (batch.run_dir / "attempts").write_text("in the way")
-    script = batch.run("touch launched")
-    assert script.wait() == 75
-    assert "is the disk or the quota full?" in script.text
-    assert not (batch.root / "launched").exists()
+    batch.launches_nothing("is the disk or the quota full?")
 
 
 # ---- waiting for the attempt before -----------------------------------------------------------------------------
@@ -97,11 +93,8 @@ def test_after_a_clean_end_nobody_waits(batch: Batch) -> None:
 def test_as_long_as_the_job_before_is_alive_nothing_is_launched(batch: Batch, state: str) -> None:
     batch.attempt(1, job=6)
     batch.state(6, state)
-    script = batch.run("touch launched", previous_wait_s=2)
-    assert script.wait() == 75
-    assert f"waiting for attempt 0001 to be truly gone: job 6 is {state}" in script.text
-    assert "gave up after" in script.text
-    assert not (batch.root / "launched").exists()
+    waits = f"waiting for attempt 0001 to be truly gone: job 6 is {state}"
+    batch.launches_nothing(waits, "gave up after", previous_wait_s=2)
     assert batch.end(2) | {"end": "stopped", "launched": False} == batch.end(2)
 
 
@@ -123,11 +116,7 @@ def test_a_job_that_is_over_for_the_scheduler_but_beats_is_not_gone(batch: Batch
     attempt = batch.attempt(1, job=6)
     batch.state(6, "NODE_FAIL")
     script = batch.start("touch launched", previous_wait_s=60)
-    for count in range(20):
-        beat(attempt, count)
-        time.sleep(0.2)
-    assert script.process.poll() is None
-    assert not (batch.root / "launched").exists()
+    assert waits_while_it_beats(script, attempt, beats=20) and not batch.launched
     assert script.wait() == 0, "once the heartbeat is still it goes on"
 
 
@@ -135,9 +124,7 @@ def test_a_scheduler_that_does_not_answer_is_unknown_and_unknown_is_not_gone(bat
     batch.attempt(1, job=6)
     script = batch.start("touch launched", previous_wait_s=2)
     shutil.rmtree(batch.spool)
-    assert script.wait() == 75
-    assert "job 6 is UNKNOWN" in script.text
-    assert not (batch.root / "launched").exists()
+    batch.launches_nothing("job 6 is UNKNOWN", script=script)
 
 
 def test_an_answer_of_the_scheduler_that_does_not_show_ourselves_is_not_believed(batch: Batch) -> None:
@@ -145,17 +132,13 @@ def test_an_answer_of_the_scheduler_that_does_not_show_ourselves_is_not_believed
     batch.state(6, "COMPLETED")
     script = batch.start("touch launched", previous_wait_s=2)
     (batch.spool / "jobs" / "7" / "state").unlink()
-    assert script.wait() == 75
-    assert "job 6 is UNKNOWN" in script.text
+    batch.launches_nothing("job 6 is UNKNOWN", script=script)
 
 
 def test_a_requeued_job_trusts_the_heartbeat_alone(batch: Batch) -> None:
     attempt = batch.attempt(1, job=7)
     script = batch.start("exit 3", previous_wait_s=60, environment={"SLURM_RESTART_COUNT": "1"})
-    for count in range(15):
-        beat(attempt, count)
-        time.sleep(0.2)
-    assert script.process.poll() is None
+    assert waits_while_it_beats(script, attempt, beats=15)
     assert "an earlier start of this job, its heartbeat is still" in script.text
     assert script.wait() == 3
     assert batch.end(1)["end"] == "lost"
@@ -165,20 +148,16 @@ def test_all_earlier_attempts_count_and_not_only_the_last(batch: Batch) -> None:
     batch.attempt(1, job=5)
     batch.state(5, "RUNNING")
     batch.attempt(2, job=6).with_name("0002.end").write_text('end = "exited"\n')
-    script = batch.run("touch launched", previous_wait_s=2)
-    assert script.wait() == 75
-    assert "attempt 0001" in script.text
+    batch.launches_nothing("attempt 0001", previous_wait_s=2)
 
 
 def test_a_successor_that_waited_for_the_end_of_the_run_does_not_train(batch: Batch) -> None:
     attempt = batch.attempt(1, job=6)
     batch.state(6, "COMPLETING")
-    script = batch.start("touch launched")
-    script.until_says("waiting for attempt")
+    script = batch.start("touch launched", says="waiting for attempt")
     (batch.run_dir / "finished").write_text("")
     attempt.with_name("0001.end").write_text('end = "finished"\n')
-    assert script.wait() == 0
-    assert not (batch.root / "launched").exists()
+    batch.launches_nothing(script=script, code=0)
 
 
 # ---- being superseded -------------------------------------------------------------------------------------------
@@ -207,8 +186,7 @@ def test_a_superseded_attempt_ends_its_training_without_saving(batch: Batch) -> 
 def test_orphans_of_the_attempt_are_ended_as_well(batch: Batch) -> None:
     # As slurmstepd does with tasks of srun: no child of the batch shell.
     command = f'{PYTHON} -c \'import subprocess, sys; subprocess.Popen(["setsid", "sleep", "60"])\'; echo up; sleep 60'
-    script = batch.start(command)
-    script.until_says("up")
+    script = batch.start(command, says="up")
     batch.attempt(2, job=7)
     assert script.wait() == 75
     assert batch.processes() == []
@@ -237,17 +215,13 @@ def test_a_twin_takes_over_only_when_the_first_one_is_gone(batch: Batch) -> None
 
 
 def test_a_second_copy_that_somebody_queued_does_not_end_a_healthy_run(batch: Batch) -> None:
-    first = batch.start("echo up; sleep 4; exit 3")
-    first.until_says("up")
-    second = batch.run("touch launched", job=8, previous_wait_s=2)
-    assert second.wait() == 75
-    assert not (batch.root / "launched").exists()
+    first = batch.start("echo up; sleep 4; exit 3", says="up")
+    batch.launches_nothing(job=8, previous_wait_s=2)
     assert first.wait() == 3
 
 
 def test_a_job_that_the_scheduler_has_given_up_is_superseded_by_the_next_one(batch: Batch) -> None:
-    first = batch.start("echo up; sleep 60")
-    first.until_says("up")
+    first = batch.start("echo up; sleep 60", says="up")
     batch.state(7, "NODE_FAIL")
     second = batch.run("exit 4", job=8)
     assert first.wait() == 75
@@ -258,21 +232,17 @@ def test_a_job_that_the_scheduler_has_given_up_is_superseded_by_the_next_one(bat
 def test_a_superseded_attempt_that_has_not_launched_yet_never_does(batch: Batch) -> None:
     batch.attempt(1, job=6)
     batch.state(6, "RUNNING")
-    script = batch.start("touch launched", environment={"SLURM_RESTART_COUNT": "0"})
-    script.until_says("waiting for attempt")
+    script = batch.start("touch launched", environment={"SLURM_RESTART_COUNT": "0"}, says="waiting for attempt")
     batch.attempt(3, job=7)
-    assert script.wait() == 75
+    batch.launches_nothing(script=script)
     assert batch.end(2)["end"] == "superseded"
-    assert not (batch.root / "launched").exists()
 
 
 def test_being_superseded_during_the_setup_prevents_the_launch(batch: Batch) -> None:
-    script = batch.start("touch launched", setup=("echo setting up; sleep 60",))
-    script.until_says("setting up")
+    script = batch.start("touch launched", setup=("echo setting up; sleep 60",), says="setting up")
     batch.attempt(2, job=7)
-    assert script.wait() == 75
+    batch.launches_nothing(script=script)
     assert batch.end(1)["end"] == "superseded"
-    assert not (batch.root / "launched").exists()
 
 
 # ---- the heartbeat ----------------------------------------------------------------------------------------------
@@ -297,8 +267,7 @@ def test_the_heartbeat_does_not_delay_the_exit_and_leaves_no_process(batch: Batc
 
 
 def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None:
-    script = batch.start("echo up; exec sleep 60")
-    script.until_says("up")
+    script = batch.start("echo up; exec sleep 60", says="up")
     script.send(signal.SIGKILL)
     script.wait()
     for pid in batch.processes():
@@ -308,22 +277,17 @@ def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None
 
 
 def test_a_file_system_too_slow_for_a_heartbeat_delays_nothing(batch: Batch) -> None:
-    fake = batch.root / "bin"
-    fake.mkdir()
     slow, written = batch.root / "slow", batch.root / "written"
-    (fake / "mv").write_text(
-        f'#!/bin/sh\ncase $* in *.beat) : >{slow}; sleep 60; : >{written};; esac\nexec {shutil.which("mv")} "$@"\n'
-    )
-    (fake / "mv").chmod(0o755)
-    command = f"until [ -e {slow} ]; do sleep 0.05; done; exit 3"
-    script = batch.start(command, environment={"PATH": f"{fake}:{os.environ['PATH']}"})
+    mv = f'#!/bin/sh\ncase $* in *.beat) : >{slow}; sleep 60; : >{written};; esac\nexec {shutil.which("mv")} "$@"\n'
+    script = batch.start(f"until [ -e {slow} ]; do sleep 0.05; done; exit 3", environment=batch.program("mv", mv))
     assert script.wait(30) == 3
     assert not written.exists(), "nobody waited for it"
 
 
 def test_a_full_disk_under_the_heartbeat_does_not_end_the_training(batch: Batch) -> None:
     script = batch.start("sleep 1; exit 3")
-    until((batch.run_dir / "attempts" / "0001.beat").exists, "a heartbeat")
-    (batch.run_dir / "attempts" / "0001.beat").unlink()
-    (batch.run_dir / "attempts" / "0001.beat").mkdir()
+    beat = batch.run_dir / "attempts" / "0001.beat"
+    until(beat.exists, "a heartbeat")
+    beat.unlink()
+    beat.mkdir()
     assert script.wait() == 3

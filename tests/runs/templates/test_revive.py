@@ -45,9 +45,10 @@ def cron(batch: Batch) -> Cron:
     return Cron(batch)
 
 
-def train(batch: Batch, cron: Cron, jobs: int = 1, beats: int = 5) -> None:
+def train(batch: Batch, cron: Cron, jobs: int = 1, beats: int = 5, is_wanted: bool = True) -> None:
     """Let trainings run for a few beats of their batch shells."""
-    scripts = [batch.start(WAITS, 7 + n, cron=str(cron.path), cron_look_s=0) for n in range(jobs)]
+    wish: dict[str, Any] = {"cron": str(cron.path), "cron_look_s": 0} if is_wanted else {}
+    scripts = [batch.start(WAITS, 7 + n, **wish) for n in range(jobs)]
     beat = batch.run_dir / "attempts" / "0001.beat"
     until(lambda: beat.exists() and int(beat.read_text().split()[1]) > beats, "a few beats", 60)
     (batch.run_dir / "go").touch()
@@ -85,11 +86,7 @@ def test_after_its_patience_it_is_tried_again(batch: Batch, cron: Cron) -> None:
 
 def test_nobody_looks_unless_it_is_wanted(batch: Batch, cron: Cron) -> None:
     cron.beat(3600)
-    script = batch.start(WAITS)
-    beat = batch.run_dir / "attempts" / "0001.beat"
-    until(lambda: beat.exists() and int(beat.read_text().split()[1]) > 5, "a few beats", 60)
-    (batch.run_dir / "go").touch()
-    assert script.wait(60) == 75
+    train(batch, cron, is_wanted=False)
     assert cron.runs() == 0 and "resil_cron=''" in (batch.root / "script.7.0").read_text()
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilience.errors import TemplateError
+from resilience.errors import TemplateError, UsageError
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render, render_template, variables_of
+from tests.guard.disks import fill, small_disk
 from tests.runs.templates.batch import SHIPPED
 
 
@@ -123,20 +122,10 @@ def test_the_variables_that_a_template_asks_for(compiled: TemplateLibrary) -> No
 
 
 def test_a_cache_on_a_full_disk_costs_time_and_no_submit(compiled: TemplateLibrary, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root (sudo make test)")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            (disk / "ballast").write_bytes(b"x" * 65536)
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        fill(disk)
         full = TemplateLibrary(compiled.folders, disk)
         assert "echo 1" in render_template(full, "mine.sbatch.j2", {"lr": "1"})
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def spec(**changes: Any) -> ScriptSpec:
@@ -294,8 +283,6 @@ def test_what_is_wrong_in_a_template_is_one_sentence_and_never_a_traceback(
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], words: str) -> None:
-    from resilience.errors import UsageError
-
     with pytest.raises(UsageError, match=words):
         render(SHIPPED, "python", spec(**changes))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tests.runs.templates.batch import Batch, Script
@@ -20,20 +17,17 @@ class Slurm:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.bin = batch.root / "bin"
         self.answer = batch.root / "answer"
         self.asked = batch.root / "asked"
-        self.bin.mkdir()
-        for name, text in (("srun", SRUN), ("squeue", SQUEUE.format(log=self.asked, answer=self.answer))):
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
+        batch.program("srun", SRUN)
+        self.path = batch.program("squeue", SQUEUE.format(log=self.asked, answer=self.answer))
 
     def says(self, text: str) -> None:
         self.answer.write_text(text)
 
     def run(self, command: str, job: int = 7, nodes: int = 1, **spec: object) -> Script:
         environment = {
-            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            **self.path,
             "RESIL_SCHEDULER": "",
             "SLURM_NNODES": str(nodes),
             "SLURM_JOB_END_TIME": "1800000000",
@@ -50,7 +44,7 @@ def slurm(batch: Batch) -> Slurm:
 def test_exit_0_of_srun_finishes_the_run_while_the_job_is_ours(slurm: Slurm) -> None:
     slurm.says("6 RUNNING\n7 RUNNING\n")
     assert slurm.run("true").wait() == 0
-    assert (slurm.batch.run_dir / "finished").exists()
+    assert slurm.batch.is_finished
     assert slurm.batch.end(1) | {"end": "finished", "gone": True} == slurm.batch.end(1)
 
 
@@ -60,7 +54,7 @@ def test_exit_0_of_srun_is_no_success_when_slurm_has_taken_the_job_away(slurm: S
     script = slurm.run("true")
     assert script.wait() == 75
     assert "this is no success" in script.text
-    assert not (slurm.batch.run_dir / "finished").exists()
+    assert not slurm.batch.is_finished
     assert slurm.batch.end(1)["end"] == "terminated"
 
 
@@ -71,7 +65,7 @@ def test_when_slurm_does_not_answer_the_code_is_kept_and_the_run_not_marked(slur
     script = slurm.run("true")
     assert script.wait() == 0
     assert "the run is not marked as finished" in script.text
-    assert not (slurm.batch.run_dir / "finished").exists()
+    assert not slurm.batch.is_finished
 
 
 def test_another_code_of_srun_is_kept_whatever_slurm_says(slurm: Slurm) -> None:
@@ -80,16 +74,14 @@ def test_another_code_of_srun_is_kept_whatever_slurm_says(slurm: Slurm) -> None:
     assert slurm.batch.end(1)["end"] == "terminated", "SLURM 24.11: a lost node makes srun exit with 1"
 
 
-def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(slurm: Slurm, tmp_path: Path) -> None:
+def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(slurm: Slurm) -> None:
     slurm.says("7 COMPLETING\n")
     assert slurm.run("exit 3", nodes=2).wait() == 3
     assert slurm.batch.end(1)["gone"] is False
 
     slurm.says("7 COMPLETING\n8 RUNNING\n")
     script = slurm.run("touch launched", job=8, previous_wait_s=2)
-    assert script.wait() == 75
-    assert "job 7 is COMPLETING" in script.text
-    assert not (tmp_path / "launched").exists()
+    slurm.batch.launches_nothing("job 7 is COMPLETING", script=script)
 
     slurm.says("7 FAILED\n9 RUNNING\n")
     script = slurm.run("exit 4", job=9)
