@@ -20,6 +20,7 @@ from resilience.guard.exit import ForcedExit, is_job
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
+from tests.guard.disks import needs_fuse
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY
 from tests.system.hung import hung_folder
@@ -85,11 +86,6 @@ def run_program(run: Path, program: str, environ: Mapping[str, str] | None = Non
         env=plain | job | dict(environ or {}), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     return done.returncode, done.stderr, time.monotonic() - began
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
 
 
 def stacks(run: Path) -> str:
@@ -271,9 +267,8 @@ def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(run: Path) -> None:
     assert code == 1 and took_s < 20
 
 
+@needs_fuse
 def test_a_dead_file_system_does_not_hold_the_exit(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     with hung_folder(tmp_path / "hung") as hung:
         run = make_run(tmp_path / "demo")
         save = f"guard_exit.ForcedExit.stacks_file = lambda self: {str(hung / 'stacks')!r}; time.sleep(100)"

@@ -19,11 +19,6 @@ from tests.guard.guarded import a_launch
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
 def learned(run: Path, rank: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "learned" / f"{rank}.json").read_text())
     return found

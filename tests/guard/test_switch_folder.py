@@ -19,7 +19,7 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_folder import QUIET_S, SwitchFolder, called
-from tests.guard.guards import make_guard, make_run, train, wait_until
+from tests.guard.guards import make_guard, train, wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 STRANGER_GID = 65533
@@ -38,11 +38,6 @@ class Looker:
 
     def sees(self, kind: str = layout.KILL_SWITCH) -> bool:
         return self.folder.look(kind) is not None
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
 
 
 @pytest.fixture
@@ -398,8 +393,9 @@ def test_kinds_are_called_as_people_call_them() -> None:
 # ---- in a guard
 
 
-def test_a_training_goes_on_while_its_run_directory_is_away_and_obeys_it_afterwards(run: Path, kill: Path) -> None:
-    said: list[str] = []
+def test_a_training_goes_on_while_its_run_directory_is_away_and_obeys_it_afterwards(
+    run: Path, kill: Path, said: list[str]
+) -> None:
     away = run.with_name("away")
     with make_guard(run, say=said.append) as guard:
         guard.step()

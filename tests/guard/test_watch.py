@@ -72,8 +72,7 @@ def test_a_trigger_that_hangs_does_not_hang_the_end() -> None:
     over.set()
 
 
-def test_side_work_that_fails_is_named_once_and_tried_again() -> None:
-    said: list[str] = []
+def test_side_work_that_fails_is_named_once_and_tried_again(said: list[str]) -> None:
     times: list[int] = []
 
     def also() -> None:

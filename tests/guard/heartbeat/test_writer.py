@@ -25,7 +25,7 @@ from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, st
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.guard.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.guard.guards import QUIET, make_run, wait_until
 from tests.guard.ranks import REPOSITORY, a_node
 from tests.system.hung import hung_folder, release
@@ -169,11 +169,10 @@ def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: 
     assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MOST_EVENTS + 1  # the one warning was among them
 
 
+@needs_fuse
 def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     monkeypatch.setattr(writer_module, "FINISHED_S", 0.3)
     with hung_folder(tmp_path / "hung") as run:
         one = Alone(run)
@@ -347,9 +346,8 @@ def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> Non
     }
 
 
+@needs_fuse
 def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     with hung_folder(tmp_path / "hung") as run:
         said: list[str] = []
         guard = TrainingGuard.from_env({"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3"}, say=said.append, **QUIET)

@@ -11,18 +11,8 @@ from resilience.guard.decision import OBEYED
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers.finished import FinishedRun
-from tests.guard.guards import make_guard, make_run
+from tests.guard.guards import make_guard
 from tests.system.people import acting_as, needs_root, open_the_way
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
 
 
 @pytest.fixture

@@ -152,22 +152,20 @@ def test_a_folder_without_permission_is_named_once(bench: Bench) -> None:
     assert len(bench.said) == 1 and "cannot look for newer attempts" in bench.said[0]
 
 
-def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wished(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wished(run: Path) -> None:
     twin = 'number = 4\njob_id = 12\nlabel = "12"\nhost = "n17"\n'
     (run / "attempts" / "0004").write_text(twin)
     (run / "switches" / "kill").touch()
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         guard.start()
-        wait_until(lambda: len(guard._runtime.agreement._wishes) == 2)  # type: ignore[union-attr]
+        wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
     assert (decision.stop, decision.save, guard.exit_code) == (True, False, 75)
     assert "attempt 4 of job 12 has begun on n17: this attempt 3 stops without saving" in decision.reasons
 
 
-def test_a_superseded_training_does_not_even_start(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_superseded_training_does_not_even_start(run: Path) -> None:
     (run / "attempts" / "0004").write_text('number = 4\njob_id = 12\nlabel = "12"\nhost = "n17"\n')
     with make_guard(run) as guard:
         assert guard.should_stop_early()
