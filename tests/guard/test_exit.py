@@ -51,29 +51,12 @@ sys.exit(code)
 
 
 def end_of(
-    run: Path,
-    *,
-    save: str = "pass",
-    in_flight: str = "None",
-    after: str = "",
-    bound: float = 0.5,
-    in_c: float = 30.0,
-    by_kernel: float = 60.0,
-    settings: str = "",
-    environ: Mapping[str, str] | None = None,
+    run: Path, *, environ: Mapping[str, str] | None = None, settings: str = "", **program: Any
 ) -> tuple[int, str, float]:
-    """Train with a thrown kill switch; return the exit code, stderr and how long it took."""
+    """Train with the kill switch set; return the exit code, stderr and how long it took."""
     (run / "switches" / "kill").touch()
-    program = _HEAD.format(
-        save=save,
-        in_flight=in_flight,
-        after=after,
-        bound=bound,
-        in_c=in_c,
-        by_kernel=by_kernel,
-        settings=settings and f", {settings}",
-    )
-    return run_program(run, program, environ)
+    given = {"save": "pass", "in_flight": "None", "after": "", "bound": 0.5, "in_c": 30.0, "by_kernel": 60.0, **program}
+    return run_program(run, _HEAD.format(settings=settings and f", {settings}", **given), environ)
 
 
 def run_program(run: Path, program: str, environ: Mapping[str, str] | None = None) -> tuple[int, str, float]:
