@@ -1,4 +1,4 @@
-"""What the tests of the guard share: a run directory, what is printed, a node of ranks."""
+"""What the tests of the guard share: a run directory, what is printed, a node of ranks, machines and cgroups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.guard.guards import make_run
+from tests.guard.memory.memory_cgroups import MIB, Machine, RealCgroup, a_real_cgroup
 from tests.guard.ranks import Node, a_node
 
 
@@ -26,3 +27,14 @@ def said() -> list[str]:
 def node(run: Path) -> Iterator[Node]:
     with a_node(run) as node:
         yield node
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def real() -> Iterator[RealCgroup]:
+    with a_real_cgroup(200 * MIB) as cgroup:
+        yield cgroup

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,7 @@ from resilience.guard.memory.cgroup import (
     visible,
     whose,
 )
-from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-@pytest.fixture
-def real() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(200 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
-
+from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup
 
 # ---- what is parsed -------------------------------------------------------------------------------------------------
 

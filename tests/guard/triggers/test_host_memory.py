@@ -25,7 +25,7 @@ from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, d
 from resilience.guard.triggers.walltime import Walltime
 from tests.guard import leaking_training
 from tests.guard.guards import QUIET, wait_until
-from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
+from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, a_real_cgroup
 
 GIB = 2**30
 JOB = "the job's cgroup /slurm/uid_1000/job_12"
@@ -211,11 +211,6 @@ class Leak:
         request = self.run(seconds, mib_per_s, **options)
         assert request is not None
         return request
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
 
 
 def test_a_leak_is_told_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
@@ -481,13 +476,6 @@ def test_a_guard_has_the_memory_looked_at_during_each_save(monkeypatch: pytest.M
 # ---- real cgroups ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def real() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(200 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
-
-
 def run_training(how: str, real: RealCgroup, folder: Path, **environ: str) -> tuple[dict[str, Any], str]:
     """Run it in the job's task, and return what it printed; nothing if the kernel killed it."""
     root = str(Path(__file__).parents[3])
@@ -524,9 +512,8 @@ def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) ->
 
 @pytest.fixture
 def small() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(400 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
+    with a_real_cgroup(400 * MIB) as cgroup:
+        yield cgroup
 
 
 @pytest.mark.parametrize(("mib_per_s", "first_saves"), [(40, 3), (120, 3), (40, 0)])
