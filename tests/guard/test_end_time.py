@@ -301,7 +301,7 @@ def answered(end: EndTime, now: float) -> None:
     wait_until(lambda: refreshed(end, now)._question is None)
 
 
-def test_it_asks_at_once_and_then_as_often_as_told(answers: Answers) -> None:
+def test_it_asks_at_once_and_then_as_often_as_set(answers: Answers) -> None:
     end = EndTime(None, answers, 100.0)
     answered(end, 1.0)
     assert (end.end, answers.asked) == (END, 1)

@@ -166,26 +166,27 @@ def test_an_exit_handler_that_hangs_is_ended(run: Path) -> None:
     assert "time.sleep" not in stacks(run) and "lambda" in stacks(run)
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_process(run: Path) -> None:
-    code, said, took_s = end_of(run, after="threading.Thread(target=time.sleep, args=(100,)).start()", bound=2.0)
-    assert code == 75 and took_s < 20
-    assert "_shutdown" in said
+LIBRARY = (
+    "class Library:\n    def __del__(self, sleep=time.sleep): sleep(100)\n"
+    "sys.modules['library'] = library = type(sys)('library'); library.it = Library(); del library"
+)
+PAUSE = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
+HANGS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
+    # what hangs, and what ends it: (the program, the exit code, what is shown)
+    "a thread that never ends": (
+        {"after": "threading.Thread(target=time.sleep, args=(100,)).start()", "bound": 2.0}, 75, ["_shutdown"],
+    ),
+    "an interpreter that is taken down, in C": ({"after": LIBRARY, "in_c": 0.5}, 1, ["Timeout"]),
+    "a library in the exit handlers of C, by the kernel": ({"after": PAUSE, "in_c": 0.5, "by_kernel": 1.5}, -9, []),
+}  # fmt: skip
 
 
-def test_an_interpreter_that_hangs_while_it_is_taken_down_is_ended_in_c(run: Path) -> None:
-    after = (
-        "class Library:\n    def __del__(self, sleep=time.sleep): sleep(100)\n"
-        "sys.modules['library'] = library = type(sys)('library'); library.it = Library(); del library"
-    )
-    code, said, took_s = end_of(run, after=after, in_c=0.5)
-    assert code == 1 and took_s < 20
-    assert "Timeout" in said
-
-
-def test_a_library_that_hangs_in_the_exit_handlers_of_c_is_killed_by_the_kernel(run: Path) -> None:
-    after = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
-    code, _, took_s = end_of(run, after=after, in_c=0.5, by_kernel=1.5)
-    assert code == -9 and took_s < 20
+@pytest.mark.parametrize("hang", HANGS)
+def test_whatever_hangs_after_the_stop_is_ended(run: Path, hang: str) -> None:
+    program, exit_code, shown = HANGS[hang]
+    code, said, took_s = end_of(run, **program)
+    assert code == exit_code and took_s < 20
+    assert [text for text in shown if text not in said] == []
 
 
 def test_a_normal_exit_is_neither_disturbed_nor_delayed(run: Path) -> None:

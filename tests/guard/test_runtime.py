@@ -29,7 +29,7 @@ def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
     assert told.index("decision") < told.index("save_begin") < told.index("save")
 
 
-def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
+def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:
     class Listener(Wisher):
         def __init__(self) -> None:
             super().__init__()
@@ -53,7 +53,7 @@ def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
     assert sum("saved()" in sentence for sentence in said) == 1
 
 
-def test_notes_about_the_place_are_told_at_the_start(run: Path, said: list[str]) -> None:
+def test_notes_about_the_place_are_reported_at_the_start(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         pass
     guard = make_guard(run, say=said.append)
@@ -98,7 +98,7 @@ def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path, said: 
     assert "restarted" in events(run)
 
 
-def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Path, said: list[str]) -> None:
+def test_rounds_that_come_to_nothing_again_and_again_are_reported_to_people(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         for _ in range(2):

@@ -533,7 +533,7 @@ def test_a_failed_block_inside_another_is_a_failed_save_unless_it_was_tried_agai
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_fell_before_the_first_save_is_told_as_well(run: Path, said: list[str]) -> None:
+def test_a_thread_that_fell_before_the_first_save_is_reported_as_well(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         fallen = ended_thread(raise_oserror)
         guard.step()

@@ -41,7 +41,7 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
 
 
 @needs_fuse
-def test_a_dead_file_system_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
+def test_a_dead_file_system_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
     known = {child.pid for child in psutil.Process().children()}
     with hung_folder(tmp_path / "hung") as hung:
         known |= {child.pid for child in psutil.Process().children()}

@@ -101,7 +101,7 @@ def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Pat
     assert any("not marked as finished" in sentence for sentence in said)
 
 
-def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_told(run: Path, said: list[str]) -> None:
+def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_notified(run: Path, said: list[str]) -> None:
     """A loop that was stopped ends like one that is done: `for ... in guard.steps(...): ...`, then `finished()`."""
     with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
         for _ in guard.steps(range(10**9), save=lambda: None):

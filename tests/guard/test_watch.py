@@ -49,7 +49,7 @@ def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
         assert wisher.heard == ["saved"]
 
 
-def test_the_first_look_is_told_as_a_whole() -> None:
+def test_the_first_look_is_reported_as_a_whole() -> None:
     first: list[Any] = []
     with watching(Wisher("one"), Wisher(), wished=[], first=first.append):
         pass
@@ -132,7 +132,7 @@ def test_how_soon_a_trigger_can_be_asked_again(wanted: object, seconds: float | 
     assert again_s(Wisher()) == float("inf")
 
 
-def test_what_is_on_the_node_is_looked_at_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_the_node_is_probed_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "LOOK_S", 3600.0)
     built_in, own = Wisher(), Wisher()
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731

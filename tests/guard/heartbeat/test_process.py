@@ -415,7 +415,7 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
 
 
 @needs_fuse
-def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
+def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None:
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"

@@ -155,7 +155,7 @@ def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone:
     assert [line.get("step") for line in alone.lines() if line["event"] == "save"] == [0, 1, 2]
 
 
-def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: Alone, tmp_path: Path) -> None:
+def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_reported(alone: Alone, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "demo")
     for _ in range(3):
         for number in range(MOST_EVENTS):
@@ -187,7 +187,7 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         release(run)
 
 
-def test_a_look_that_does_not_come_back_is_told_once(alone: Alone) -> None:
+def test_a_look_that_does_not_come_back_is_reported_once(alone: Alone) -> None:
     alone.writer.look_after()
     alone.writer.work()
     alone.writer.look_after()

@@ -133,5 +133,7 @@ def remove_real_cgroup(cgroup: RealCgroup) -> None:
 def a_real_cgroup(limit_bytes: int) -> Iterator[RealCgroup]:
     """The cgroup of a job with this limit, for as long as it is needed."""
     cgroup = make_real_cgroup(limit_bytes)
-    yield cgroup
-    remove_real_cgroup(cgroup)
+    try:
+        yield cgroup
+    finally:
+        remove_real_cgroup(cgroup)

@@ -102,11 +102,11 @@ def test_version_1_counts_descendants_in_its_totals() -> None:
         ("/a", "/other", None),
     ],
 )
-def test_a_place_in_a_mount_is_told_by_names_or_not_at_all(path: str, root: str, found: str | None) -> None:
+def test_a_place_in_a_mount_is_given_by_names_or_not_at_all(path: str, root: str, found: str | None) -> None:
     assert below(path, root) == found
 
 
-def test_a_mount_that_lies_under_another_is_not_seen() -> None:
+def test_a_mount_that_is_under_another_is_not_seen() -> None:
     """Clusters bind a part of the hierarchy over the hierarchy: `mount --bind X/slurmlab/lab1 X`."""
     text = (
         "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -222,7 +222,7 @@ def test_in_a_hybrid_tree_the_version_with_the_memory_controller_counts(machine:
     assert {folder.version for folder in find_folders(str(machine.root))} == {1}
 
 
-def test_without_proc_it_cannot_be_told(tmp_path: Path) -> None:
+def test_without_proc_it_cannot_be_found_out(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         find_folders(str(tmp_path))
 

@@ -55,7 +55,7 @@ def test_what_is_no_regular_file_is_named_and_does_not_count(
 
 
 @needs_root
-def test_a_run_that_cannot_be_looked_at_is_trained_on(run: Path, trigger: FinishedRun, said: list[str]) -> None:
+def test_a_run_that_cannot_be_probed_is_trained_on(run: Path, trigger: FinishedRun, said: list[str]) -> None:
     open_the_way(run / "x")
     (run / "finished").touch()
     run.chmod(0o700)

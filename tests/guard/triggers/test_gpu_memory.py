@@ -221,7 +221,7 @@ def test_the_beginning_of_a_uuid_is_enough(look_at: LookAt) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-0000", "0,1,2"])
-def test_a_device_that_cannot_be_told_is_not_judged(look_at: LookAt, visible: str) -> None:
+def test_a_device_that_cannot_be_found_out_is_not_judged(look_at: LookAt, visible: str) -> None:
     cards = [Card(free=1), Card(free=2)]
     environ = {"CUDA_VISIBLE_DEVICES": visible}
     assert look_at(cards=cards, environ=environ, local_rank=-1, insist=True).look() == []

@@ -213,7 +213,7 @@ class Leak:
         return request
 
 
-def test_a_leak_is_told_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
+def test_a_leak_is_reported_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
     leak = Leak(machine)
     assert leak.run(2000, 0.3) is None
     assert "limit reached in about" in leak.told[0]
@@ -237,7 +237,7 @@ def test_a_job_that_ends_before_is_left_alone(machine: Machine) -> None:
     assert leak.told == []
 
 
-def test_without_a_known_end_the_forecast_is_told_and_the_level_stops(machine: Machine) -> None:
+def test_without_a_known_end_the_forecast_is_reported_and_the_level_stops(machine: Machine) -> None:
     leak = Leak(machine, end_in_s=None)
     request = leak.asks(3000, 0.3, save_every_s=600)
     assert "limit reached in about" in leak.told[0]
@@ -455,7 +455,7 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
     assert (decision.save, decision.stop, trigger.has_saved) == (False, True, 5)
 
 
-def test_a_guard_has_the_memory_looked_at_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_has_the_memory_probed_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the trigger wants, where it would otherwise be its turn in an hour."""
     monkeypatch.setattr(watch, "LOOK_S", 3600.0)
     looks: list[bool] = []

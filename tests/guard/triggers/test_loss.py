@@ -152,7 +152,7 @@ def test_a_save_that_is_awaited_does_not_keep_a_stop_back() -> None:
     assert request.stop
 
 
-def test_the_rank_is_told_where_there_are_several() -> None:
+def test_the_rank_is_named_where_there_are_several() -> None:
     request = Watched(RankInfo(rank=3, world=8)).asks(math.nan)
     assert request.why == "rank 3: the loss is NaN, at step 1"
 
@@ -200,7 +200,7 @@ def test_high_ones_do_not_move_the_threshold_while_they_last() -> None:
     assert watched.loss._limit == limit
 
 
-def test_a_new_level_is_normal_after_one_window_and_is_told() -> None:
+def test_a_new_level_is_normal_after_one_window_and_is_reported() -> None:
     watched = after_noise(200)
     for _ in range(200):
         watched.look(9.0)
@@ -249,7 +249,7 @@ def test_a_constant_loss_has_no_deviation_and_may_differ_by_a_percent() -> None:
     assert len(watched.said) == 1
 
 
-def test_people_are_not_told_of_every_spike_for_ever_but_the_journal_is() -> None:
+def test_people_are_not_notified_of_every_spike_for_ever_but_the_journal_is() -> None:
     watched = Watched(loss_spike_in_a_row=1)
     for _ in range(3 * MOST_WARNINGS):
         watched.noise(60)
@@ -347,7 +347,7 @@ def test_a_tensor_on_a_device_is_never_read_and_one_warning_says_what_to_pass(va
 
 
 @pytest.mark.parametrize("device", ["cpu", "/job:localhost/replica:0/task:0/device:CPU:0", None, Named(platform="cpu")])
-def test_what_lies_in_the_memory_of_the_cpu_is_known_by_every_library_s_word(device: Any) -> None:
+def test_what_is_in_the_memory_of_the_cpu_is_known_by_every_library_s_word(device: Any) -> None:
     assert not is_on_device(Named(device=device) if device is not None else Named())
 
 

@@ -121,7 +121,7 @@ def test_a_kill_switch_that_is_thrown_during_the_training_is_not_stale(bench: Be
 
 
 @pytest.mark.parametrize("when", [0.0, -(10**10), 4e10, float(2**62)])
-def test_a_file_of_any_time_can_be_told_of(when: float) -> None:
+def test_a_file_of_any_time_can_be_shown(when: float) -> None:
     assert describe(Switch("kill", "bob", when, "enough")).startswith("the kill switch was thrown by bob")
 
 

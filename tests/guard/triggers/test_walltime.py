@@ -513,7 +513,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_guard_stops_in_time_before_the_end_that_its_job_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_stops_in_time_before_the_end_that_its_job_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "RESIL_JOB_ID", "RESIL_SCHEDULER"):
         monkeypatch.delenv(name, raising=False)
     end = time.time() + 6
@@ -525,7 +525,7 @@ def test_a_guard_stops_in_time_before_the_end_that_its_job_was_told(monkeypatch:
     assert 1.0 < end - time.time() < 5.0
 
 
-def test_a_guard_notices_that_the_embedded_scheduler_was_told_to_end_its_job_early(
+def test_a_guard_notices_that_the_embedded_scheduler_was_asked_to_end_its_job_early(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
 ) -> None:
     now = time.time()
@@ -586,7 +586,7 @@ def test_a_job_of_the_real_embedded_scheduler_saves_when_its_limit_is_cut(local:
     assert "saves" in output and "the job's time limit was changed: it ends at " in output
 
 
-def test_a_guard_notices_that_slurm_was_told_to_end_its_job_early(
+def test_a_guard_notices_that_slurm_was_asked_to_end_its_job_early(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`scontrol update EndTime=`, as far as the guard sees it: another answer of squeue."""
