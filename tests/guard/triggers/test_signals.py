@@ -167,9 +167,7 @@ def handled_by(handler: Any, *numbers: int) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def test_a_signal_makes_the_next_step_ask_and_is_explained_by_a_sentence_that_is_the_same_on_every_rank(
-    heard: Heard,
-) -> None:
+def test_a_signal_makes_the_next_step_ask_and_is_explained_by_a_sentence(heard: Heard) -> None:
     gate = Gate()
     gate.open()
     with signals(heard, "USR1", gate=gate) as watched:
@@ -179,6 +177,13 @@ def test_a_signal_makes_the_next_step_ask_and_is_explained_by_a_sentence_that_is
     assert request.why == "SIGUSR1 came: the job's time is nearly over"
     assert (request.save, request.stop) == (True, True)
     assert heard.said == []
+
+
+def test_the_sentence_is_the_same_on_every_rank(heard: Heard) -> None:
+    with signals(heard, "TERM") as watched:
+        os.kill(os.getpid(), TERM)
+        why = watched.take()[0].why
+    assert str(os.getpid()) not in why and not re.search(r"\d", why)
 
 
 def test_a_thousand_signals_are_one_wish(heard: Heard) -> None:
