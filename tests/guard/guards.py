@@ -64,6 +64,12 @@ def train(guard: TrainingGuard, *, until: Callable[[Decision], bool] = bool, dea
     raise AssertionError("no such decision in time")
 
 
+def save(guard: TrainingGuard, *handles: object) -> None:
+    """Make a save that is durable when all handles say so; without any, at once."""
+    with guard.saving() as saving:
+        saving.until(*handles)
+
+
 def wait_until(is_true: Callable[[], object], deadline_s: float = 20.0) -> None:
     """Return when it is true; fail when it is not in time."""
     end = time.monotonic() + deadline_s

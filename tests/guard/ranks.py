@@ -123,6 +123,11 @@ class Node:
         self.ranks.append(started)
         return started
 
+    def address_file(self) -> Path:
+        """The file with the address of rank 0, in a directory that exists."""
+        (self.run / "agreement").mkdir(exist_ok=True)
+        return self.run / "agreement" / f"12-{self.run.parent.name}"
+
     def beats(self, host: str = "n1") -> dict[str, Any]:
         """What the beats file says now; empty while there is none."""
         try:

@@ -29,17 +29,11 @@ from resilience.guard.end_time import (
 )
 from resilience.guard.rank_info import RankInfo
 from resilience.schedulers._local.records import Task, to_json
+from tests.guard.guards import wait_until
 from tests.system.hung import hung_folder
 
 END = 1_795_000_000.0
 SOON_S = 10.0
-
-
-def wait_until(is_so: Callable[[], object], deadline_s: float = SOON_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not is_so():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def refreshed(end: EndTime, now: float) -> EndTime:
@@ -47,8 +41,11 @@ def refreshed(end: EndTime, now: float) -> EndTime:
     return end
 
 
+Squeue = Callable[[str], dict[str, str]]
+
+
 @pytest.fixture
-def squeue(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+def squeue(tmp_path: Path) -> Squeue:
     """Install a squeue that does what the bash text says; return the environment in which it is found first."""
 
     def install(text: str) -> dict[str, str]:
@@ -88,9 +85,7 @@ def test_only_a_time_of_this_very_job_is_an_end(output: str, end: float | None) 
     assert parse_end(output, "12") == end
 
 
-def test_squeue_is_asked_for_epoch_seconds_in_a_clean_environment(
-    squeue: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
+def test_squeue_is_asked_for_epoch_seconds_in_a_clean_environment(squeue: Squeue, tmp_path: Path) -> None:
     environ = squeue(f'env >"{tmp_path}/env"; printf "%s\\n" "$@" >"{tmp_path}/argv"; echo 12 1795000000')
     dirty = {"SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "SLURM_CLUSTERS": "other", "SLURM_TIME_FORMAT": "relative"}
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "token"}
@@ -102,7 +97,7 @@ def test_squeue_is_asked_for_epoch_seconds_in_a_clean_environment(
     assert (tmp_path / "argv").read_text().split("\n")[:-1] == ["-h", "-j", "12", "-o", "%A %e"]
 
 
-def test_a_squeue_that_fails_gives_no_answer_whatever_it_wrote(squeue: Callable[[str], dict[str, str]]) -> None:
+def test_a_squeue_that_fails_gives_no_answer_whatever_it_wrote(squeue: Squeue) -> None:
     assert ask_slurm("12", squeue("echo 12 1795000000; exit 1")) is None
     assert ask_slurm("12", squeue("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")) is None
     assert ask_slurm("12", squeue("kill -9 $$")) is None
@@ -120,9 +115,7 @@ def test_an_environment_that_no_program_can_have_is_no_answer() -> None:
     assert ask_slurm("12", {"PATH": "/bin", "BAD": "\0"}) is None
 
 
-def test_a_squeue_that_hangs_is_killed_with_all_it_started(
-    squeue: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_squeue_that_hangs_is_killed_with_all_it_started(squeue: Squeue, tmp_path: Path) -> None:
     environ = squeue(f"trap '' TERM HUP INT; sleep 300 & echo $! $$ >{tmp_path}/pids; wait")
     began = time.monotonic()
     assert ask_slurm("12", environ, deadline_s=1.0) is None
@@ -138,15 +131,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_squeue_that_writes_without_end_is_no_answer_and_takes_no_memory(
-    squeue: Callable[[str], dict[str, str]],
-) -> None:
+def test_a_squeue_that_writes_without_end_is_no_answer_and_takes_no_memory(squeue: Squeue) -> None:
     assert ask_slurm("12", squeue("exec yes '12 1795000000 more'"), deadline_s=0.5) is None
 
 
-def test_what_squeue_leaves_running_does_not_keep_the_answer_back(
-    squeue: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
+def test_what_squeue_leaves_running_does_not_keep_the_answer_back(squeue: Squeue, tmp_path: Path) -> None:
     try:
         environ = squeue(f"sleep 1000 & echo $! >{tmp_path}/pid; echo 12 1795000000")
         assert ask_slurm("12", environ, deadline_s=500) == END
@@ -186,7 +175,7 @@ import os; os._exit(0)
 
 
 def test_a_child_that_cannot_be_killed_is_left_behind_and_reaped_later(
-    squeue: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    squeue: Squeue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "killpg", lambda pid, number: None)  # as when it waits in the kernel
     assert ask_slurm("12", squeue("exec sleep 300"), deadline_s=0.1) is None
@@ -260,7 +249,7 @@ def test_nobody_is_asked_without_a_job_or_for_a_job_that_we_are_not_in() -> None
     assert not find_end_time(RankInfo(job_id="12"), {"SLURM_JOB_ID": "12"}, 0.0).can_ask
 
 
-def test_squeue_is_asked_in_a_job_of_slurm(squeue: Callable[[str], dict[str, str]]) -> None:
+def test_squeue_is_asked_in_a_job_of_slurm(squeue: Squeue) -> None:
     end = find_end_time(RankInfo(job_id="12", end_time=END - 500), squeue("echo 12 1795000000"), 120.0)
     assert (end.end, end.can_ask, end.every_s) == (END - 500, True, 120.0)
     end.refresh(0.0)
@@ -307,18 +296,18 @@ def answers() -> Iterator[Answers]:
 
 
 def answered(end: EndTime, now: float) -> None:
+    """Ask where it is time to, and wait for the answer."""
+    end.refresh(now - 1.0)
     wait_until(lambda: refreshed(end, now)._question is None)
 
 
-def test_it_asks_at_once_and_then_as_often_as_told(answers: Answers) -> None:
+def test_it_asks_at_once_and_then_as_often_as_set(answers: Answers) -> None:
     end = EndTime(None, answers, 100.0)
-    end.refresh(0.0)
     answered(end, 1.0)
     assert (end.end, answers.asked) == (END, 1)
     for now in range(2, 100):
         end.refresh(float(now))
     assert answers.asked == 1
-    end.refresh(100.0)
     answered(end, 101.0)
     assert answers.asked == 2
 
@@ -327,7 +316,6 @@ def test_it_asks_at_once_and_then_as_often_as_told(answers: Answers) -> None:
 def test_no_answer_changes_nothing_and_is_asked_again(answers: Answers, answer: Any) -> None:
     answers.answer = answer
     end = EndTime(END - 7, answers, 100.0)
-    end.refresh(0.0)
     answered(end, 1.0)
     assert (end.end, end.checked_at, end.can_ask) == (END - 7, 1.0, True)
 
@@ -335,7 +323,6 @@ def test_no_answer_changes_nothing_and_is_asked_again(answers: Answers, answer: 
 def test_a_limit_that_was_taken_away_is_believed(answers: Answers) -> None:
     answers.answer = math.inf
     end = EndTime(END, answers, 100.0)
-    end.refresh(0.0)
     answered(end, 1.0)
     assert end.end == NO_LIMIT
 
@@ -343,7 +330,6 @@ def test_a_limit_that_was_taken_away_is_believed(answers: Answers) -> None:
 def test_where_nobody_can_be_asked_it_is_not_tried_again(answers: Answers) -> None:
     answers.answer = CannotAsk()
     end = EndTime(END, answers, 100.0)
-    end.refresh(0.0)
     answered(end, 1.0)
     assert (end.end, end.can_ask) == (END, False)
     end.refresh(1000.0)

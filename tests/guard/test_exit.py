@@ -20,6 +20,7 @@ from resilience.guard.exit import ForcedExit, is_job
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
+from tests.guard.disks import needs_fuse
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY
 from tests.system.hung import hung_folder
@@ -50,29 +51,12 @@ sys.exit(code)
 
 
 def end_of(
-    run: Path,
-    *,
-    save: str = "pass",
-    in_flight: str = "None",
-    after: str = "",
-    bound: float = 0.5,
-    in_c: float = 30.0,
-    by_kernel: float = 60.0,
-    settings: str = "",
-    environ: Mapping[str, str] | None = None,
+    run: Path, *, environ: Mapping[str, str] | None = None, settings: str = "", **program: Any
 ) -> tuple[int, str, float]:
-    """Train with a thrown kill switch; return the exit code, stderr and how long it took."""
+    """Train with the kill switch set; return the exit code, stderr and how long it took."""
     (run / "switches" / "kill").touch()
-    program = _HEAD.format(
-        save=save,
-        in_flight=in_flight,
-        after=after,
-        bound=bound,
-        in_c=in_c,
-        by_kernel=by_kernel,
-        settings=settings and f", {settings}",
-    )
-    return run_program(run, program, environ)
+    given = {"save": "pass", "in_flight": "None", "after": "", "bound": 0.5, "in_c": 30.0, "by_kernel": 60.0, **program}
+    return run_program(run, _HEAD.format(settings=settings and f", {settings}", **given), environ)
 
 
 def run_program(run: Path, program: str, environ: Mapping[str, str] | None = None) -> tuple[int, str, float]:
@@ -85,11 +69,6 @@ def run_program(run: Path, program: str, environ: Mapping[str, str] | None = Non
         env=plain | job | dict(environ or {}), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     return done.returncode, done.stderr, time.monotonic() - began
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
 
 
 def stacks(run: Path) -> str:
@@ -187,26 +166,27 @@ def test_an_exit_handler_that_hangs_is_ended(run: Path) -> None:
     assert "time.sleep" not in stacks(run) and "lambda" in stacks(run)
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_process(run: Path) -> None:
-    code, said, took_s = end_of(run, after="threading.Thread(target=time.sleep, args=(100,)).start()", bound=2.0)
-    assert code == 75 and took_s < 20
-    assert "_shutdown" in said
+LIBRARY = (
+    "class Library:\n    def __del__(self, sleep=time.sleep): sleep(100)\n"
+    "sys.modules['library'] = library = type(sys)('library'); library.it = Library(); del library"
+)
+PAUSE = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
+HANGS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
+    # what hangs, and what ends it: (the program, the exit code, what is shown)
+    "a thread that never ends": (
+        {"after": "threading.Thread(target=time.sleep, args=(100,)).start()", "bound": 2.0}, 75, ["_shutdown"],
+    ),
+    "an interpreter that is taken down, in C": ({"after": LIBRARY, "in_c": 0.5}, 1, ["Timeout"]),
+    "a library in the exit handlers of C, by the kernel": ({"after": PAUSE, "in_c": 0.5, "by_kernel": 1.5}, -9, []),
+}  # fmt: skip
 
 
-def test_an_interpreter_that_hangs_while_it_is_taken_down_is_ended_in_c(run: Path) -> None:
-    after = (
-        "class Library:\n    def __del__(self, sleep=time.sleep): sleep(100)\n"
-        "sys.modules['library'] = library = type(sys)('library'); library.it = Library(); del library"
-    )
-    code, said, took_s = end_of(run, after=after, in_c=0.5)
-    assert code == 1 and took_s < 20
-    assert "Timeout" in said
-
-
-def test_a_library_that_hangs_in_the_exit_handlers_of_c_is_killed_by_the_kernel(run: Path) -> None:
-    after = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
-    code, _, took_s = end_of(run, after=after, in_c=0.5, by_kernel=1.5)
-    assert code == -9 and took_s < 20
+@pytest.mark.parametrize("hang", HANGS)
+def test_whatever_hangs_after_the_stop_is_ended(run: Path, hang: str) -> None:
+    program, exit_code, shown = HANGS[hang]
+    code, said, took_s = end_of(run, **program)
+    assert code == exit_code and took_s < 20
+    assert [text for text in shown if text not in said] == []
 
 
 def test_a_normal_exit_is_neither_disturbed_nor_delayed(run: Path) -> None:
@@ -271,9 +251,8 @@ def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(run: Path) -> None:
     assert code == 1 and took_s < 20
 
 
+@needs_fuse
 def test_a_dead_file_system_does_not_hold_the_exit(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     with hung_folder(tmp_path / "hung") as hung:
         run = make_run(tmp_path / "demo")
         save = f"guard_exit.ForcedExit.stacks_file = lambda self: {str(hung / 'stacks')!r}; time.sleep(100)"

@@ -76,7 +76,7 @@ def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) ->
         assert launch.saves(1) == before
 
 
-def test_a_save_of_rank_0s_that_is_in_flight_when_rank_0_dies_is_told_once_it_is_durable(tmp_path: Path) -> None:
+def test_a_save_of_rank_0s_that_is_in_flight_when_rank_0_dies_is_reported_once_it_is_durable(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     more: dict[str, Any] = {"SAVE_S.1": "8"}
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", **more) as launch:

@@ -19,11 +19,6 @@ from tests.guard.guarded import a_launch
 from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
 def learned(run: Path, rank: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "learned" / f"{rank}.json").read_text())
     return found
@@ -34,15 +29,16 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
-def job(run: Path, steps: range, loss: Callable[[int], float], said: list[str] | None = None, **settings: Any) -> None:
-    """One job: resumes, trains with a loss, and saves after its last step."""
-    say = (lambda text: None) if said is None else said.append
-    with make_guard(run, say=say, **settings) as guard:
+def job(run: Path, steps: range, loss: Callable[[int], float], **settings: Any) -> list[str]:
+    """One job: resumes, trains with a loss, and saves after its last step; return what was printed."""
+    said: list[str] = []
+    with make_guard(run, say=said.append, **settings) as guard:
         guard.resumed(steps[0])
         for step in steps:
             guard.step(loss(step))
         with guard.saving():
             time.sleep(0.05)
+    return said
 
 
 def smooth(step: int) -> float:
@@ -52,8 +48,7 @@ def smooth(step: int) -> float:
 def test_a_spike_right_after_a_resume_is_seen_at_once(run: Path) -> None:
     """Without what was learned it takes twenty values before any is judged, and the run of high ones becomes normal."""
     job(run, range(300), smooth)
-    said: list[str] = []
-    job(run, range(300, 306), lambda step: 9.0, said)
+    said = job(run, range(300, 306), lambda step: 9.0)
     assert any("the loss is above 2.07" in sentence and "for 3 steps in a row" in sentence for sentence in said), said
     (used,) = [event for event in events(run, "learned") if event["what"] == "loss"]
     assert (used["step"], used["values"]) == (300, 200)
@@ -62,8 +57,7 @@ def test_a_spike_right_after_a_resume_is_seen_at_once(run: Path) -> None:
 def test_the_loss_is_that_of_the_save_that_the_training_resumes_from(run: Path) -> None:
     job(run, range(200), smooth)
     job(run, range(200, 400), lambda step: smooth(step) * 10)
-    said: list[str] = []
-    job(run, range(200, 206), lambda step: 9.0, said)  # one save back, where the loss was 2
+    said = job(run, range(200, 206), lambda step: 9.0)  # one save back, where the loss was 2
     assert any("the loss is above 2.07" in sentence for sentence in said), said
 
 
@@ -77,8 +71,7 @@ def test_the_loss_is_that_of_the_save_that_the_training_resumes_from(run: Path) 
 )
 def test_a_loss_of_another_part_of_the_training_is_dropped(run: Path, step: int, why: str) -> None:
     job(run, range(300), smooth)
-    said: list[str] = []
-    job(run, range(step, step + 6), lambda step: 9.0, said)
+    said = job(run, range(step, step + 6), lambda step: 9.0)
     assert [event["why"] for event in events(run, "learned_dropped")] == [why]
     assert not any("the loss is above" in sentence for sentence in said)
 
@@ -109,8 +102,7 @@ def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
 def test_times_of_another_number_of_ranks_are_dropped_and_the_loss_is_not(run: Path) -> None:
     job(run, range(300), smooth)
     (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "world": 8}))
-    said: list[str] = []
-    job(run, range(300, 306), lambda step: 9.0, said)
+    said = job(run, range(300, 306), lambda step: 9.0)
     (dropped,) = events(run, "learned_dropped")
     assert dropped["what"] == "pace" and "it is of 8 ranks, and these are 1" in dropped["why"]
     assert any("the loss is above" in sentence for sentence in said)

@@ -42,7 +42,7 @@ def place(environ: dict[str, str]) -> RankInfo:
     return find_rank_info(environ, "here")
 
 
-def test_nothing_told_is_one_process_alone() -> None:
+def test_nothing_set_is_one_process_alone() -> None:
     alone = place({})
     assert (alone.rank, alone.world, alone.local_rank, alone.nodes) == (0, 1, 0, 1)
     assert (alone.job_id, alone.host, alone.run_dir, alone.notes) == ("0", "here", "", ())

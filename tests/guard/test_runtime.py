@@ -9,12 +9,7 @@ import pytest
 
 from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.decision import Decision, Request
-from tests.guard.guards import Wisher, make_guard, make_run, train
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
+from tests.guard.guards import Wisher, make_guard, train
 
 
 def events(run: Path) -> list[str]:
@@ -34,7 +29,7 @@ def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
     assert told.index("decision") < told.index("save_begin") < told.index("save")
 
 
-def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
+def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:
     class Listener(Wisher):
         def __init__(self) -> None:
             super().__init__()
@@ -58,8 +53,7 @@ def test_a_trigger_that_wants_to_is_told_of_every_save(run: Path) -> None:
     assert sum("saved()" in sentence for sentence in said) == 1
 
 
-def test_notes_about_the_place_are_told_at_the_start(run: Path) -> None:
-    said: list[str] = []
+def test_notes_about_the_place_are_reported_at_the_start(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         pass
     guard = make_guard(run, say=said.append)
@@ -89,16 +83,14 @@ def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "lost", "back", "skew", "twins", "fault", "broken"])
-def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str) -> None:
-    said: list[str] = []
+def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent(kind, "two processes say that they are rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
-def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> None:
-    said: list[str] = []
+def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent("restarted", "rank 3 was restarted"))
@@ -106,8 +98,7 @@ def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path) -> Non
     assert "restarted" in events(run)
 
 
-def test_rounds_that_come_to_nothing_again_and_again_are_told_to_people(run: Path) -> None:
-    said: list[str] = []
+def test_rounds_that_come_to_nothing_again_and_again_are_reported_to_people(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         for _ in range(2):

@@ -22,21 +22,11 @@ from resilience.guard import GuardError, Request, TrainingGuard
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
+from tests.guard.guards import Wisher, make_guard, save, train, wait_until
 from tests.guard.ranks import REPOSITORY
 
 Future = concurrent.futures.Future
 SAVE = Request("wisher", "please", stop=False)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
 
 
 def events(run: Path, *names: str) -> list[dict[str, Any]]:
@@ -49,6 +39,16 @@ def events(run: Path, *names: str) -> list[dict[str, Any]]:
 
 def kinds(run: Path) -> list[str]:
     return [event["event"] for event in events(run) if event["event"].startswith(("save", "end", "decision"))]
+
+
+@pytest.fixture
+def future() -> Future[None]:
+    return Future()
+
+
+def soon(act: Callable[..., None], *arguments: object) -> None:
+    """Let it happen while the training waits."""
+    threading.Timer(0.3, act, arguments).start()
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
@@ -64,14 +64,14 @@ def test_a_save_inside_a_save_is_one_save(run: Path) -> None:
     assert len(events(run, "save")) == 1
 
 
-def test_phases_nest_and_return(run: Path) -> None:
+def test_phases_nest_and_return_and_a_save_that_nobody_asked_for_is_measured_too(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         with guard.phase("eval"):
-            with guard.saving():
-                pass
+            save(guard)
             guard.phase("generate")
         assert guard._loop.phase == "train"
+    assert len(events(run, "save")) == 1
 
 
 def test_an_exception_in_a_save_passes_through(run: Path) -> None:
@@ -80,24 +80,16 @@ def test_an_exception_in_a_save_passes_through(run: Path) -> None:
     assert events(run, "save_failed")[0]["error"] == "OSError('disk full')"
 
 
-def test_a_save_that_nobody_asked_for_is_measured_too(run: Path) -> None:
-    with make_guard(run) as guard:
-        guard.step()
-        with guard.saving():
-            pass
-    assert len(events(run, "save")) == 1
-
-
 # ---- in flight -------------------------------------------------------------------------------------------------------
 
 
-def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_meanwhile(run: Path) -> None:
+def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_meanwhile(
+    run: Path, future: Future[None]
+) -> None:
     (run / "switches" / "save").touch()
-    future: Future[None] = Future()
     with make_guard(run) as guard:
         train(guard)
-        with guard.saving() as save:
-            save.until(future)
+        save(guard, future)
         for _ in range(100):
             guard.step()
             time.sleep(0.001)
@@ -117,13 +109,13 @@ def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_mea
     assert guard.exit_code == 0
 
 
-def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_told_to_people(run: Path, said: list[str]) -> None:
+def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported_to_people(
+    run: Path, said: list[str], future: Future[None]
+) -> None:
     (run / "switches" / "save").touch()
     with make_guard(run, say=said.append) as guard:
         decision = train(guard)
-        with guard.saving() as save:
-            future: Future[None] = Future()
-            save.until(future)
+        save(guard, future)
         future.set_exception(OSError(28, "No space left on device"))
         wait_until(lambda: "save_failed" in kinds(run))
         assert (run / "switches" / "save").exists()
@@ -137,27 +129,23 @@ def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_told_to_people(run
 def test_a_later_save_that_is_durable_makes_a_failed_one_good(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
-        with guard.saving() as save:
-            save.until(failed(ValueError("once")))
+        save(guard, failed(ValueError("once")))
         wait_until(lambda: "save_failed" in kinds(run))
         guard.step()
-        with guard.saving() as save:
-            save.until(done())
+        save(guard, done())
     assert guard.exit_code == 0
     assert "why" not in events(run, "end")[0]
 
 
-def test_a_stop_is_decided_while_a_save_is_in_flight(run: Path) -> None:
+def test_a_stop_is_decided_while_a_save_is_in_flight(run: Path, future: Future[None]) -> None:
     wisher = Wisher(SAVE)
-    future: Future[None] = Future()
     with make_guard(run, triggers=[wisher], say=lambda text: None) as guard:
         train(guard)
-        with guard.saving() as save:
-            save.until(future)
+        save(guard, future)
         (run / "switches" / "kill").touch()
         decision = train(guard, until=lambda decision: decision.stop)
         assert decision.save and wisher.heard == []
-        threading.Timer(0.2, future.set_result, [None]).start()
+        soon(future.set_result, None)
         with guard.saving():  # waits for the one in flight
             assert future.done()
     assert wisher.heard == ["saved"]
@@ -170,8 +158,7 @@ def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -
     wisher, future = Wisher(SAVE), Future[None]()
     with make_guard(run, triggers=[wisher], say=lambda text: None, save_overlap=overlap) as guard:
         train(guard)
-        with guard.saving() as save:
-            save.until(future)
+        save(guard, future)
         (run / "switches" / "save").touch()
         if overlap == "skip":
             for _ in range(200):
@@ -184,7 +171,7 @@ def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -
             train(guard)  # now it is obeyed
         else:
             train(guard)
-            threading.Timer(0.3, future.set_result, [None]).start()
+            soon(future.set_result, None)
         with guard.saving():
             assert future.done()
         wait_until(lambda: not (run / "switches" / "save").exists())
@@ -196,10 +183,9 @@ def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
     first, second = Future[None](), Future[None]()
     with make_guard(run) as guard:
         guard.step()
-        with guard.saving() as save:
-            save.until(first, None)
-            with guard.saving() as inner:
-                inner.until(second)
+        with guard.saving() as saving:
+            saving.until(first, None)
+            save(guard, second)
         first.set_result(None)
         time.sleep(0.2)
         assert "save" not in kinds(run)
@@ -210,33 +196,30 @@ def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
 def test_nothing_to_wait_for_is_a_save_that_is_done(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
-        with guard.saving() as save:
-            save.until(None)
+        save(guard, None)
     assert kinds(run) == ["save_begin", "save", "end"]
 
 
 def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
-        with pytest.raises(GuardError, match="cannot ask a int whether it is done"), guard.saving() as save:
-            save.until(5)
-        with guard.saving() as other:
+        with pytest.raises(GuardError, match="cannot ask a int whether it is done"):
+            save(guard, 5)
+        with guard.saving() as saving:
             pass
         with pytest.raises(GuardError, match="outside of its block"):
-            other.until(done())
+            saving.until(done())
     assert len(events(run, "save_failed")) == 1
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path) -> None:
-    future: Future[None] = Future()
+def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path, future: Future[None]) -> None:
     with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
         train(guard)
-        with guard.saving() as save:
-            save.until(future)
-        threading.Timer(0.4, future.set_result, [None]).start()
+        save(guard, future)
+        soon(future.set_result, None)
     assert future.done() and guard.exit_code == 75
     assert kinds(run)[-2:] == ["save", "end"]
     assert events(run, "end")[0]["stopped"]
@@ -247,25 +230,21 @@ def test_the_exit_code_is_not_known_before_the_last_save_is_durable(run: Path) -
     guard.start()
     train(guard)
     future: Future[None] = Future()
-    with guard.saving() as save:
-        save.until(future)
-    threading.Timer(0.3, future.set_exception, [OSError("gone")]).start()
+    save(guard, future)
+    soon(future.set_exception, OSError("gone"))
     assert guard.exit_code == 1  # of a loop without `with`: sys.exit(guard.exit_code)
     guard.close()
 
 
-def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, said: list[str]) -> None:
-    future: Future[None] = Future()
+def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, future: Future[None], said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()
-        with guard.saving() as save:
-            save.until(future)
-        threading.Timer(0.3, future.set_result, [None]).start()
+        save(guard, future)
+        soon(future.set_result, None)
         guard.finished()
         assert future.done() and (run / "finished").exists()
         (run / "finished").unlink()
-        with guard.saving() as save:
-            save.until(failed(OSError("gone")))
+        save(guard, failed(OSError("gone")))
         guard.finished()
         assert not (run / "finished").exists()
     assert any("not marked as finished: the save of step 1 is not durable" in sentence for sentence in said)
@@ -275,8 +254,7 @@ def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, said: list[s
 def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(run: Path, said: list[str]) -> None:
     with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
         train(guard)
-        with guard.saving() as save:
-            save.until(lambda: False)
+        save(guard, lambda: False)
         guard.place.end_time = time.time() + 5.5  # it ends half a second from now: 5 s are left for the rest
         began = time.monotonic()
     assert time.monotonic() - began < 5
@@ -306,8 +284,7 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
     with make_guard(run, exit_timeout_s=60.0, say=said.append) as guard:
         for handle in (done(), failed(OSError("disk full"))):
             guard.step()
-            with guard.saving() as saving:
-                saving.until(handle)
+            save(guard, handle)
             wait_until(lambda: guard._loop.saves is not None and guard._loop.saves.newest is None)
         guard.step()
         with guard.saving() as saving:
@@ -322,8 +299,7 @@ def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, 
     told = []
     with make_guard(run, exit_timeout_s=0.3, say=said.append) as guard:
         guard.step()
-        with guard.saving() as saving:
-            saving.until(lambda: False)
+        save(guard, lambda: False)
         saves = guard._loop.saves
         assert saves is not None
         guard.step()
@@ -490,8 +466,7 @@ def test_a_handle_that_has_failed_tells_why(kind: str, run: Path) -> None:
     make, expected, text = BAD[kind]
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
-        with guard.saving() as save:
-            save.until(make())
+        save(guard, make())
         wait_until(lambda: "save_failed" in kinds(run))
     assert (
         text in events(run, "save_failed")[0]["error"] and expected.__name__ in events(run, "save_failed")[0]["error"]
@@ -558,20 +533,18 @@ def test_a_failed_block_inside_another_is_a_failed_save_unless_it_was_tried_agai
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_fell_before_the_first_save_is_told_as_well(run: Path, said: list[str]) -> None:
+def test_a_thread_that_fell_before_the_first_save_is_reported_as_well(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         fallen = ended_thread(raise_oserror)
         guard.step()
-        with guard.saving() as saving:
-            saving.until(fallen)
+        save(guard, fallen)
     assert guard.exit_code == 1 and events(run, "save_failed")
 
 
-def test_the_short_form_takes_what_save_returns(run: Path) -> None:
-    future: Future[None] = Future()
+def test_the_short_form_takes_what_save_returns(run: Path, future: Future[None]) -> None:
 
     def save(label: str) -> Future[None]:
-        threading.Timer(0.3, future.set_result, [None]).start()
+        soon(future.set_result, None)
         return future
 
     guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
@@ -600,7 +573,7 @@ def test_the_settings_of_overlapping_saves_are_checked() -> None:
 def test_a_guard_that_is_off_waits_for_saves_in_flight_all_the_same() -> None:
     guard = TrainingGuard(RankInfo(), GuardSettings(), inert=True)
     future: Future[None] = Future()
-    threading.Timer(0.2, future.set_result, [None]).start()
+    soon(future.set_result, None)
     with guard, guard.saving() as save:
         save.until(future)
     assert future.done()

@@ -50,7 +50,7 @@ def usr1_address() -> int:
     return address_of(action)
 
 
-def test_who_takes_our_place_is_told_once_and_again_after_it_was_ours(replacements: Replacements) -> None:
+def test_who_takes_our_place_is_reported_once_and_again_after_it_was_ours(replacements: Replacements) -> None:
     assert replacements.look([signal.SIGUSR1]) == [] and replacements.is_ours(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, another)
     ((number, owner),) = replacements.look([signal.SIGUSR1])

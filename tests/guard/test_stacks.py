@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from resilience.guard.stacks import show_stacks, write_stacks
+from tests.guard.disks import needs_fuse
 from tests.system.hung import hung_folder
 
 
@@ -39,9 +40,8 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
         assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_a_dead_file_system_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
+@needs_fuse
+def test_a_dead_file_system_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
     known = {child.pid for child in psutil.Process().children()}
     with hung_folder(tmp_path / "hung") as hung:
         known |= {child.pid for child in psutil.Process().children()}

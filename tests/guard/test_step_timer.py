@@ -77,6 +77,13 @@ class Training:
         return slowest
 
 
+def begun(step_s: float = 1.0, *, period_s: float = 1.0) -> Training:
+    """A training whose start-up is over."""
+    training = Training(period_s)
+    training.begin(step_s)
+    return training
+
+
 def test_nothing_is_said_before_anything_was_measured() -> None:
     timer = StepTimer()
     assert (timer.slowest_step_s, timer.slowest_save_s) == (None, None)
@@ -119,8 +126,7 @@ def test_what_comes_before_the_first_step_after_a_resume_is_start_up_again() -> 
 def test_never_less_than_the_slowest_step_and_at_most_two_samples_more(
     steps: Sequence[float], saves: Sequence[float], period_s: float
 ) -> None:
-    training = Training(period_s)
-    training.begin(step_s=0.01)
+    training = begun(step_s=0.01, period_s=period_s)
     for number, seconds in enumerate(steps):
         training.step(seconds)
         if number < len(saves):
@@ -131,16 +137,14 @@ def test_never_less_than_the_slowest_step_and_at_most_two_samples_more(
 
 
 def test_many_steps_in_one_sample_are_at_most_two_samples_long() -> None:
-    training = Training()
-    training.begin(step_s=0.01)
+    training = begun(step_s=0.01)
     for _ in range(1000):
         training.step(0.01)
     assert training.slowest_s <= max(training.true_gaps) + 2.0
 
 
 def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     training.step(1)
     training.timer.save_began(training.now)
     training.wait(300)
@@ -152,8 +156,7 @@ def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> No
 
 
 def test_an_evaluation_without_polls_is_a_long_gap() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     training.step(1)
     training.wait(240)
     training.step(1)
@@ -162,23 +165,20 @@ def test_an_evaluation_without_polls_is_a_long_gap() -> None:
 
 
 def test_an_evaluation_with_polls_is_not() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     for _ in range(240):
         training.poll_after(1)
     assert training.slowest_s <= 4
 
 
 def test_the_unfinished_step_counts_once_it_is_slower_than_any_before() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     training.wait(100)
     assert training.slowest_s >= 100
 
 
 def test_an_evaluation_every_two_hours_is_not_forgotten_in_between() -> None:
-    training = Training(period_s=5.0)
-    training.begin()
+    training = begun(period_s=5.0)
     training.step(60)  # the evaluation
     for _ in range(1430):
         training.step(5)
@@ -186,8 +186,7 @@ def test_an_evaluation_every_two_hours_is_not_forgotten_in_between() -> None:
 
 
 def test_a_hitch_is_forgotten_after_a_while() -> None:
-    training = Training(period_s=5.0)
-    training.begin()
+    training = begun(period_s=5.0)
     training.step(30)
     for _ in range(int(REMEMBERED_TIMES * 42 / 5)):
         training.step(5)
@@ -213,8 +212,7 @@ def test_a_fast_training_remembers_its_slow_steps_for_an_hour_at_least_and_a_day
 
 
 def test_the_memory_is_bounded_whatever_comes() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     seconds = 3000.0
     while seconds > 0.01:  # ever shorter: the worst case
         training.step(seconds)
@@ -223,8 +221,7 @@ def test_the_memory_is_bounded_whatever_comes() -> None:
 
 
 def test_a_stopped_process_makes_no_slow_step() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     training.wait(0.5)
     training.stopped(7200)
     training.step(1)
@@ -233,8 +230,7 @@ def test_a_stopped_process_makes_no_slow_step() -> None:
 
 
 def test_a_process_that_is_stopped_while_it_saves_makes_the_next_step_no_shorter() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     began = training.now
     training.timer.save_began(began)
     training.wait(3)
@@ -247,8 +243,7 @@ def test_a_process_that_is_stopped_while_it_saves_makes_the_next_step_no_shorter
 
 
 def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_sampled() -> None:
-    training = Training()
-    training.begin()
+    training = begun()
     training.stopped(120)
     training.cpu_s += 118
     training.step(1)

@@ -18,17 +18,7 @@ import resilience.guard
 from resilience.guard import CONTINUE, AgreementLost, Decision, GuardError, Request, TrainingGuard
 from resilience.guard.testing import script
 from resilience.guard.training_guard import LockedTrainingGuard
-from tests.guard.guards import QUIET, Wisher, job_environ, make_guard, make_run, train, wait_until
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
+from tests.guard.guards import QUIET, Wisher, job_environ, make_guard, save, train, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +101,7 @@ def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Pat
     assert any("not marked as finished" in sentence for sentence in said)
 
 
-def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_told(run: Path, said: list[str]) -> None:
+def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_notified(run: Path, said: list[str]) -> None:
     """A loop that was stopped ends like one that is done: `for ... in guard.steps(...): ...`, then `finished()`."""
     with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
         for _ in guard.steps(range(10**9), save=lambda: None):
@@ -174,8 +164,7 @@ def test_a_trigger_of_ones_own_hears_whether_the_save_succeeded(run: Path, said:
         wait_until(lambda: wisher.heard == ["failed"])
         wisher.wish = Request("wisher", "again", stop=False)
         train(guard)
-        with guard.saving():
-            pass
+        save(guard)
         wait_until(lambda: wisher.heard == ["failed", "saved"])
         wisher.wish = Request("wisher", "without a block", stop=False)
         train(guard)
@@ -189,6 +178,18 @@ def test_a_text_from_a_trigger_stands_for_a_save_and_a_stop(run: Path) -> None:
         decision = train(guard)
     assert decision.save and decision.stop
     assert str(decision) == f"step {decision.step}: save and stop, because the queue of experiments is empty"
+
+
+def exit_code_of_fork(work: Callable[[], bool]) -> int:
+    """Fork a child; return 0 if `work` is true there, 2 if not, 1 if it raises."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class Broken:
@@ -289,6 +290,26 @@ def test_off_is_inert_no_thread_no_handler_no_file(run: Path) -> None:
     assert not (run / "finished").exists()
 
 
+class Hung(Wisher):
+    """A user's trigger that does not answer until it is released."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def poll(self) -> None:
+        self.over.wait(30)
+
+
+@pytest.fixture
+def hung() -> Iterator[Hung]:
+    trigger = Hung()
+    yield trigger
+    trigger.over.set()
+
+
 @pytest.mark.parametrize("value", ["of", "maybe", "test", "2"])
 def test_a_value_of_resil_guard_that_means_nothing_is_refused(value: str) -> None:
     with pytest.raises(GuardError, match="RESIL_GUARD"):
@@ -327,19 +348,16 @@ def test_a_guard_that_is_made_and_used_in_another_thread_decides(run: Path) -> N
 
 def test_a_forked_child_is_inert_and_leaves_the_parents_guard_alone(run: Path) -> None:
     """As a data-loader worker: it must not count, not stop, not close the parent's files and connections."""
+
+    def work() -> bool:
+        inert = all(guard.step() is CONTINUE for _ in range(1000)) and guard.poll() is CONTINUE
+        guard.finished()
+        guard.close()
+        return inert and resilience.guard.active() is None
+
     with make_guard(run, triggers=[wisher := Wisher()]) as guard:
         guard.step()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                inert = all(guard.step() is CONTINUE for _ in range(1000)) and guard.poll() is CONTINUE
-                guard.finished()
-                guard.close()
-                code = 0 if inert and resilience.guard.active() is None else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exit_code_of_fork(work) == 0
         assert guard.count == 1
         assert guard.beat[0] == 1
         assert not (run / "finished").exists()
@@ -348,30 +366,19 @@ def test_a_forked_child_is_inert_and_leaves_the_parents_guard_alone(run: Path) -
 
 
 def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
+    def work() -> bool:
+        with make_guard(triggers=[Wisher("enough")]) as own:
+            return train(own).stop
+
     with make_guard(run) as guard:
         guard.step()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                with make_guard(triggers=[Wisher("enough")]) as own:
-                    code = 0 if train(own).stop else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exit_code_of_fork(work) == 0
         assert not guard.step()
 
 
 def test_a_guard_made_before_a_fork_says_that_it_does_nothing_in_the_child(tmp_path: Path) -> None:
     guard, told = make_guard(say=lambda text: (tmp_path / "said").write_text(text) and None), tmp_path / "said"
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if guard.step() is CONTINUE and guard.count == 1 else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code_of_fork(lambda: guard.step() is CONTINUE and guard.count == 1) == 0
     assert "made in another process" in told.read_text()
 
 
@@ -495,46 +502,28 @@ def test_a_closed_guard_is_not_taken_for_one_that_guards(said: list[str]) -> Non
     assert sum("was closed" in sentence for sentence in said) == 1
 
 
-def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(run: Path, said: list[str]) -> None:
-    over = threading.Event()
-
-    class Hung(Wisher):
-        shared = True
-
-        def poll(self) -> None:
-            over.wait(30)
-
+def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(
+    run: Path, said: list[str], hung: Hung
+) -> None:
     class Exits(Wisher):
         name = "exits"
 
         def poll(self) -> None:
             sys.exit(3)
 
-    try:
-        with make_guard(run, triggers=[Exits(), Hung()], say=said.append) as guard:
-            guard.step()
-            (run / "switches" / "kill").touch()
-            assert train(guard).stop
-            over.set()
-    finally:
-        over.set()
+    with make_guard(run, triggers=[Exits(), hung], say=said.append) as guard:
+        guard.step()
+        (run / "switches" / "kill").touch()
+        assert train(guard).stop
+        hung.over.set()
     assert any("exits failed in poll()" in sentence for sentence in said)
 
 
-def test_a_trigger_that_does_not_answer_is_named(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-
-    class Hung(Wisher):
-        def poll(self) -> None:
-            over.wait(30)
-
+def test_a_trigger_that_does_not_answer_is_named(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
     monkeypatch.setattr("resilience.guard.watch.STUCK_S", 0.05)
-    try:
-        with make_guard(triggers=[Hung()], say=said.append):
-            wait_until(lambda: any("wisher has not answered" in sentence for sentence in said))
-            over.set()
-    finally:
-        over.set()
+    with make_guard(triggers=[hung], say=said.append):
+        wait_until(lambda: any("wisher has not answered" in sentence for sentence in said))
+        hung.over.set()
 
 
 @pytest.mark.parametrize("why", ["", None, "two\nlines\x1b and\tmore"])
@@ -713,26 +702,26 @@ def test_a_save_gets_its_label_and_a_stop_ends_the_loop_and_the_loop_around_it()
     assert guard.exit_code == 75
 
 
-def test_a_save_that_takes_no_label_is_called_without(tmp_path: Path) -> None:
+def test_a_save_that_takes_no_label_is_called_without(run: Path) -> None:
     saved = []
     wisher = Wisher(Request("wisher", "please", stop=False, label="x"))
-    with make_guard(make_run(tmp_path), triggers=[wisher]) as guard:
+    with make_guard(run, triggers=[wisher]) as guard:
         for _ in guard.steps(range(10**9), save=lambda: saved.append(guard.count)):
             if saved:
                 break
     assert len(saved) == 1
 
 
-def test_a_kill_switch_before_the_start_yields_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
+def test_a_kill_switch_before_the_start_yields_nothing(run: Path) -> None:
     (run / "switches" / "kill").touch()
     with make_guard(run, say=lambda text: None) as guard:
         assert list(guard.steps(range(5))) == []
     assert guard.exit_code == 75
 
 
-def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_told(tmp_path: Path) -> None:
-    run, said = make_run(tmp_path), list[str]()
+def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_notified(
+    run: Path, said: list[str]
+) -> None:
     (run / "switches" / "save").touch()
     with make_guard(run, say=said.append) as guard:
         for _ in guard.steps(range(10**9)):
@@ -741,8 +730,8 @@ def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_tol
     assert (run / "switches" / "save").exists()
 
 
-def test_without_anything_to_save_with_a_stop_is_a_stop(tmp_path: Path) -> None:
-    with make_guard(make_run(tmp_path), triggers=[Wisher("enough")], say=lambda text: None) as guard:
+def test_without_anything_to_save_with_a_stop_is_a_stop(run: Path) -> None:
+    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
         for _ in guard.steps(range(10**9)):
             pass
     assert guard.exit_code == 75
@@ -805,10 +794,9 @@ def test_the_guard_of_this_process_can_be_found_until_it_is_closed() -> None:
 
 
 def test_a_fault_while_closing_does_not_turn_a_success_into_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    guard = make_guard(make_run(tmp_path), say=said.append)
+    guard = make_guard(run, say=said.append)
     guard.start()
     assert guard._runtime is not None
     closed = guard._runtime.close

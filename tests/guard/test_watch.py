@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,11 +23,20 @@ def make_watch(*triggers: Any, wished: list[Request], said: list[str] | None = N
     return Watch("test", triggers, **{"every_s": 0.01, "on_request": wished.append, "recorder": recorder, **options})
 
 
-def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
-    wisher, wished = Wisher("enough"), []  # type: ignore[var-annotated]
-    watch = make_watch(wisher, wished=wished)
+@contextmanager
+def watching(*triggers: Any, stop_s: float = 2.0, **options: Any) -> Iterator[Watch]:
+    """A watch that is started, and stopped whatever happens."""
+    watch = make_watch(*triggers, **options)
     watch.start()
     try:
+        yield watch
+    finally:
+        watch.stop(stop_s)
+
+
+def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
+    wisher, wished = Wisher("enough"), []  # type: ignore[var-annotated]
+    with watching(wisher, wished=wished) as watch:
         wait_until(lambda: wished)
         polls = wisher.polls
         wisher.wish = "again"
@@ -37,25 +47,20 @@ def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
         watch.obeyed(["wisher"], "saved")
         wait_until(lambda: len(wished) == 2)
         assert wisher.heard == ["saved"]
-    finally:
-        watch.stop(2.0)
 
 
-def test_the_first_look_is_told_as_a_whole() -> None:
+def test_the_first_look_is_reported_as_a_whole() -> None:
     first: list[Any] = []
-    watch = make_watch(Wisher("one"), Wisher(), wished=[], first=first.append)
-    watch.start()
-    watch.stop(2.0)
+    with watching(Wisher("one"), Wisher(), wished=[], first=first.append):
+        pass
     assert [[request.why for request in requests] for requests in first] == [["one"]]
 
 
 def test_the_last_outcome_is_heard_before_the_end() -> None:
     wisher, wished = Wisher("enough"), []  # type: ignore[var-annotated]
-    watch = make_watch(wisher, wished=wished, every_s=60.0)
-    watch.start()
-    wait_until(lambda: wished)
-    watch.obeyed(["wisher"], "saved")
-    watch.stop(5.0)
+    with watching(wisher, wished=wished, every_s=60.0, stop_s=5.0) as watch:
+        wait_until(lambda: wished)
+        watch.obeyed(["wisher"], "saved")
     assert wisher.heard == ["saved"]
 
 
@@ -66,39 +71,31 @@ def test_a_trigger_that_hangs_does_not_hang_the_end() -> None:
         def poll(self) -> None:
             over.wait(30)
 
-    watch = make_watch(Hung(), wished=[])
-    watch.start()
-    watch.stop(0.1)
+    with watching(Hung(), wished=[], stop_s=0.1):
+        pass
     over.set()
 
 
-def test_side_work_that_fails_is_named_once_and_tried_again() -> None:
-    said: list[str] = []
+def test_side_work_that_fails_is_named_once_and_tried_again(said: list[str]) -> None:
     times: list[int] = []
 
     def also() -> None:
         times.append(1)
         raise OSError("the disk is full")
 
-    watch = make_watch(wished=[], said=said, also=also)
-    watch.start()
-    wait_until(lambda: len(times) > 3)
-    watch.stop(2.0)
+    with watching(wished=[], said=said, also=also):
+        wait_until(lambda: len(times) > 3)
     assert sum("the disk is full" in sentence for sentence in said) == 1
 
 
 def test_a_trigger_that_wants_to_is_asked_sooner_and_the_others_are_not() -> None:
     hurried, other, passes = Wisher(), Wisher(), list[int]()
     hurried.look_again_s = 0.001  # type: ignore[attr-defined]
-    watch = make_watch(hurried, other, wished=[], every_s=60.0, also=lambda: passes.append(1))
-    watch.start()
-    try:
+    with watching(hurried, other, wished=[], every_s=60.0, also=lambda: passes.append(1)) as watch:
         wait_until(lambda: hurried.polls > 5)
         assert (other.polls, len(passes)) == (1, 1)
         watch.wake()
         wait_until(lambda: other.polls == 2)
-    finally:
-        watch.stop(2.0)
 
 
 def test_a_hurried_trigger_that_asked_or_failed_waits_for_its_turn() -> None:
@@ -111,26 +108,18 @@ def test_a_hurried_trigger_that_asked_or_failed_waits_for_its_turn() -> None:
 
     asking, broken, calm, said = Wisher("enough"), Broken(), Wisher(), list[str]()
     asking.look_again_s = 0.001  # type: ignore[attr-defined]
-    watch = make_watch(asking, broken, calm, wished=[], said=said, every_s=0.1)
-    watch.start()
-    try:
+    with watching(asking, broken, calm, wished=[], said=said, every_s=0.1):
         wait_until(lambda: calm.polls > 3)
         polls = broken.polls
         assert polls <= calm.polls + 1  # once in each round
         assert asking.polls == 1
-    finally:
-        watch.stop(2.0)
 
 
 def test_the_pause_never_gets_longer_than_usual_by_what_a_trigger_wants() -> None:
     slow = Wisher()
     slow.look_again_s = 3600.0  # type: ignore[attr-defined]
-    watch = make_watch(slow, wished=[], every_s=0.01)
-    watch.start()
-    try:
+    with watching(slow, wished=[], every_s=0.01):
         wait_until(lambda: slow.polls > 3)
-    finally:
-        watch.stop(2.0)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +132,7 @@ def test_how_soon_a_trigger_can_be_asked_again(wanted: object, seconds: float | 
     assert again_s(Wisher()) == float("inf")
 
 
-def test_what_is_on_the_node_is_looked_at_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_the_node_is_probed_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "LOOK_S", 3600.0)
     built_in, own = Wisher(), Wisher()
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -201,14 +190,10 @@ def test_a_trigger_whose_name_raises_does_not_end_its_thread() -> None:
             raise RuntimeError("no name")
 
     other, wished, said = Wisher(), list[Request](), list[str]()
-    watch = make_watch(Nameless(3), other, wished=wished, said=said)  # type: ignore[arg-type]
-    watch.start()
-    try:
+    with watching(Nameless(3), other, wished=wished, said=said):  # type: ignore[arg-type]
         wait_until(lambda: said)
         other.wish = "enough"
         wait_until(lambda: wished)
-    finally:
-        watch.stop(2.0)
     assert "Nameless" in said[0]
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,14 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_step
 
 
-def test_another_process_reads_what_was_stored_without_asking() -> None:
+@pytest.fixture
+def slot() -> Iterator[SharedProgress]:
     slot = SharedProgress()
+    yield slot
+    slot.close()
+
+
+def test_another_process_reads_what_was_stored_without_asking(slot: SharedProgress) -> None:
     slot.words[0] = 41200
     slot.set_phase("eval")
     program = (
@@ -43,40 +50,31 @@ def test_another_process_reads_what_was_stored_without_asking() -> None:
         pass_fds=[slot.descriptor], capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert told.stdout == "41200 eval\n"
-    slot.close()
 
 
-def test_the_memory_has_no_name_anywhere() -> None:
-    slot = SharedProgress()
+def test_the_memory_has_no_name_anywhere(slot: SharedProgress) -> None:
     assert str(Path(f"/proc/self/fd/{slot.descriptor}").readlink()).endswith("(deleted)")
     assert not [path for path in Path("/dev/shm").iterdir() if "resil" in path.name]
-    slot.close()
 
 
-def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it() -> None:
-    slot = SharedProgress()
+def test_nobody_can_pull_the_memory_away_from_who_has_mapped_it(slot: SharedProgress) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, 0)
-    slot.close()
 
 
 @pytest.mark.parametrize(
     ("phase", "shown"),
     [("train", "train"), ("", ""), ("überprüfen", "überprüfen"), ("x" * 100, "x" * 63), ("x" * 62 + "ü", "x" * 62)],
 )
-def test_a_phase_is_cut_between_characters(phase: str, shown: str) -> None:
-    slot = SharedProgress()
+def test_a_phase_is_cut_between_characters(slot: SharedProgress, phase: str, shown: str) -> None:
     slot.set_phase("a longer one that must be gone afterwards, all of it, to the end")
     slot.set_phase(phase)
     assert slot.read() == (0, 0, shown)
-    slot.close()
 
 
-def test_a_lone_surrogate_in_a_phase_does_not_raise() -> None:
-    slot = SharedProgress()
+def test_a_lone_surrogate_in_a_phase_does_not_raise(slot: SharedProgress) -> None:
     slot.set_phase("\udc80phase")
     assert slot.read()[2] == "?phase"
-    slot.close()
 
 
 def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
@@ -90,8 +88,7 @@ def test_the_training_may_go_on_storing_after_the_guard_was_closed() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory() -> None:
-    slot = SharedProgress()
+def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory(slot: SharedProgress) -> None:
     slot.words[0] = 7
     pid = os.fork()
     if pid == 0:
@@ -101,7 +98,6 @@ def test_a_forked_child_that_forgets_does_not_write_into_its_parents_memory() ->
         os._exit(slot.read() != (999, 0, "child"))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert slot.read() == (7, 0, "")
-    slot.close()
 
 
 def test_without_memfd_the_slot_works_for_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:

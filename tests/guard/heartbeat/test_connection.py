@@ -6,21 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.rank_info import RankInfo
-from tests.guard.guards import make_run, wait_until
-from tests.guard.ranks import Node, a_node
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with a_node(make_run(tmp_path / "demo")) as node:
-        yield node
+from tests.guard.guards import wait_until
+from tests.guard.ranks import Node
 
 
 def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
@@ -52,8 +45,7 @@ def test_without_a_mirror_process_rank_0_writes_its_beat_itself(node: Node, faul
 
 def test_another_rank_waits_for_a_while_and_then_reads_the_address_itself(node: Node) -> None:
     rank = node.start(1, first="connection.CONNECT_S = 0.5")
-    (node.run / "agreement").mkdir()
-    file = node.run / "agreement" / f"12-{node.run.parent.name}"
+    file = node.address_file()
     file.touch(mode=0o600)
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     assert rank.ask("writer.locate()") is None

@@ -23,25 +23,44 @@ from resilience.guard.heartbeat.beat import Pulse, RankBeat
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.heartbeat.process import MOST_LINES, Files, look_again
 from resilience.guard.rank_info import RankInfo
-from tests.guard.disks import fill, small_disk
-from tests.guard.guarded import a_launch
+from tests.guard.disks import fill, needs_fuse, small_disk
+from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node, a_node
 from tests.system.hung import hung_folder
 from tests.system.people import NOBODY, needs_root
 
-HOLD_THE_GIL = "ctypes.PyDLL(None).sleep(1000)"
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with a_node(make_run(tmp_path / "demo")) as node:
-        yield node
-
 
 def shows(node: Node, rank: int, **fields: object) -> bool:
     told = node.beats().get("rank", {}).get(str(rank), {})
     return all(told.get(name) == value for name, value in fields.items())
+
+
+def wait_for(node: Node, rank: int = 0, **fields: object) -> None:
+    wait_until(lambda: shows(node, rank, **fields))
+
+
+def step_to(node: Node, rank: int, step: int) -> None:
+    """Let a rank do its step, and wait until the beats show it."""
+    node.ranks[rank].do(f"slot.words[0] = {step}")
+    wait_for(node, rank, step=step)
+
+
+@pytest.fixture
+def launch(node: Node, tmp_path: Path) -> Iterator[Launch]:
+    """Two ranks with whole guards, on the node; they may be killed as early as possible."""
+    with a_launch(tmp_path / "launch", node.run, 2) as launch:
+        yield launch
+
+
+def address_of(node: Node) -> list[Path]:
+    return list((node.run / "agreement").glob("12-*"))
+
+
+def wait_for_all(node: Node, launch: Launch) -> None:
+    """Wait until all is as it is in the middle of a training."""
+    launch.wait_for_steps()
+    wait_until(lambda: address_of(node) and len(node.beats().get("rank", {})) == 2)
 
 
 def test_the_ranks_of_a_node_share_one_process_which_shows_them_all(node: Node) -> None:
@@ -67,11 +86,10 @@ def test_ranks_may_come_in_any_order(node: Node) -> None:
 def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: Node) -> None:
     temporary = set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*"))
     ranks = [node.start(rank) for rank in range(2)]
-    ranks[0].do("slot.words[0] = 41")
-    ranks[1].do("slot.words[0] = 42")
-    wait_until(lambda: shows(node, 1, step=42))
-    ranks[0].do("slot.words[0] = 43")
-    ranks[1].do("slot.words[0] = 43")
+    step_to(node, 0, 41)
+    step_to(node, 1, 42)
+    for rank in ranks:
+        rank.do("slot.words[0] = 43")
     for rank in ranks:
         rank.process.kill()
     killed = time.monotonic()
@@ -84,56 +102,47 @@ def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: 
     assert set(Path("/tmp").glob("*resil*")) | set(Path("/dev/shm").glob("*resil*")) <= temporary
 
 
-def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_were_killed(tmp_path: Path) -> None:
-    run, shared = make_run(tmp_path / "demo"), set(Path("/dev/shm").iterdir())
-    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
-        launch.wait_for_steps()
-        wait_until(lambda: list((run / "agreement").glob("12-*")))
-        wait_until(lambda: len(node.beats().get("rank", {})) == 2 and not list((run / "beats").glob(".*")))
-        launch.kill()
-        wait_until(lambda: not node.mirrors(), 20.0)
-        assert list((run / "agreement").iterdir()) == []
-        left = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-        assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
-        assert {path.name for path in launch.folder.iterdir()} <= {f"{what}.{n}" for what in ("stderr", "steps")
-                                                                   for n in range(2)}  # fmt: skip
-        assert {path for path in set(Path("/dev/shm").iterdir()) - shared if "resil" in path.name} == set()
+def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_were_killed(
+    node: Node, launch: Launch
+) -> None:
+    shared = set(Path("/dev/shm").iterdir())
+    wait_for_all(node, launch)
+    wait_until(lambda: not list((node.run / "beats").glob(".*")))
+    launch.kill()
+    wait_until(lambda: not node.mirrors(), 20.0)
+    assert list((node.run / "agreement").iterdir()) == []
+    left = {str(path.relative_to(node.run)) for path in node.run.rglob("*") if path.is_file()}
+    assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
+    assert {path.name for path in launch.folder.iterdir()} <= {"stderr.0", "stderr.1", "steps.0", "steps.1"}
+    assert {path for path in set(Path("/dev/shm").iterdir()) - shared if "resil" in path.name} == set()
 
 
-def test_the_address_goes_however_early_all_ranks_are_killed(tmp_path: Path) -> None:
+def test_the_address_goes_however_early_all_ranks_are_killed(node: Node, launch: Launch) -> None:
     """The mirror process may just be starting: what the ranks told it is read nevertheless."""
-    run = make_run(tmp_path / "demo")
-    with a_node(run), a_launch(tmp_path / "launch", run, 2) as launch:
-        wait_until(lambda: list((run / "agreement").glob("12-*")))
-        launch.kill()
-        wait_until(lambda: list((run / "agreement").iterdir()) == [])
+    wait_until(lambda: address_of(node))
+    launch.kill()
+    wait_until(lambda: list((node.run / "agreement").iterdir()) == [])
 
 
-def test_the_address_of_another_launch_under_the_same_name_is_left_alone(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
-    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
-        launch.wait_for_steps()
-        wait_until(lambda: list((run / "agreement").glob("12-*")) and len(node.beats().get("rank", {})) == 2)
-        [file] = (run / "agreement").glob("12-*")
-        another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
-        replace_file(file, json.dumps(another), mode=0o600)
-        launch.kill()
-        wait_until(lambda: not node.mirrors(), 20.0)
-        assert json.loads(file.read_text()) == another
+def test_the_address_of_another_launch_under_the_same_name_is_left_alone(node: Node, launch: Launch) -> None:
+    wait_for_all(node, launch)
+    [file] = address_of(node)
+    another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
+    replace_file(file, json.dumps(another), mode=0o600)
+    launch.kill()
+    wait_until(lambda: not node.mirrors(), 20.0)
+    assert json.loads(file.read_text()) == another
 
 
-def test_as_long_as_a_rank_lives_the_address_stays(tmp_path: Path) -> None:
+def test_as_long_as_a_rank_lives_the_address_stays(node: Node, launch: Launch) -> None:
     """Rank 0 may be started again, and the others have what they need until it is."""
-    run = make_run(tmp_path / "demo")
-    with a_node(run) as node, a_launch(tmp_path / "launch", run, 2) as launch:
-        launch.wait_for_steps()
-        wait_until(lambda: list((run / "agreement").glob("12-*")) and len(node.beats().get("rank", {})) == 2)
-        launch.kill(0)
-        wait_until(lambda: shows(node, 0, gone=True))
-        assert len(list((run / "agreement").iterdir())) == 1
-        launch.kill(1)
-        wait_until(lambda: not node.mirrors(), 20.0)
-        assert list((run / "agreement").iterdir()) == []
+    wait_for_all(node, launch)
+    launch.kill(0)
+    wait_for(node, 0, gone=True)
+    assert len(list((node.run / "agreement").iterdir())) == 1
+    launch.kill(1)
+    wait_until(lambda: not node.mirrors(), 20.0)
+    assert list((node.run / "agreement").iterdir()) == []
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["the one that started the mirror", "another"])
@@ -141,43 +150,34 @@ def test_a_rank_whose_process_is_gone_is_marked_and_the_others_go_on(node: Node,
     ranks = [node.start(rank) for rank in range(2)]
     wait_until(lambda: shows(node, 0, step=0) and shows(node, 1, step=0))
     ranks[killed].kill()
-    wait_until(lambda: shows(node, killed, gone=True))
-    ranks[1 - killed].do("slot.words[0] = 9")
-    wait_until(lambda: shows(node, 1 - killed, step=9))
+    wait_for(node, killed, gone=True)
+    step_to(node, 1 - killed, 9)
     assert "gone" not in node.beats()["rank"][str(1 - killed)]
 
 
 def test_a_rank_that_left_is_not_called_gone(node: Node) -> None:
     ranks = [node.start(rank) for rank in range(2)]
-    wait_until(lambda: shows(node, 1, step=0))
+    wait_for(node, 1, step=0)
     ranks[1].leave()
-    wait_until(lambda: shows(node, 1, left=True))
+    wait_for(node, 1, left=True)
     ranks[0].leave()
     wait_until(lambda: not node.mirrors())
     assert shows(node, 0, left=True)
     assert all("gone" not in told for told in node.beats()["rank"].values())
 
 
-@pytest.mark.parametrize("hang", [HOLD_THE_GIL, "time.sleep(1000)"], ids=["the GIL is held", "the main thread sleeps"])
+@pytest.mark.parametrize(
+    "hang",
+    ["ctypes.PyDLL(None).sleep(1000)", "time.sleep(1000)", "os.kill(os.getpid(), 19)"],
+    ids=["the GIL is held", "the main thread sleeps", "the process is stopped"],
+)
 def test_a_hang_shows_as_time_that_goes_on_while_the_step_stands_still(node: Node, hang: str) -> None:
     rank = node.start(0)
-    rank.do("slot.words[0] = 5")
-    wait_until(lambda: shows(node, 0, step=5))
+    step_to(node, 0, 5)
     rank.begin(hang)
     advanced = node.beats()["rank"]["0"]["advanced"]
     wait_until(lambda: node.beats()["time"] > advanced + 1.0)
-    assert node.beats()["rank"]["0"]["advanced"] == advanced
-
-
-def test_a_stopped_rank_shows_as_a_hang_too(node: Node) -> None:
-    rank = node.start(0)
-    rank.do("slot.words[0] = 5")
-    wait_until(lambda: shows(node, 0, step=5))
-    rank.process.send_signal(signal.SIGSTOP)
-    advanced = node.beats()["rank"]["0"]["advanced"]
-    wait_until(lambda: node.beats()["time"] > advanced + 1.0)
     assert shows(node, 0, step=5, advanced=advanced)
-    rank.process.send_signal(signal.SIGCONT)
 
 
 def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(node: Node) -> None:
@@ -193,8 +193,7 @@ def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(no
         "connection.start_process = start_in_a_storm"
     )
     rank = node.start(0, first=storm)
-    rank.do("slot.words[0] = 3")
-    wait_until(lambda: shows(node, 0, step=3))
+    step_to(node, 0, 3)
     assert rank.ask("writer._line._starts") == 1
     assert rank.said() == []
 
@@ -202,7 +201,7 @@ def test_signals_meant_for_the_training_do_not_reach_it_from_the_first_moment(no
 def test_it_holds_open_nothing_of_the_training(node: Node, tmp_path: Path) -> None:
     path = str(tmp_path / "pipe")
     rank = node.start(0, first=f"os.mkfifo({path!r}); os.set_inheritable(os.open({path!r}, os.O_RDWR), True)")
-    wait_until(lambda: shows(node, 0, step=0))
+    wait_for(node, 0, step=0)
     [pid] = node.mirrors()
     opened = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     assert opened.count("/dev/null") == 3
@@ -214,7 +213,7 @@ def test_it_holds_open_nothing_of_the_training(node: Node, tmp_path: Path) -> No
 def test_a_reader_of_the_trainings_output_does_not_wait_for_it(node: Node) -> None:
     first = node.start(0)
     node.start(1)
-    wait_until(lambda: shows(node, 1, step=0))
+    wait_for(node, 1, step=0)
     first.process.kill()
     assert first.process.stdout is not None
     assert first.process.stdout.read() == ""  # `| tee` ends
@@ -223,7 +222,7 @@ def test_a_reader_of_the_trainings_output_does_not_wait_for_it(node: Node) -> No
 
 def test_the_batch_shell_can_find_it_by_its_environment(node: Node) -> None:
     node.start(0)
-    wait_until(lambda: shows(node, 0, step=0))
+    wait_for(node, 0, step=0)
     [pid] = node.mirrors()
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     assert {b"RESIL_ATTEMPT=3", b"SLURM_JOB_ID=12", f"RESIL_RUN_DIR={node.run}".encode()} <= set(words)
@@ -248,19 +247,18 @@ def test_it_is_small_and_quiet(node: Node) -> None:
 
 def test_a_mirror_that_was_killed_is_started_again(node: Node) -> None:
     ranks = [node.start(rank) for rank in range(2)]
-    wait_until(lambda: shows(node, 1, step=0))
+    wait_for(node, 1, step=0)
     [pid] = node.mirrors()
     os.kill(pid, signal.SIGKILL)
-    for rank in ranks:
-        rank.do("slot.words[0] = 8")
-    wait_until(lambda: shows(node, 0, step=8) and shows(node, 1, step=8))
+    for rank in range(2):
+        step_to(node, rank, 8)
     assert len(node.mirrors()) == 1 and node.mirrors() != [pid]
     assert ranks[0].said() == []
 
 
 def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> None:
     rank = node.start(0, first="os.register_at_fork(after_in_child=lambda: None)")
-    wait_until(lambda: shows(node, 0, step=0))
+    wait_for(node, 0, step=0)
     worker = rank.ask("[os.getpid(), os.fork()][1] or time.sleep(30) or os._exit(0)")
     rank.process.kill()
     rank.process.wait()
@@ -274,11 +272,10 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> N
 
 def test_a_forked_child_that_forgets_does_not_say_good_bye_for_its_parent(node: Node) -> None:
     rank = node.start(0)
-    wait_until(lambda: shows(node, 0, step=0))
+    wait_for(node, 0, step=0)
     child = "writer.after_fork_in_child(), slot.words.__setitem__(0, 99), os._exit(0)"
     rank.do(f"pid = os.fork(); pid or ({child}); os.waitpid(pid, 0)")
-    rank.do("slot.words[0] = 4")
-    wait_until(lambda: shows(node, 0, step=4))
+    step_to(node, 0, 4)
     assert "left" not in node.beats()["rank"]["0"]
 
 
@@ -294,26 +291,27 @@ def test_what_is_out_of_the_routine_on_another_rank_is_written_for_it(node: Node
     assert all(line["rank"] == 1 for line in node.journal(1))
 
 
+def ask_for_stacks(node: Node) -> None:
+    """As the batch shell does."""
+    (node.run / "switches" / "stacks.12").unlink(missing_ok=True)
+    (node.run / "switches" / "stacks.12").touch()
+
+
 @pytest.mark.parametrize("hang", ["time", "ctypes.PyDLL(None)"], ids=["waits", "holds the GIL"])
 def test_every_rank_writes_its_stacks_when_the_batch_shell_asks_for_them(node: Node, hang: str) -> None:
     first = f"def collective():\n    while True: {hang}.sleep(1000)"  # which a signal ends, in C
     ranks = [node.start(rank, first=first) for rank in range(2)]
+    files = [node.run / "journal" / f"12.{rank}.stacks" for rank in range(2)]
+
+    def written() -> list[int]:
+        return [file.read_text().count("in collective") if file.exists() else 0 for file in files]
+
     for rank in ranks:
         rank.begin("collective()")
     wait_until(lambda: len(node.beats().get("rank", {})) == 2)
-    for _ in range(2):
-        (node.run / "switches" / "stacks.12").unlink(missing_ok=True)
-        (node.run / "switches" / "stacks.12").touch()
-        files = [node.run / "journal" / f"12.{rank}.stacks" for rank in range(2)]
-        before = [file.read_text().count("in collective") if file.exists() else 0 for file in files]
-        wait_until(
-            lambda files=files, before=before: (
-                [  # type: ignore[misc]
-                    file.exists() and file.read_text().count("in collective") for file in files
-                ]
-                == [count + 1 for count in before]
-            )
-        )
+    for times in (1, 2):
+        ask_for_stacks(node)
+        wait_until(lambda times=times: written() == [times] * 2)  # type: ignore[misc]
     assert [file.read_text().split()[3].rstrip(":") for file in files] == [str(rank.process.pid) for rank in ranks]
 
 
@@ -322,7 +320,7 @@ def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
     wait_until(lambda: node.beats().get("rank"))
     rank.process.send_signal(signal.SIGSTOP)
     try:
-        (node.run / "switches" / "stacks.12").touch()
+        ask_for_stacks(node)
         file = node.run / "journal" / "12.0.stacks"
         wait_until(lambda: file.exists() and "it did not answer" in file.read_text())
     finally:
@@ -333,7 +331,7 @@ def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> Non
     rank = node.start(0, first="import signal; signal.signal(signal.SIGRTMIN + 9, lambda *_: None)")
     assert rank.ask("writer.stacks.signal") == 0
     wait_until(lambda: node.beats().get("rank"))
-    (node.run / "switches" / "stacks.12").touch()
+    ask_for_stacks(node)
     rank.do("time.sleep(0.5)")
     assert rank.ask("1 + 1") == 2, "it lives"
 
@@ -343,8 +341,7 @@ def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believe
     second = node.start(1)
     locate = "(lambda a: a and [a.host, a.port, a.token])(writer.locate())"
     assert second.ask(locate) is None
-    (node.run / "agreement").mkdir(exist_ok=True)
-    file = node.run / "agreement" / f"12-{node.run.parent.name}"
+    file = node.address_file()
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     file.chmod(0o644)
     wait_until(lambda: second.ask("writer._line._is_welcome"))
@@ -402,9 +399,8 @@ def test_a_run_directory_that_goes_and_comes_back_is_not_made_anew_by_us(node: N
     assert "save" in [line["event"] for line in node.journal(0)]
 
 
+@needs_fuse
 def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
         ranks = [node.start(rank, first=first) for rank in range(2)]
@@ -418,9 +414,8 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
         wait_until(lambda: not node.mirrors(), 20.0)
 
 
-def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
+@needs_fuse
+def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None:
     with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"
@@ -435,11 +430,14 @@ def test_a_dead_file_system_is_told_to_one_rank_once(tmp_path: Path) -> None:
         assert len(rank.said()) == 1
 
 
+def socket_name_of(run: Path) -> bytes:
+    meeting = f"12-{run.parent.name}"
+    return socket_name(RankInfo(run_dir=str(run), job_id="12", attempt=3, host="n1", meeting=meeting))
+
+
 @needs_root
-def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
-    name = socket_name(RankInfo(rank=0, world=2, run_dir=str(run), job_id="12", attempt=3, host="n1",
-                             meeting=f"12-{tmp_path.name}"))  # fmt: skip
+def test_another_user_can_neither_serve_nor_be_served(run: Path) -> None:
+    name = socket_name_of(run)
     squat = (
         "import os, socket, sys, time\nos.setgid(65534); os.setuid(65534)\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
@@ -458,7 +456,7 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
             wait_until(lambda: rank.said())
             assert "belongs to user 65534" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
             rank.do("slot.words[0] = 2")
-            wait_until(lambda: shows(node, 0, step=2))
+            wait_for(node, 0, step=2)
             assert node.mirrors() == []
     finally:
         squatter.kill()
@@ -475,10 +473,9 @@ def test_another_user_can_neither_serve_nor_be_served(tmp_path: Path) -> None:
 
 
 def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> None:
-    rank = node.start(0)
-    wait_until(lambda: shows(node, 0, step=0))
-    name = socket_name(RankInfo(run_dir=str(node.run), job_id="12", attempt=3, host="n1",
-                             meeting=f"12-{node.run.parent.name}"))  # fmt: skip
+    node.start(0)
+    wait_for(node, 0, step=0)
+    name = socket_name_of(node.run)
     for packet in (b"{", b"[]", b"5", b"\xff" * 1000, b'{"hello": 3}', b'{"bye": 1}', b'{"journal": "x"}', b"[" * 5000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
             sender.connect(name)
@@ -486,8 +483,7 @@ def test_garbage_costs_its_sender_the_connection_and_nobody_else(node: Node) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender, open("/dev/null") as no_memory:
         sender.connect(name)
         socket.send_fds(sender, [b'{"hello": 1, "pid": 5}'], [no_memory.fileno()])
-    rank.do("slot.words[0] = 6")
-    wait_until(lambda: shows(node, 0, step=6))
+    step_to(node, 0, 6)
     assert list(node.beats()["rank"]) == ["0"]
 
 
@@ -503,35 +499,29 @@ def test_it_ends_when_no_rank_ever_comes() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20, cwd=REPOSITORY)
 
 
-class Asker:
-    """A rank that asks for the text of a file."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def say(self, message: dict[str, Any]) -> None:
-        self.heard.append(message)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
 @pytest.fixture
 def files(run: Path) -> Iterator[Files]:
-    order = {"run_dir": str(run), "job_id": "12", "attempt": 3, "host": "n1", "beat_s": 0.05,
-             "address": str(run / "agreement" / "12")}  # fmt: skip
-    files = Files(order)
+    files = make_files(run)
     yield files
     files.finish(20.0)
+
+
+def make_files(run: Path, beat_s: float = 0.05) -> Files:
+    address = str(run / "agreement" / "12")
+    return Files(
+        {"run_dir": str(run), "job_id": "12", "attempt": 3, "host": "n1", "beat_s": beat_s, "address": address}
+    )
+
+
+def beats(run: Path) -> dict[str, Any]:
+    return tomllib.loads((run / "beats" / "12.n1").read_text())
 
 
 def test_a_rank_is_shown_soon_after_it_came_and_nothing_before(files: Files, run: Path) -> None:
     assert not list((run / "beats").iterdir())
     files.admit(0, RankBeat(77, Pulse(5.0)))
     wait_until((run / "beats" / "12.n1").exists)
-    assert tomllib.loads((run / "beats" / "12.n1").read_text())["rank"]["0"]["pid"] == 77
+    assert beats(run)["rank"]["0"]["pid"] == 77
 
 
 def test_what_a_killed_mirror_left_beside_the_beats_is_removed(files: Files, run: Path) -> None:
@@ -558,38 +548,37 @@ def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: P
 
 
 def test_the_last_words_are_written_before_the_end(run: Path) -> None:
-    order = {"run_dir": str(run), "job_id": "12", "attempt": 3, "host": "n1", "beat_s": 1000.0, "address": "/x/y"}
-    files = Files(order)
+    files = make_files(run, beat_s=1000.0)
     pulse = Pulse(5.0)
     files.admit(0, RankBeat(77, pulse))
     wait_until((run / "beats" / "12.n1").exists)
     pulse.look((41, 0, "train"), 6.0)
     files.add_line(0, b"{}\n")
     files.finish(20.0)
-    assert tomllib.loads((run / "beats" / "12.n1").read_text())["step"] == 41
+    assert beats(run)["step"] == 41
     assert (run / "journal" / "12.0.jsonl").read_text() == "{}\n"
 
 
 def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
-    askers = [Asker(), Asker()]
-    files.ask(0, "address", askers[0].say)
-    wait_until(lambda: askers[0].heard == [{"address": None}])
+    heard: list[list[Any]] = [[], []]
+    files.ask(0, "address", heard[0].append)
+    wait_until(lambda: heard[0] == [{"address": None}])
     look_again(str(run / "agreement" / "12"))
     file = run / "agreement" / "12"
     file.touch(mode=0o600)
     file.write_text("told")
-    for asker in askers:
-        files.ask(0, "address", asker.say)
-    wait_until(lambda: all(asker.heard[-1:] == [{"address": "told"}] for asker in askers))
+    for answers in heard:
+        files.ask(0, "address", answers.append)
+    wait_until(lambda: all(answers[-1:] == [{"address": "told"}] for answers in heard))
 
 
 def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) -> None:
-    askers = [Asker(), Asker()]
+    heard: list[list[Any]] = [[], []]
     files.keep_learned(1, "{}\n")
     wait_until((run / "learned" / "1.json").exists)
-    for rank, asker in enumerate(askers):
-        files.ask(rank, "learned", asker.say)
-    wait_until(lambda: [asker.heard for asker in askers] == [[{"learned": None}], [{"learned": "{}\n"}]])
+    for rank, answers in enumerate(heard):
+        files.ask(rank, "learned", answers.append)
+    wait_until(lambda: heard == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 
 def test_looking_again_makes_only_the_one_folder_and_leaves_no_file(run: Path) -> None:

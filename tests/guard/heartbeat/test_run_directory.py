@@ -27,6 +27,8 @@ from resilience.guard.heartbeat.run_directory import (
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
+MERELY_READ = {"brk", "mmap", "munmap", "mremap", "futex", "read", "newfstatat", "fstat", "lseek", "getdents64"}
+
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
@@ -114,18 +116,7 @@ def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(t
         seen = set()
         path.write_text("old")
         for name, count in process.kill_points(request):
-            if name in {
-                "brk",
-                "mmap",
-                "munmap",
-                "mremap",
-                "futex",
-                "read",
-                "newfstatat",
-                "fstat",
-                "lseek",
-                "getdents64",
-            }:
+            if name in MERELY_READ:
                 continue
             path.write_text("old")
             process.run(request, f"{name}:signal=KILL:when={count}")
@@ -133,6 +124,10 @@ def test_a_writer_killed_at_any_system_call_leaves_the_old_file_or_the_new_one(t
         assert seen == {"old", "new"}
         remove_stale(str(tmp_path), time.time() + 1000.0)
         assert names(tmp_path) == ["finished", "strace.log"]
+
+
+def append(run: Path, *events: str, **fields: Any) -> None:
+    append_journal(str(run), "12", 0, [as_line({"event": event, **fields}) for event in events])
 
 
 def lines_of(run: Path, rank: int = 0) -> list[str]:
@@ -192,10 +187,10 @@ def test_a_table_that_holds_itself_is_survived() -> None:
 
 
 def test_a_line_that_a_crash_has_cut_is_closed_off_by_the_next(tmp_path: Path) -> None:
-    append_journal(str(tmp_path), "12", 0, [as_line({"event": "start"})])
+    append(tmp_path, "start")
     with open(tmp_path / "journal" / "12.0.jsonl", "a") as file:
         file.write('{"event":"sa')
-    append_journal(str(tmp_path), "12", 0, [as_line({"event": "end"})])
+    append(tmp_path, "end")
     assert lines_of(tmp_path) == ['{"event":"start"}', '{"event":"sa', '{"event":"end"}']
 
 
@@ -204,36 +199,36 @@ def test_a_writer_killed_at_any_system_call_spoils_no_other_line(tmp_path: Path)
         "from resilience.guard.heartbeat.run_directory import *; "
         f"append_journal({str(tmp_path)!r}, '12', 0, [b'{{}}\\n'] * 3)"
     )
-    append_journal(str(tmp_path), "12", 0, [as_line({"event": "first"})])
+    append(tmp_path, "first")
     with writer(tmp_path / "strace.log") as process:
         for name, count in process.kill_points(request):
             if name in {"pread64", "write", "fsync", "openat", "close"}:
                 process.run(request, f"{name}:signal=KILL:when={count}")
-                append_journal(str(tmp_path), "12", 0, [as_line({"event": "next"})])
+                append(tmp_path, "next")
     told = [json.loads(line) for line in lines_of(tmp_path)]
     assert told[0] == {"event": "first"} and told[-1] == {"event": "next"}
 
 
 def test_a_full_disk_takes_all_lines_or_none(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        append_journal(str(disk), "12", 0, [as_line({"event": "start"})])
+        append(disk, "start")
         ballast = fill(disk)
         with pytest.raises(OSError, match="No space left"):
-            append_journal(str(disk), "12", 0, [as_line({"event": "save", "text": "x" * 3000})] * 20)
+            append(disk, *["save"] * 20, text="x" * 3000)
         assert lines_of(disk) == ['{"event":"start"}']
         ballast.unlink()
-        append_journal(str(disk), "12", 0, [as_line({"event": "end"})])
+        append(disk, "end")
         assert lines_of(disk) == ['{"event":"start"}', '{"event":"end"}']
 
 
 def test_a_read_only_disk_is_an_error_of_the_caller(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        append_journal(str(disk), "12", 0, [as_line({"event": "start"})])
+        append(disk, "start")
         make_read_only(disk, True)
         with pytest.raises(OSError, match="Read-only"):
-            append_journal(str(disk), "12", 0, [as_line({"event": "save"})])
+            append(disk, "save")
         make_read_only(disk, False)
-        append_journal(str(disk), "12", 0, [as_line({"event": "end"})])
+        append(disk, "end")
         assert len(lines_of(disk)) == 2
 
 
@@ -258,7 +253,7 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
 def test_a_journal_has_the_runs_mode(tmp_path: Path, folder: int, file: int) -> None:
     tmp_path.chmod(folder)
     append_journal(str(tmp_path), "12", 0, [b"{}\n"])
-    assert stat.S_IMODE((tmp_path / "journal" / "12.0.jsonl").stat().st_mode) == file
+    assert mode_of(tmp_path / "journal" / "12.0.jsonl") == file
     tmp_path.chmod(0o700)
 
 

@@ -25,9 +25,9 @@ from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, st
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MOST_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.guard.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.guard.guards import QUIET, make_run, wait_until
-from tests.guard.ranks import REPOSITORY, a_node
+from tests.guard.ranks import REPOSITORY, Node
 from tests.system.hung import hung_folder, release
 
 
@@ -45,6 +45,11 @@ class Alone:
         path = Path(self.place.run_dir) / "journal" / "12.0.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
+    def work(self, event: str, **fields: Any) -> None:
+        """One event, and one turn of the thread that tends the writer."""
+        self.recorder.event(event, **fields)
+        self.writer.work()
+
     def events(self) -> list[str]:
         return [line["event"] for line in self.lines()]
 
@@ -53,8 +58,8 @@ class Alone:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Alone]:
-    one = Alone(make_run(tmp_path / "demo"))
+def alone(run: Path) -> Iterator[Alone]:
+    one = Alone(run)
     yield one
     one.writer.stop(5.0)
 
@@ -62,8 +67,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
 def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) -> None:
     alone.slot.words[0] = 41200
     alone.slot.set_phase("eval")
-    alone.recorder.event("start", step=0)
-    alone.writer.work()
+    alone.work("start", step=0)
     told = alone.beat()
     assert (told["attempt"], told["host"], told["step"]) == (3, "n1", 41200)
     assert told["rank"]["0"] == {
@@ -74,8 +78,8 @@ def test_one_process_alone_writes_its_beat_and_its_journal_itself(alone: Alone) 
     assert alone.writer.locate is None
 
 
-def test_the_beat_is_written_by_time_and_not_at_every_look(tmp_path: Path) -> None:
-    one = Alone(make_run(tmp_path / "demo"), beat_s=1000.0)
+def test_the_beat_is_written_by_time_and_not_at_every_look(run: Path) -> None:
+    one = Alone(run, beat_s=1000.0)
     one.writer.work()
     one.slot.words[0] = 5
     one.writer.work()
@@ -84,12 +88,11 @@ def test_the_beat_is_written_by_time_and_not_at_every_look(tmp_path: Path) -> No
     assert one.beat()["step"] == 5  # the last words
 
 
-def test_off_means_no_beat_but_still_a_journal(tmp_path: Path) -> None:
-    one = Alone(make_run(tmp_path / "demo"), mirror="off")
-    one.recorder.event("start")
-    one.writer.work()
+def test_off_means_no_beat_but_still_a_journal(run: Path) -> None:
+    one = Alone(run, mirror="off")
+    one.work("start")
     one.writer.stop(5.0)
-    assert not list((tmp_path / "demo" / "beats").iterdir())
+    assert not list((run / "beats").iterdir())
     assert one.events() == ["start"]
 
 
@@ -112,8 +115,7 @@ def test_a_run_directory_made_by_hand_gets_the_folders_it_lacks(tmp_path: Path) 
 def test_a_full_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None:
     with small_disk(tmp_path / "demo") as run:
         one = Alone(make_run(run))
-        one.recorder.event("start")
-        one.writer.work()
+        one.work("start")
         ballast = fill(run)
         for step in range(200):
             one.recorder.event("save", step=step, text="x" * 100)
@@ -133,8 +135,7 @@ def test_a_read_only_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None
         one = Alone(make_run(run))
         make_read_only(run, True)
         for _ in range(5):
-            one.recorder.event("save")
-            one.writer.work()
+            one.work("save")
         assert len(one.said) == 1 and "Read-only file system" in one.said[0]
         make_read_only(run, False)
         one.writer.stop(5.0)
@@ -146,8 +147,7 @@ def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone:
     alone.writer.work()
     shutil.rmtree(run)
     for step in range(3):
-        alone.recorder.event("save", step=step)
-        alone.writer.work()
+        alone.work("save", step=step)
     assert not run.exists()
     assert len(alone.said) == 1 and "No such file" in alone.said[0]
     make_run(run)
@@ -155,12 +155,11 @@ def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone:
     assert [line.get("step") for line in alone.lines() if line["event"] == "save"] == [0, 1, 2]
 
 
-def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: Alone, tmp_path: Path) -> None:
+def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_reported(alone: Alone, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "demo")
     for _ in range(3):
         for number in range(MOST_EVENTS):
-            alone.recorder.event("phase", number=number)
-        alone.writer.work()
+            alone.work("phase", number=number)
     make_run(tmp_path / "demo")
     alone.writer.work()
     alone.writer.work()
@@ -169,11 +168,10 @@ def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_told(alone: 
     assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MOST_EVENTS + 1  # the one warning was among them
 
 
+@needs_fuse
 def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     monkeypatch.setattr(writer_module, "FINISHED_S", 0.3)
     with hung_folder(tmp_path / "hung") as run:
         one = Alone(run)
@@ -189,7 +187,7 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         release(run)
 
 
-def test_a_look_that_does_not_come_back_is_told_once(alone: Alone) -> None:
+def test_a_look_that_does_not_come_back_is_reported_once(alone: Alone) -> None:
     alone.writer.look_after()
     alone.writer.work()
     alone.writer.look_after()
@@ -210,23 +208,21 @@ def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) ->
     assert recorder.take() == []
 
 
-def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(tmp_path: Path) -> None:
-    with a_node(make_run(tmp_path / "demo")) as node:
-        rank = node.start(0, world=1, mirror="thread")
-        wait_until(lambda: node.beats())
-        rank.begin("ctypes.PyDLL(None).sleep(1000)")
-        time.sleep(0.5)
-        before = node.beats()["time"]
-        time.sleep(0.5)
-        assert node.beats()["time"] == before
-        assert node.mirrors() == []
+def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(node: Node) -> None:
+    rank = node.start(0, world=1, mirror="thread")
+    wait_until(lambda: node.beats())
+    rank.begin("ctypes.PyDLL(None).sleep(1000)")
+    time.sleep(0.5)
+    before = node.beats()["time"]
+    time.sleep(0.5)
+    assert node.beats()["time"] == before
+    assert node.mirrors() == []
 
 
-def test_a_process_beside_one_rank_can_be_had(tmp_path: Path) -> None:
-    with a_node(make_run(tmp_path / "demo")) as node:
-        node.start(0, world=1, mirror="process")
-        wait_until(lambda: node.beats())
-        assert len(node.mirrors()) == 1
+def test_a_process_beside_one_rank_can_be_had(node: Node) -> None:
+    node.start(0, world=1, mirror="process")
+    wait_until(lambda: node.beats())
+    assert len(node.mirrors()) == 1
 
 
 def test_ranks_without_a_run_directory_start_no_process() -> None:
@@ -347,9 +343,8 @@ def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> Non
     }
 
 
+@needs_fuse
 def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs /dev/fuse and root")
     with hung_folder(tmp_path / "hung") as run:
         said: list[str] = []
         guard = TrainingGuard.from_env({"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3"}, say=said.append, **QUIET)

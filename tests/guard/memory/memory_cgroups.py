@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,3 +127,13 @@ def remove_real_cgroup(cgroup: RealCgroup) -> None:
             except OSError:  # a killed process takes a moment to go
                 assert time.monotonic() < end, f"{folder} stays busy"
                 time.sleep(0.02)
+
+
+@contextmanager
+def a_real_cgroup(limit_bytes: int) -> Iterator[RealCgroup]:
+    """The cgroup of a job with this limit, for as long as it is needed."""
+    cgroup = make_real_cgroup(limit_bytes)
+    try:
+        yield cgroup
+    finally:
+        remove_real_cgroup(cgroup)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,7 @@ from resilience.guard.memory.cgroup import (
     visible,
     whose,
 )
-from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-@pytest.fixture
-def real() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(200 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
-
+from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup
 
 # ---- what is parsed -------------------------------------------------------------------------------------------------
 
@@ -106,11 +92,11 @@ def test_version_1_counts_descendants_in_its_totals() -> None:
         ("/a", "/other", None),
     ],
 )
-def test_a_place_in_a_mount_is_told_by_names_or_not_at_all(path: str, root: str, found: str | None) -> None:
+def test_a_place_in_a_mount_is_given_by_names_or_not_at_all(path: str, root: str, found: str | None) -> None:
     assert below(path, root) == found
 
 
-def test_a_mount_that_lies_under_another_is_not_seen() -> None:
+def test_a_mount_that_is_under_another_is_not_seen() -> None:
     """Clusters bind a part of the hierarchy over the hierarchy: `mount --bind X/slurmlab/lab1 X`."""
     text = (
         "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -226,7 +212,7 @@ def test_in_a_hybrid_tree_the_version_with_the_memory_controller_counts(machine:
     assert {folder.version for folder in find_folders(str(machine.root))} == {1}
 
 
-def test_without_proc_it_cannot_be_told(tmp_path: Path) -> None:
+def test_without_proc_it_cannot_be_found_out(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         find_folders(str(tmp_path))
 

@@ -47,26 +47,26 @@ def test_the_slope_survives_a_quarter_of_wild_readings() -> None:
     assert trend.per_s == pytest.approx(0.3, rel=0.2)
 
 
-def test_a_leak_under_noise_is_told_within_the_hour() -> None:
+def test_a_leak_under_noise_is_reported_within_the_hour() -> None:
     draw = random.Random(3)
     trend = remember(lambda number: number + draw.gauss(0, 5)).trend()
     assert trend is not None
     assert trend.per_s == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_leak_under_a_sawtooth_is_told() -> None:
+def test_a_leak_under_a_sawtooth_is_reported() -> None:
     trend = remember(lambda number: number + 3 * (number % 30), hours=3).trend()
     assert trend is not None
     assert trend.per_s == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_leak_by_epoch_is_told() -> None:
+def test_a_leak_by_epoch_is_reported() -> None:
     trend = remember(lambda number: 20.0 * (number // 20), hours=2).trend()
     assert trend is not None
     assert trend.per_s == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_leak_that_begins_after_hours_is_told_within_a_quarter_of_an_hour() -> None:
+def test_a_leak_that_begins_after_hours_is_reported_within_a_quarter_of_an_hour() -> None:
     draw = random.Random(3)
     trend = remember(lambda number: draw.gauss(0, 1) + max(0, number - 720), hours=2.25).trend()
     assert trend is not None

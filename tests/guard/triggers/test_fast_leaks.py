@@ -177,7 +177,7 @@ def test_what_a_save_holds_in_the_background_is_not_counted_twice() -> None:
 
 @pytest.mark.parametrize("mib_per_s", [0.0, 0.1])
 @pytest.mark.parametrize("cache_mib_per_s", [0.0, 2.0])
-def test_a_flat_or_slow_use_is_looked_at_once_a_second(mib_per_s: float, cache_mib_per_s: float) -> None:
+def test_a_flat_or_slow_use_is_probed_once_a_second(mib_per_s: float, cache_mib_per_s: float) -> None:
     training = train(
         600, 1000, lambda now: 500 + mib_per_s * now, save_every_s=1e9, cache_mib=lambda now: now * cache_mib_per_s
     )

@@ -11,18 +11,8 @@ from resilience.guard.decision import OBEYED
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers.finished import FinishedRun
-from tests.guard.guards import make_guard, make_run
+from tests.guard.guards import make_guard
 from tests.system.people import acting_as, needs_root, open_the_way
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
 
 
 @pytest.fixture
@@ -65,7 +55,7 @@ def test_what_is_no_regular_file_is_named_and_does_not_count(
 
 
 @needs_root
-def test_a_run_that_cannot_be_looked_at_is_trained_on(run: Path, trigger: FinishedRun, said: list[str]) -> None:
+def test_a_run_that_cannot_be_probed_is_trained_on(run: Path, trigger: FinishedRun, said: list[str]) -> None:
     open_the_way(run / "x")
     (run / "finished").touch()
     run.chmod(0o700)

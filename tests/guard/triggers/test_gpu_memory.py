@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def make_look(
     if cuda is not None:
         seen["torch"] = fake_torch(cuda)
     return GpuLook(environ=environ or {}, modules=seen, local_rank=local_rank, host_bytes=512 * GIB, insist=insist)
+
+
+LookAt = Callable[..., GpuLook]
+
+
+@pytest.fixture
+def look_at(monkeypatch: pytest.MonkeyPatch) -> LookAt:
+    return functools.partial(make_look, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +133,21 @@ def test_others_are_named_the_largest_first_and_only_if_we_see_ourselves() -> No
     assert others_of(card.processes, 43) == ()  # in a container the numbers are the host's
 
 
-def test_torchs_devices_are_those_that_it_holds_memory_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_devices_are_those_that_it_holds_memory_on(look_at: LookAt) -> None:
     """The current device is each thread's own: in the guard's thread it would be device 0 for every rank."""
     cards = [Card(free=1), Card(free=2), Card(free=3), Card(free=4)]
     cuda = FakeCuda(reserved={2: 10 * GIB}, allocated={2: 9 * GIB})
-    (use,) = make_look(monkeypatch, cards=cards, cuda=cuda).look()
+    (use,) = look_at(cards=cards, cuda=cuda).look()
     assert (use.name, use.free_bytes, use.cached_bytes) == ("GPU 2 (NVIDIA H100 80GB HBM3)", 3, GIB)
 
 
-def test_without_nvml_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_torch_is_asked(look_at: LookAt) -> None:
     cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 4 * GIB}, info=(5 * GIB, 80 * GIB))
-    (use,) = make_look(monkeypatch, cuda=cuda).look()
+    (use,) = look_at(cuda=cuda).look()
     assert (use.free_bytes, use.total_bytes, use.cached_bytes) == (5 * GIB, 80 * GIB, 6 * GIB)
     assert use.meaningless == ""
     cuda.integrated = True
-    (use,) = make_look(monkeypatch, cuda=cuda).look()
+    (use,) = look_at(cuda=cuda).look()
     assert use.meaningless
 
 
@@ -169,18 +178,18 @@ def test_devices_of_other_jobs_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
         assert look.look()[0].free_bytes == 2
 
 
-def test_torch_that_has_not_begun_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_has_not_begun_is_left_alone(look_at: LookAt) -> None:
     """Asking would initialise CUDA: hundreds of MiB, and no fork any more."""
     cuda = FakeCuda(initialized=False)
-    assert make_look(monkeypatch, cards=[Card(free=1).used_by(os.getpid(), 1)], cuda=cuda).look() == []
+    assert look_at(cards=[Card(free=1).used_by(os.getpid(), 1)], cuda=cuda).look() == []
     assert initialised_torch({}) is None
     assert initialised_torch({"torch": None}) is None
     assert initialised_torch({"torch": fake_torch(cuda)}) is None
 
 
-def test_the_caches_are_left_alone_unless_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caches_are_left_alone_unless_wished(look_at: LookAt) -> None:
     cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 9 * GIB}, garbage=2 * GIB, info=(GIB, 80 * GIB))
-    look = make_look(monkeypatch, cuda=cuda)
+    look = look_at(cuda=cuda)
     assert [look.look()[0].free_bytes for _ in range(3)] == [GIB] * 3
     assert cuda.emptied == 0
     (use,) = look.look(collect=True)
@@ -198,62 +207,60 @@ def test_the_caches_are_left_alone_unless_wished(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_without_torch_it_is_the_device_of_the_rank(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, local_rank: int, free: int
+    look_at: LookAt, visible: str | None, local_rank: int, free: int
 ) -> None:
     cards = [Card(free=number).used_by(os.getpid(), 1) for number in (1, 2, 3, 4)]
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    (use,) = make_look(monkeypatch, cards=cards, environ=environ, local_rank=local_rank).look()
+    (use,) = look_at(cards=cards, environ=environ, local_rank=local_rank).look()
     assert use.free_bytes == free
 
 
-def test_the_beginning_of_a_uuid_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = make_look(monkeypatch, cards=[Card(free=5)], environ={"CUDA_VISIBLE_DEVICES": "GPU-8932"}, insist=True)
+def test_the_beginning_of_a_uuid_is_enough(look_at: LookAt) -> None:
+    look = look_at(cards=[Card(free=5)], environ={"CUDA_VISIBLE_DEVICES": "GPU-8932"}, insist=True)
     assert look.look()[0].free_bytes == 5
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-0000", "0,1,2"])
-def test_a_device_that_cannot_be_told_is_not_judged(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_a_device_that_cannot_be_found_out_is_not_judged(look_at: LookAt, visible: str) -> None:
     cards = [Card(free=1), Card(free=2)]
     environ = {"CUDA_VISIBLE_DEVICES": visible}
-    assert make_look(monkeypatch, cards=cards, environ=environ, local_rank=-1, insist=True).look() == []
+    assert look_at(cards=cards, environ=environ, local_rank=-1, insist=True).look() == []
 
 
-def test_unlike_cards_are_numbered_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlike_cards_are_numbered_in_two_ways(look_at: LookAt) -> None:
     cards = [Card("NVIDIA T4", free=1), Card("NVIDIA A100", free=2)]
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
-    assert make_look(monkeypatch, cards=cards, environ=environ, insist=True).look() == []
+    assert look_at(cards=cards, environ=environ, insist=True).look() == []
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    assert make_look(monkeypatch, cards=cards, environ=environ, insist=True).look()[0].free_bytes == 2
+    assert look_at(cards=cards, environ=environ, insist=True).look()[0].free_bytes == 2
 
 
-def test_a_card_that_this_process_does_not_use_is_judged_only_if_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_this_process_does_not_use_is_judged_only_if_wished(look_at: LookAt) -> None:
     """Preprocessing on a node whose only GPU is full of somebody else's training."""
     cards = [Card(free=1).used_by(os.getpid() + 1, 79 * GIB)]
-    assert make_look(monkeypatch, cards=cards).look() == []
-    assert make_look(monkeypatch, cards=cards, insist=True).look()[0].free_bytes == 1
+    assert look_at(cards=cards).look() == []
+    assert look_at(cards=cards, insist=True).look()[0].free_bytes == 1
 
 
 @pytest.mark.parametrize("pool", ["jax", "tensorflow", "cupy"])
-def test_what_takes_all_memory_at_once_is_not_judged_by_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, pool: str
-) -> None:
+def test_what_takes_all_memory_at_once_is_not_judged_by_what_is_left(look_at: LookAt, pool: str) -> None:
     cards = [Card(free=1).used_by(os.getpid(), 79 * GIB)]
-    assert make_look(monkeypatch, cards=cards, modules={pool: object()}).look() == []
-    assert make_look(monkeypatch, cards=cards).look() != []
+    assert look_at(cards=cards, modules={pool: object()}).look() == []
+    assert look_at(cards=cards).look() != []
 
 
-def test_a_numa_node_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    (use,) = make_look(monkeypatch, cards=[Card("NVIDIA X", numa_node=4)], insist=True).look()
+def test_a_numa_node_says_so(look_at: LookAt) -> None:
+    (use,) = look_at(cards=[Card("NVIDIA X", numa_node=4)], insist=True).look()
     assert "NUMA" in use.meaningless
 
 
-def test_a_driver_that_refuses_is_an_error_only_if_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_refuses_is_an_error_only_if_wished(look_at: LookAt) -> None:
     error = NVMLError("Driver Not Loaded")
-    assert make_look(monkeypatch, cards=[Card()], error=error).look() == []
+    assert look_at(cards=[Card()], error=error).look() == []
     with pytest.raises(NVMLError):
-        make_look(monkeypatch, cards=[Card()], error=error, insist=True).look()
+        look_at(cards=[Card()], error=error, insist=True).look()
     with pytest.raises(ImportError):
-        make_look(monkeypatch, insist=True).look()
+        look_at(insist=True).look()
 
 
 def test_the_real_pynvml_without_a_driver_fails_cleanly_and_soon() -> None:
@@ -364,13 +371,21 @@ class Watched:
         return requested
 
 
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
+    return functools.partial(Watched, monkeypatch, tmp_path)
+
+
 def own(card: Card) -> Card:
     return card.used_by(os.getpid(), 70 * GIB)
 
 
-def test_too_little_three_times_in_a_row_asks_to_save_and_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_too_little_three_times_in_a_row_asks_to_save_and_stop(watch: Watch) -> None:
     card = own(Card(free=300 * MIB)).used_by(4242, 9 * GIB)
-    watched = Watched(monkeypatch, tmp_path, cards=[card])
+    watched = watch(cards=[card])
     assert [watched.look() for _ in range(LOOKS - 1)] == [None] * (LOOKS - 1)
     wanted = watched.look()
     assert wanted is not None
@@ -379,9 +394,9 @@ def test_too_little_three_times_in_a_row_asks_to_save_and_stop(monkeypatch: pyte
     assert wanted.why.endswith("other processes use 9.0 GiB of it (pid 4242: 9.0 GiB)")
 
 
-def test_a_peak_within_a_step_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peak_within_a_step_does_not(watch: Watch) -> None:
     card = own(Card(free=300 * MIB))
-    watched = Watched(monkeypatch, tmp_path, cards=[card])
+    watched = watch(cards=[card])
     for _ in range(5):
         assert watched.look() is None
         assert watched.look() is None
@@ -390,9 +405,9 @@ def test_a_peak_within_a_step_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path
         card.free = 300 * MIB
 
 
-def test_torchs_cache_does_not_fire_it_and_is_not_emptied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torchs_cache_does_not_fire_it_and_is_not_emptied(watch: Watch) -> None:
     cuda = FakeCuda(reserved={0: 79 * GIB}, allocated={0: 30 * GIB})
-    watched = Watched(monkeypatch, tmp_path, cards=[Card(free=200 * MIB)], cuda=cuda)
+    watched = watch(cards=[Card(free=200 * MIB)], cuda=cuda)
     assert [watched.look() for _ in range(6)] == [None] * 6
     assert cuda.emptied == 0
     cuda.allocated[0] = 79 * GIB - MIB
@@ -400,11 +415,9 @@ def test_torchs_cache_does_not_fire_it_and_is_not_emptied(monkeypatch: pytest.Mo
     assert cuda.emptied == 0
 
 
-def test_collecting_is_tried_once_before_judging_and_only_at_the_level(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_collecting_is_tried_once_before_judging_and_only_at_the_level(watch: Watch) -> None:
     cuda = FakeCuda(reserved={0: 70 * GIB}, allocated={0: 69 * GIB}, garbage=20 * GIB, info=(100 * MIB, 80 * GIB))
-    watched = Watched(monkeypatch, tmp_path, cuda=cuda, gpu_memory_collect=True)
+    watched = watch(cuda=cuda, gpu_memory_collect=True)
     assert [watched.look() for _ in range(4)] == [None] * 4
     assert cuda.emptied == 0  # 1.1 GiB are left: the level is not reached
     cuda.allocated[0] = 70 * GIB
@@ -417,17 +430,17 @@ def test_collecting_is_tried_once_before_judging_and_only_at_the_level(
     assert cuda.emptied == 2
 
 
-def test_collecting_is_not_done_by_the_thread_that_polls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_collecting_is_not_done_by_the_thread_that_polls(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     cuda = FakeCuda(reserved={0: GIB}, allocated={0: GIB}, info=(1, 80 * GIB))
     monkeypatch.setattr(cuda, "empty_cache", lambda: threads.append(threading.current_thread().name))
-    watched = Watched(monkeypatch, tmp_path, cuda=cuda, gpu_memory_collect=True)
+    watched = watch(cuda=cuda, gpu_memory_collect=True)
     watched.look()
     assert threads == ["resil-gpu"]
 
 
-def test_a_driver_that_hangs_is_said_once_and_nobody_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watched = Watched(monkeypatch, tmp_path, cards=[own(Card())], gpu_memory="on")
+def test_a_driver_that_hangs_is_said_once_and_nobody_waits(watch: Watch) -> None:
+    watched = watch(cards=[own(Card())], gpu_memory="on")
     answer = threading.Event()
     begun = threading.Event()
     assert watched.nvml is not None
@@ -451,8 +464,8 @@ def test_a_driver_that_hangs_is_said_once_and_nobody_waits(monkeypatch: pytest.M
     answer.set()
 
 
-def test_a_driver_that_fails_is_left_alone_after_three_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watched = Watched(monkeypatch, tmp_path, cards=[own(Card())], error=NVMLError("Driver Not Loaded"), gpu_memory="on")
+def test_a_driver_that_fails_is_left_alone_after_three_times(watch: Watch) -> None:
+    watched = watch(cards=[own(Card())], error=NVMLError("Driver Not Loaded"), gpu_memory="on")
     for _ in range(3):
         assert watched.look() is None
     for _ in range(5):
@@ -461,22 +474,18 @@ def test_a_driver_that_fails_is_left_alone_after_three_times(monkeypatch: pytest
     assert watched.told == ["warning: could not look at the GPU memory of n17: NVMLError: Driver Not Loaded"]
 
 
-def test_on_and_nothing_found_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watched = Watched(monkeypatch, tmp_path, has_driver=False, gpu_memory="on")
+def test_on_and_nothing_found_is_a_warning(watch: Watch) -> None:
+    watched = watch(has_driver=False, gpu_memory="on")
     assert watched.look() is None
     assert len(watched.told) == 1
     assert watched.told[0].startswith("warning: could not look at the GPU memory of n17:")
 
 
-@pytest.fixture
-def threads() -> Iterator[set[threading.Thread]]:
-    yield set(threading.enumerate())
-
-
 def test_auto_and_no_gpu_is_silent_and_starts_and_imports_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: set[threading.Thread]
+    monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
-    watched = Watched(monkeypatch, tmp_path, cuda=FakeCuda(initialized=False), has_driver=False)
+    threads = set(threading.enumerate())
+    watched = watch(cuda=FakeCuda(initialized=False), has_driver=False)
     monkeypatch.delitem(sys.modules, "pynvml")
     for _ in range(10):
         watched.now += 10.0
@@ -487,31 +496,27 @@ def test_auto_and_no_gpu_is_silent_and_starts_and_imports_nothing(
     assert set(threading.enumerate()) <= threads
 
 
-def test_torch_that_begins_to_use_cuda_later_is_watched_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_torch_that_begins_to_use_cuda_later_is_watched_from_then_on(watch: Watch) -> None:
     cuda = FakeCuda(reserved={0: GIB}, allocated={0: GIB}, info=(1, 80 * GIB), initialized=False)
-    watched = Watched(monkeypatch, tmp_path, cuda=cuda, has_driver=False)
+    watched = watch(cuda=cuda, has_driver=False)
     assert watched.trigger.poll() is None
     cuda.initialized = True
     assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
 
 
-def test_unified_memory_is_not_judged_unless_wished_and_then_with_a_word(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unified_memory_is_not_judged_unless_wished_and_then_with_a_word(watch: Watch) -> None:
     card = own(Card("NVIDIA GH200 480GB", free=1))
-    watched = Watched(monkeypatch, tmp_path, cards=[card])
+    watched = watch(cards=[card])
     assert [watched.look() for _ in range(4)] == [None] * 4
     assert watched.told == []
-    watched = Watched(monkeypatch, tmp_path, cards=[card], gpu_memory="on")
+    watched = watch(cards=[card], gpu_memory="on")
     assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
     assert len(watched.told) == 1
     assert "it shares its memory with the processor. It is watched, as you wish" in watched.told[0]
 
 
-def test_it_is_asked_no_more_often_than_set_while_all_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watched = Watched(monkeypatch, tmp_path, cards=[own(Card())], poll_s=30.0)
+def test_it_is_asked_no_more_often_than_set_while_all_is_well(watch: Watch) -> None:
+    watched = watch(cards=[own(Card())], poll_s=30.0)
     watched.look()
     assert watched.nvml is not None
     calls = watched.nvml.calls
@@ -522,8 +527,8 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(monkeypatch: pytes
     assert not watched.is_asking()
 
 
-def test_no_thread_stays_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watched = Watched(monkeypatch, tmp_path, cards=[own(Card())])
+def test_no_thread_stays_behind(watch: Watch) -> None:
+    watched = watch(cards=[own(Card())])
     watched.look()
     wait_until(lambda: "resil-gpu" not in [thread.name for thread in threading.enumerate()])
 

@@ -25,7 +25,7 @@ from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, d
 from resilience.guard.triggers.walltime import Walltime
 from tests.guard import leaking_training
 from tests.guard.guards import QUIET, wait_until
-from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, make_real_cgroup, remove_real_cgroup
+from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, a_real_cgroup
 
 GIB = 2**30
 JOB = "the job's cgroup /slurm/uid_1000/job_12"
@@ -167,7 +167,7 @@ def test_no_more_digits_than_a_forecast_has(seconds: float, text: str) -> None:
 class Leak:
     """A trigger on a pretended machine where time goes by hand, and what it told."""
 
-    def __init__(self, machine: Machine, *, end_in_s: float | None, **settings: Any) -> None:
+    def __init__(self, machine: Machine, *, end_in_s: float | None = 86400.0, **settings: Any) -> None:
         self.now = 0.0
         self.told: list[str] = []
         self.job = machine.slurm(2, used=100 * MIB, limits={"job_12": 1000 * MIB})
@@ -188,7 +188,7 @@ class Leak:
     def run(
         self, seconds: int, mib_per_s: float, *, save_every_s: int = 0, save_s: float = 10.0, steps: bool = True
     ) -> Request | None:
-        """Let time pass, second by second, until something is wanted."""
+        """Let time pass, second by second, until something is request."""
         for _ in range(seconds):
             self.now += 1.0
             self.steps += steps
@@ -201,19 +201,20 @@ class Leak:
             if save_every_s and self.now % save_every_s == 0:
                 self.timer.saved(save_s)
                 self.trigger.saved(int(self.now))
-            wanted = self.trigger.poll()
-            if wanted is not None:
-                return wanted
+            request = self.trigger.poll()
+            if request is not None:
+                return request
         return None
 
+    def asks(self, seconds: int, mib_per_s: float, **options: Any) -> Request:
+        """Let time pass until something is requested; fail if nothing is."""
+        request = self.run(seconds, mib_per_s, **options)
+        assert request is not None
+        return request
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
 
-
-def test_a_leak_is_told_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
-    leak = Leak(machine, end_in_s=86400.0)
+def test_a_leak_is_reported_long_before_and_then_ever_more_seldom(machine: Machine) -> None:
+    leak = Leak(machine)
     assert leak.run(2000, 0.3) is None
     assert "limit reached in about" in leak.told[0]
     assert leak.told[0].endswith("before the end of the job")
@@ -223,12 +224,11 @@ def test_a_leak_is_told_long_before_and_then_ever_more_seldom(machine: Machine) 
 
 def test_the_training_stops_right_after_the_last_save_that_fits_in(machine: Machine) -> None:
     """900 MiB are left at 0.3 MiB/s: full after 3,000 s, stopped by level after 2,833 s; a save every 600 s."""
-    leak = Leak(machine, end_in_s=86400.0)
-    wanted = leak.run(3000, 0.3, save_every_s=600)
-    assert wanted is not None
-    assert (wanted.save, wanted.stop, leak.now) == (False, True, 2400.0)
-    assert "limit reached in about 10 min" in wanted.why
-    assert wanted.why.endswith("before another save; the last one was made just now")
+    leak = Leak(machine)
+    request = leak.asks(3000, 0.3, save_every_s=600)
+    assert (request.save, request.stop, leak.now) == (False, True, 2400.0)
+    assert "limit reached in about 10 min" in request.why
+    assert request.why.endswith("before another save; the last one was made just now")
 
 
 def test_a_job_that_ends_before_is_left_alone(machine: Machine) -> None:
@@ -237,48 +237,44 @@ def test_a_job_that_ends_before_is_left_alone(machine: Machine) -> None:
     assert leak.told == []
 
 
-def test_without_a_known_end_the_forecast_is_told_and_the_level_stops(machine: Machine) -> None:
+def test_without_a_known_end_the_forecast_is_reported_and_the_level_stops(machine: Machine) -> None:
     leak = Leak(machine, end_in_s=None)
-    wanted = leak.run(3000, 0.3, save_every_s=600)
-    assert wanted is not None
+    request = leak.asks(3000, 0.3, save_every_s=600)
     assert "limit reached in about" in leak.told[0]
-    assert wanted.save
-    assert "is at 95.0 % of the 1000 MiB" in wanted.why
+    assert request.save
+    assert "is at 95.0 % of the 1000 MiB" in request.why
 
 
 def test_a_leak_too_fast_for_a_save_at_the_level_is_stopped_before_it(machine: Machine) -> None:
     """At 5 MiB/s the last 5 % are full in 10 s, and a save takes 30 s: it must begin earlier."""
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     leak.timer.saved(30.0)
-    wanted = leak.run(180, 5.0)
-    assert wanted is not None
-    assert wanted.save
-    assert wanted.why.endswith("hardly enough for a save")
+    request = leak.asks(180, 5.0)
+    assert request.save
+    assert request.why.endswith("hardly enough for a save")
     assert 30.0 < 180.0 - leak.now <= 40.0  # as soon as it is at 80 %
 
 
 def test_start_up_is_no_leak(machine: Machine) -> None:
     """Before the first step the data is loaded: as straight as a leak, and at the first save that is long over."""
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     assert leak.run(800, 1.0, steps=False) is None
     assert leak.told == []
 
 
 def test_a_forecast_that_is_switched_off_says_nothing(machine: Machine) -> None:
-    leak = Leak(machine, end_in_s=86400.0, host_memory_forecast=False)
-    wanted = leak.run(3000, 0.3, save_every_s=600)
+    leak = Leak(machine, host_memory_forecast=False)
+    request = leak.asks(3000, 0.3, save_every_s=600)
     assert leak.told == []
-    assert wanted is not None
-    assert "is at 95.0 %" in wanted.why
+    assert "is at 95.0 %" in request.why
 
 
 def test_a_new_time_limit_is_heeded(machine: Machine) -> None:
     leak = Leak(machine, end_in_s=2500.0)
     assert leak.run(2000, 0.3, save_every_s=600) is None
     leak.place.end_time = START + 86400.0
-    wanted = leak.run(1000, 0.3, save_every_s=600)
-    assert wanted is not None
-    assert (wanted.save, leak.now) == (False, 2400.0)
+    request = leak.asks(1000, 0.3, save_every_s=600)
+    assert (request.save, leak.now) == (False, 2400.0)
 
 
 def test_a_time_limit_that_was_changed_reaches_the_forecast_by_the_place() -> None:
@@ -295,13 +291,13 @@ def test_a_time_limit_that_was_changed_reaches_the_forecast_by_the_place() -> No
 
 def next_job(leak: Leak, machine: Machine) -> Leak:
     """Another job on the same kind of machine, which knows what the one before has learned."""
-    after = Leak(machine, end_in_s=86400.0)
+    after = Leak(machine)
     after.trigger.restore(json.loads(json.dumps(leak.trigger.learned(leak.now))), 0.0)
     return after
 
 
 def test_the_next_job_knows_the_leak_from_its_first_steps(machine: Machine) -> None:
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     leak.run(2000, 0.3)
     after = next_job(leak, machine)
     assert after.run(20, 0.3) is None
@@ -317,19 +313,19 @@ def test_the_next_job_knows_the_leak_from_its_first_steps(machine: Machine) -> N
 
 def test_the_next_job_stops_at_the_last_save_that_fits_in_although_its_own_trend_comes_later(machine: Machine) -> None:
     """Full after 90 s, a save every 40: a trend of its own takes a minute, and then it is too late for the plan."""
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     leak.run(2000, 0.3, save_every_s=40)
     learned = leak.trigger.learned(leak.now)
-    after = Leak(machine, end_in_s=86400.0)
+    after = Leak(machine)
     after.trigger.restore({**learned, "trend": [10.0 * MIB, 80.0]}, 0.0)
-    wanted = after.run(90, 10.0, save_every_s=40)
-    assert wanted is not None and (wanted.save, after.now) == (False, 40.0)
-    assert "grew by 35.2 GiB per hour in the job before" in wanted.why
+    request = after.asks(90, 10.0, save_every_s=40)
+    assert (request.save, after.now) == (False, 40.0)
+    assert "grew by 35.2 GiB per hour in the job before" in request.why
 
 
 @pytest.mark.parametrize("now", [0.0, 0.1, 1.0])
 def test_a_leak_that_is_mended_or_another_one_is_forgotten_with_a_reason(machine: Machine, now: float) -> None:
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     leak.run(2000, 0.3)
     after = next_job(leak, machine)
     after.run(200, now)
@@ -342,7 +338,7 @@ def test_a_leak_that_is_mended_or_another_one_is_forgotten_with_a_reason(machine
 
 
 def test_what_a_save_needs_and_the_time_between_saves_are_known_to_the_next_job(machine: Machine) -> None:
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     leak.trigger._save.restore([50 * MIB, 70 * MIB])
     leak.run(1000, 0.0, save_every_s=300)
     after = next_job(leak, machine)
@@ -367,7 +363,7 @@ def test_what_makes_no_sense_is_not_believed(machine: Machine, wrong: dict[str, 
 
 
 def test_steady_memory_costs_no_word(machine: Machine) -> None:
-    leak = Leak(machine, end_in_s=86400.0)
+    leak = Leak(machine)
     assert leak.run(4000, 0.0, save_every_s=600) is None
     assert leak.told == []
 
@@ -394,18 +390,18 @@ def test_reclaimable_cache_does_not_stop_but_what_is_left_of_it_does(machine: Ma
     trigger, _ = make_trigger(machine)
     assert trigger.poll() is None
     (job / "memory.stat").write_text(stat.format(2 * MIB))
-    wanted = trigger.poll()
-    assert wanted is not None
-    assert "is at 97.5 % of the 200 MiB that the job's cgroup" in wanted.why
-    assert (wanted.save, wanted.stop) == (True, True)
+    request = trigger.poll()
+    assert request is not None
+    assert "is at 97.5 % of the 200 MiB that the job's cgroup" in request.why
+    assert (request.save, request.stop) == (True, True)
 
 
 def test_the_node_itself_stops_when_it_is_fuller_than_the_job(machine: Machine) -> None:
     machine.slurm(2, used=10 * MIB, limits={"job_12": 200 * MIB})
     (machine.root / "proc/meminfo").write_text(MEMINFO.format(available=200_000))
-    wanted = make_trigger(machine)[0].poll()
-    assert wanted is not None
-    assert wanted.why == "the memory of n17 is at 99.2 % of its 23.5 GiB"
+    request = make_trigger(machine)[0].poll()
+    assert request is not None
+    assert request.why == "the memory of n17 is at 99.2 % of its 23.5 GiB"
 
 
 def test_a_machine_that_tells_nothing_is_said_once_and_stops_nobody(machine: Machine) -> None:
@@ -459,7 +455,7 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
     assert (decision.save, decision.stop, trigger.has_saved) == (False, True, 5)
 
 
-def test_a_guard_has_the_memory_looked_at_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_has_the_memory_probed_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the trigger wants, where it would otherwise be its turn in an hour."""
     monkeypatch.setattr(watch, "LOOK_S", 3600.0)
     looks: list[bool] = []
@@ -478,13 +474,6 @@ def test_a_guard_has_the_memory_looked_at_during_each_save(monkeypatch: pytest.M
 
 
 # ---- real cgroups ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(200 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
 
 
 def run_training(how: str, real: RealCgroup, folder: Path, **environ: str) -> tuple[dict[str, Any], str]:
@@ -523,9 +512,8 @@ def test_without_the_guard_the_kernel_kills(real: RealCgroup, tmp_path: Path) ->
 
 @pytest.fixture
 def small() -> Iterator[RealCgroup]:
-    cgroup = make_real_cgroup(400 * MIB)
-    yield cgroup
-    remove_real_cgroup(cgroup)
+    with a_real_cgroup(400 * MIB) as cgroup:
+        yield cgroup
 
 
 @pytest.mark.parametrize(("mib_per_s", "first_saves"), [(40, 3), (120, 3), (40, 0)])

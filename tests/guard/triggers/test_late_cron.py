@@ -60,7 +60,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(tmp_path, monkeypatch)
 
 
-def test_a_late_scheduler_is_told_once_and_so_is_its_return(stage: Stage) -> None:
+def test_a_late_scheduler_is_reported_once_and_so_is_its_return(stage: Stage) -> None:
     stage.beat()
     stage.minutes(3)
     assert stage.events() == [] and not stage.note.exists()

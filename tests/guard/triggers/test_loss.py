@@ -43,6 +43,12 @@ class Watched:
         self.step += 1
         return self.loss.look(loss, self.step)
 
+    def asks(self, loss: Any) -> Request:
+        """Give a loss that must make it request something."""
+        request = self.look(loss)
+        assert request is not None
+        return request
+
     def noise(self, count: int, level: float = 2.0) -> None:
         """Give so many ordinary losses; none of them may be judged odd."""
         for _ in range(count):
@@ -50,6 +56,13 @@ class Watched:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.recorder.events if event["event"] == name]
+
+
+def after_noise(count: int, **settings: Any) -> Watched:
+    """A loss trigger that has seen so many ordinary losses."""
+    watched = Watched(**settings)
+    watched.noise(count)
+    return watched
 
 
 # ---- not a number -----------------------------------------------------------------------------------------------
@@ -62,10 +75,8 @@ class Watched:
     ids=["nan", "inf", "-inf", "numpy", "torch"],
 )  # fmt: skip
 def test_a_loss_that_is_no_finite_number_stops_without_a_save_and_with_an_error(value: Callable[[], Any]) -> None:
-    watched = Watched()
-    watched.noise(5)
-    request = watched.look(value())
-    assert request is not None
+    watched = after_noise(5)
+    request = watched.asks(value())
     assert (request.save, request.stop, request.discard, request.exit_code) == (False, True, True, EXIT_ERROR)
     assert "at step 6" in request.why
     assert [event["step"] for event in watched.events("loss_nonfinite")] == [6]
@@ -80,8 +91,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize("setting", sorted(ACTIONS))
 def test_the_setting_says_whether_to_save_and_whether_to_stop(setting: str) -> None:
-    request = Watched(loss_nonfinite=setting).look(math.nan)
-    assert request is not None
+    request = Watched(loss_nonfinite=setting).asks(math.nan)
     got = (request.save, request.stop, request.discard, request.exit_code, request.label)
     assert got == ACTIONS[setting]
 
@@ -104,8 +114,7 @@ def test_off_is_off() -> None:
 
 
 def test_spikes_are_seen_where_only_what_is_not_finite_is_off() -> None:
-    watched = Watched(loss_nonfinite="off")
-    watched.noise(200)
+    watched = after_noise(200, loss_nonfinite="off")
     for value in (9.0, math.nan, 9.0, 9.0):
         watched.look(value)
     assert len(watched.events("loss_spike")) == 1 and not watched.events("loss_nonfinite")
@@ -115,8 +124,8 @@ def test_it_takes_as_many_in_a_row_as_the_setting_says_and_a_good_one_begins_ane
     watched = Watched(loss_nonfinite_in_a_row=3)
     for value in (math.nan, math.inf, 2.0, math.nan, math.nan):
         assert watched.look(value) is None
-    request = watched.look(math.nan)
-    assert request is not None and request.why == "the loss is NaN for 3 steps in a row, at step 6"
+    request = watched.asks(math.nan)
+    assert request.why == "the loss is NaN for 3 steps in a row, at step 6"
 
 
 def test_it_asks_once_in_a_row_of_them_and_again_only_after_its_request_was_obeyed() -> None:
@@ -136,25 +145,23 @@ def test_it_asks_once_in_a_row_of_them_and_again_only_after_its_request_was_obey
 
 
 def test_a_save_that_is_awaited_does_not_keep_a_stop_back() -> None:
-    watched = Watched(loss_spike="save")
-    watched.noise(200)
+    watched = after_noise(200, loss_spike="save")
     asked = [watched.look(50.0) for _ in range(3)][-1]
     assert asked is not None and not asked.stop
-    request = watched.look(math.nan)
-    assert request is not None and request.stop
+    request = watched.asks(math.nan)
+    assert request.stop
 
 
-def test_the_rank_is_told_where_there_are_several() -> None:
-    request = Watched(RankInfo(rank=3, world=8)).look(math.nan)
-    assert request is not None and request.why == "rank 3: the loss is NaN, at step 1"
+def test_the_rank_is_named_where_there_are_several() -> None:
+    request = Watched(RankInfo(rank=3, world=8)).asks(math.nan)
+    assert request.why == "rank 3: the loss is NaN, at step 1"
 
 
 # ---- spikes -----------------------------------------------------------------------------------------------------
 
 
 def test_a_spike_is_reported_once_with_its_figures() -> None:
-    watched = Watched()
-    watched.noise(200)
+    watched = after_noise(200)
     for _ in range(10):
         assert watched.look(7.9) is None
     assert len(watched.said) == 1
@@ -166,8 +173,7 @@ def test_a_spike_is_reported_once_with_its_figures() -> None:
 
 
 def test_fewer_high_ones_in_a_row_than_the_setting_says_are_no_spike() -> None:
-    watched = Watched(loss_spike_in_a_row=4)
-    watched.noise(200)
+    watched = after_noise(200, loss_spike_in_a_row=4)
     for _ in range(20):
         for _ in range(3):
             assert watched.look(50.0) is None
@@ -176,10 +182,8 @@ def test_fewer_high_ones_in_a_row_than_the_setting_says_are_no_spike() -> None:
 
 
 def test_a_spike_may_arm_a_save_and_the_training_goes_on() -> None:
-    watched = Watched(loss_spike="save", loss_spike_in_a_row=1)
-    watched.noise(200)
-    request = watched.look(50.0)
-    assert request is not None
+    watched = after_noise(200, loss_spike="save", loss_spike_in_a_row=1)
+    request = watched.asks(50.0)
     assert (request.save, request.stop, request.discard, request.label) == (True, False, False, "")
     assert watched.look(50.0) is None
     watched.loss.hear(["loss"], SAVED)
@@ -189,17 +193,15 @@ def test_a_spike_may_arm_a_save_and_the_training_goes_on() -> None:
 
 
 def test_high_ones_do_not_move_the_threshold_while_they_last() -> None:
-    watched = Watched()
-    watched.noise(200)
+    watched = after_noise(200)
     limit = watched.loss._limit
     for _ in range(199):
         watched.look(50.0)
     assert watched.loss._limit == limit
 
 
-def test_a_new_level_is_normal_after_one_window_and_is_told() -> None:
-    watched = Watched()
-    watched.noise(200)
+def test_a_new_level_is_normal_after_one_window_and_is_reported() -> None:
+    watched = after_noise(200)
     for _ in range(200):
         watched.look(9.0)
     assert watched.said[-1].startswith("the loss stays at 9 (before: ")
@@ -212,8 +214,7 @@ def test_a_new_level_is_normal_after_one_window_and_is_told() -> None:
 
 
 def test_the_end_of_a_spike_is_in_the_journal() -> None:
-    watched = Watched()
-    watched.noise(200)
+    watched = after_noise(200)
     for _ in range(5):
         watched.look(50.0)
     watched.noise(1)
@@ -248,7 +249,7 @@ def test_a_constant_loss_has_no_deviation_and_may_differ_by_a_percent() -> None:
     assert len(watched.said) == 1
 
 
-def test_people_are_not_told_of_every_spike_for_ever_but_the_journal_is() -> None:
+def test_people_are_not_notified_of_every_spike_for_ever_but_the_journal_is() -> None:
     watched = Watched(loss_spike_in_a_row=1)
     for _ in range(3 * MOST_WARNINGS):
         watched.noise(60)
@@ -346,7 +347,7 @@ def test_a_tensor_on_a_device_is_never_read_and_one_warning_says_what_to_pass(va
 
 
 @pytest.mark.parametrize("device", ["cpu", "/job:localhost/replica:0/task:0/device:CPU:0", None, Named(platform="cpu")])
-def test_what_lies_in_the_memory_of_the_cpu_is_known_by_every_library_s_word(device: Any) -> None:
+def test_what_is_in_the_memory_of_the_cpu_is_known_by_every_library_s_word(device: Any) -> None:
     assert not is_on_device(Named(device=device) if device is not None else Named())
 
 
@@ -373,8 +374,7 @@ def test_an_integer_beyond_every_float_is_infinite() -> None:
 # ---- in a guard -------------------------------------------------------------------------------------------------
 
 
-def test_a_guard_stops_at_the_very_step_of_the_loss_and_saves_nothing() -> None:
-    said: list[str] = []
+def test_a_guard_stops_at_the_very_step_of_the_loss_and_saves_nothing(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         for step in range(1, 20):
             decision = guard.step(loss=math.nan if step == 12 else 2.0)
@@ -396,8 +396,7 @@ def test_a_guard_saves_once_in_each_row_and_hears_when_that_was_done() -> None:
     assert saves == [(step, NONFINITE_LABEL) for step in (3, 13, 23, 33)]
 
 
-def test_a_tensor_on_a_device_costs_a_guard_no_look_at_it() -> None:
-    said: list[str] = []
+def test_a_tensor_on_a_device_costs_a_guard_no_look_at_it(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         for _ in range(5):
             assert not guard.step(loss=torch().tensor(2.0, device="meta"))

@@ -102,7 +102,7 @@ def test_without_a_dev_shm_there_is_nothing_to_watch(tmp_path: Path) -> None:
     assert make_trigger(tmp_path / "nothing").poll() is None
 
 
-def test_the_machines_own_is_looked_at() -> None:
+def test_the_machines_own_is_probed() -> None:
     assert make_trigger("/dev/shm", shm_percent=100.0).poll() is None
     assert SharedMemory.ranks == "node"
 

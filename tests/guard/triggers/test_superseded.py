@@ -92,7 +92,7 @@ def test_our_own_batch_shells_end_is_no_reason_to_lose_the_last_steps(bench: Ben
 
 @pytest.mark.parametrize("kind", ["empty", "garbage", "fifo", "folder", "dangling link"])
 @pytest.mark.timeout(10)
-def test_what_is_no_attempt_yet_is_looked_at_again(bench: Bench, kind: str) -> None:
+def test_what_is_no_attempt_yet_is_probed_again(bench: Bench, kind: str) -> None:
     """Where there are no hard links the file is there before its content."""
     path = bench.attempts / "0004"
     if kind == "fifo":
@@ -152,8 +152,7 @@ def test_a_folder_without_permission_is_named_once(bench: Bench) -> None:
     assert len(bench.said) == 1 and "cannot look for newer attempts" in bench.said[0]
 
 
-def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wished(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wished(run: Path) -> None:
     twin = 'number = 4\njob_id = 12\nlabel = "12"\nhost = "n17"\n'
     (run / "attempts" / "0004").write_text(twin)
     (run / "switches" / "kill").touch()
@@ -166,8 +165,7 @@ def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wis
     assert "attempt 4 of job 12 has begun on n17: this attempt 3 stops without saving" in decision.reasons
 
 
-def test_a_superseded_training_does_not_even_start(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_superseded_training_does_not_even_start(run: Path) -> None:
     (run / "attempts" / "0004").write_text('number = 4\njob_id = 12\nlabel = "12"\nhost = "n17"\n')
     with make_guard(run) as guard:
         assert guard.should_stop_early()

@@ -29,6 +29,9 @@ ME = 65532
 AN_HOUR = 3600.0
 
 
+Trigger = KillSwitch | SaveSwitch | StopFile
+
+
 class Bench:
     """The triggers of a run, what they said, and clocks set by hand."""
 
@@ -51,10 +54,16 @@ class Bench:
     def file(self) -> Path:
         return self.path / "switches" / "save"
 
-    def asks(self) -> Request:
-        request = self.save.poll()
+    def asks(self, trigger: Trigger | None = None) -> Request:
+        """The request of a trigger, by default of the save switch."""
+        request = (trigger or self.save).poll()
         assert request is not None
         return request
+
+    def save_ends(self, outcome: str) -> None:
+        """The save that the switch asks for is made, or fails."""
+        self.asks()
+        self.save.done(outcome)
 
 
 @pytest.fixture
@@ -67,8 +76,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_who_when_and_why_are_in_the_reason(bench: Bench) -> None:
     path = bench.throw("kill", why="loss is NaN.")
-    request = bench.kill.poll()
-    assert request is not None
+    request = bench.asks(bench.kill)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW))
     assert request.why == f"the kill switch was thrown by {path.owner()} at {when}: loss is NaN"
     assert (request.save, request.stop, request.exit_code) == (True, True, 75)
@@ -76,8 +84,8 @@ def test_who_when_and_why_are_in_the_reason(bench: Bench) -> None:
 
 def test_a_wider_scope_is_in_the_reason_too(bench: Bench) -> None:
     bench.throw("kill", scope=Scope.ALL)
-    request = bench.kill.poll()
-    assert request is not None and request.why.endswith("for all jobs of the run")
+    request = bench.asks(bench.kill)
+    assert request.why.endswith("for all jobs of the run")
 
 
 def test_everything_is_in_the_journal(bench: Bench) -> None:
@@ -93,8 +101,8 @@ def test_a_kill_switch_asks_once_and_again_when_it_is_thrown_anew(bench: Bench) 
     bench.kill.done(OBEYED)
     assert bench.kill.poll() is None
     bench.throw("kill", why="really")
-    again = bench.kill.poll()
-    assert again is not None and "really" in again.why
+    again = bench.asks(bench.kill)
+    assert "really" in again.why
 
 
 def test_a_stale_kill_switch_is_named_at_start_with_its_age_and_how_to_clear_it(bench: Bench) -> None:
@@ -113,7 +121,7 @@ def test_a_kill_switch_that_is_thrown_during_the_training_is_not_stale(bench: Be
 
 
 @pytest.mark.parametrize("when", [0.0, -(10**10), 4e10, float(2**62)])
-def test_a_file_of_any_time_can_be_told_of(when: float) -> None:
+def test_a_file_of_any_time_can_be_shown(when: float) -> None:
     assert describe(Switch("kill", "bob", when, "enough")).startswith("the kill switch was thrown by bob")
 
 
@@ -140,26 +148,22 @@ def test_an_obeyed_save_switch_is_removed(bench: Bench, outcome: str) -> None:
 def test_a_failed_save_leaves_it_armed_says_so_and_is_tried_again_after_a_growing_pause(bench: Bench) -> None:
     bench.throw("save")
     for pause in (60, 120, 240, 480, 960, 1920, 3600, 3600):
-        bench.asks()
-        bench.save.done(FAILED)
+        bench.save_ends(FAILED)
         assert bench.file.exists()
         assert f"tried again in {pause} s" in bench.said.pop()
         bench.monotonic += pause - 1
         assert bench.save.poll() is None
         bench.monotonic += 1
-    bench.asks()
-    bench.save.done(SAVED)
+    bench.save_ends(SAVED)
     assert not bench.file.exists()
     bench.throw("save")
-    bench.asks()
-    bench.save.done(FAILED)
+    bench.save_ends(FAILED)
     assert "tried again in 60 s" in bench.said.pop()
 
 
 def test_a_switch_thrown_anew_after_a_failed_save_is_obeyed_at_once(bench: Bench) -> None:
     bench.throw("save", label="one")
-    bench.asks()
-    bench.save.done(FAILED)
+    bench.save_ends(FAILED)
     bench.throw("save", label="two")
     assert bench.asks().label == "two"
 
@@ -168,11 +172,9 @@ def test_the_pause_is_each_switchs_own(bench: Bench) -> None:
     bench.throw("save", label="one")
     for _ in range(5):
         bench.monotonic += AN_HOUR
-        bench.asks()
-        bench.save.done(FAILED)
+        bench.save_ends(FAILED)
     bench.throw("save", label="two")
-    bench.asks()
-    bench.save.done(FAILED)
+    bench.save_ends(FAILED)
     assert "tried again in 60 s" in bench.said[-1]
 
 
@@ -203,8 +205,7 @@ def test_a_switch_that_cannot_be_removed_is_obeyed_once_said_once_and_removed_wh
     bench.throw("save")
     bench.file.chmod(0o644)
     with acting_as(ME):
-        bench.asks()
-        bench.save.done(SAVED)
+        bench.save_ends(SAVED)
         for _ in range(100):
             assert bench.save.poll() is None
             bench.monotonic += 30
@@ -253,8 +254,7 @@ def test_the_batch_shells_stop_file_stops_for_its_reason(bench: Bench) -> None:
     why = "the batch shell got SIGUSR1: about 300 s are left before the time limit"
     text = f'who = \'ada\'\nwhen = "2026-11-20T10:46:22+0000"\nwhy = "{why}"\nscope = "job"\n'
     (bench.path / "switches" / "stop.12").write_text(text)
-    request = bench.stop.poll()
-    assert request is not None
+    request = bench.asks(bench.stop)
     assert (request.why, request.save, request.stop) == (why, True, True)
     bench.stop.done(SAVED)
     assert bench.stop.poll() is None
@@ -262,8 +262,8 @@ def test_the_batch_shells_stop_file_stops_for_its_reason(bench: Bench) -> None:
 
 def test_a_stop_file_by_hand_stops_as_well(bench: Bench) -> None:
     (bench.path / "switches" / "stop.12").touch()
-    request = bench.stop.poll()
-    assert request is not None and request.why.startswith("the stop file was thrown by")
+    request = bench.asks(bench.stop)
+    assert request.why.startswith("the stop file was thrown by")
 
 
 def test_a_stop_file_of_another_job_is_none_of_ours(bench: Bench) -> None:
@@ -297,8 +297,7 @@ def test_rank_0_alone_looks_at_shared_files(bench: Bench) -> None:
 # ---- in a training
 
 
-def test_a_training_saves_under_the_label_and_goes_on(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_training_saves_under_the_label_and_goes_on(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         write_switch(RunDirectory(run), Switch("save", "bob", time.time(), label="golden"))
@@ -310,9 +309,7 @@ def test_a_training_saves_under_the_label_and_goes_on(tmp_path: Path) -> None:
         assert not any(guard.step() for _ in range(100))
 
 
-def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
-    said: list[str] = []
+def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(run: Path, said: list[str]) -> None:
     (run / "switches" / "save").touch()
     with make_guard(run, say=said.append) as guard:
         train(guard)
@@ -323,8 +320,7 @@ def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(tmp_path: Path
     assert (run / "switches" / "save").exists()
 
 
-def test_a_superseded_training_leaves_the_save_switch_to_its_successor(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "demo")
+def test_a_superseded_training_leaves_the_save_switch_to_its_successor(run: Path) -> None:
     (run / "switches" / "save").touch()
     (run / "attempts" / "0004").write_text("number = 4\njob_id = 12\n")
     with make_guard(run) as guard:
@@ -336,9 +332,9 @@ def test_a_superseded_training_leaves_the_save_switch_to_its_successor(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["kill", "save", "stop.12"])
-def test_fifos_in_the_place_of_switches_neither_stop_nor_block_a_training(tmp_path: Path, name: str) -> None:
-    run = make_run(tmp_path / "demo")
-    said: list[str] = []
+def test_fifos_in_the_place_of_switches_neither_stop_nor_block_a_training(
+    run: Path, said: list[str], name: str
+) -> None:
     os.mkfifo(run / "switches" / name)
     with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()

@@ -145,7 +145,7 @@ class Asked(EndTime):
 class Job:
     """A trigger in a job on a timetable: two clocks, a pace, and what was said."""
 
-    def __init__(self, end: EndTime, *, step_s: float = 20.0, save_s: float | None = 40.0, **more: Any) -> None:
+    def __init__(self, end: Any, *, step_s: float = 20.0, save_s: float | None = 40.0, **more: Any) -> None:
         self.end = end
         self.now = 5000.0
         self.clock_is_off_s = 0.0
@@ -182,174 +182,177 @@ class FixedPace(StepTimer):
         return self.save_s
 
 
+def job(
+    told: float | None, answer: float | None = None, *, every_s: float = 120.0, cap: float = NO_LIMIT, **more: Any
+) -> Job:
+    """A job whose end is told as so many seconds after noon, and whose scheduler answers so many."""
+    end, reply = (None if after_s is None else NOON + after_s for after_s in (told, answer))
+    return Job(Asked(end, reply, every_s=every_s, cap=NOON + cap), **more)
+
+
+def quiet_job(told: float = 36000, **more: Any) -> Job:
+    """A job whose scheduler is never asked."""
+    return job(told, every_s=0.0, **more)
+
+
 def left_when_asked(job: Job, request: Request | None) -> float:
     assert request is not None and job.end.end is not None
     assert (request.save, request.stop, request.discard, request.exit_code) == (True, True, False, 75)
-    return job.end.end - (NOON + job.now - 5000.0)
+    return float(job.end.end) - (NOON + job.now - 5000.0)
+
+
+def assert_stops_in_time(job: Job, seconds: int = 1000) -> Request:
+    """It asks for a save and a stop at the last moment: a step and a save need 100 s."""
+    request = job.run(seconds)
+    assert 98 <= left_when_asked(job, request) < 100
+    assert request is not None
+    return request
 
 
 def test_it_asks_for_a_save_and_a_stop_at_the_last_moment() -> None:
-    job = Job(Asked(NOON + 1000, every_s=0.0))
-    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    assert_stops_in_time(quiet_job(1000))
 
 
 @pytest.mark.parametrize("end", [None, NO_LIMIT], ids=["unknown", "unlimited"])
 def test_without_a_known_limit_nothing_is_asked_for(end: float | None) -> None:
-    job = Job(Asked(end), lead_s=10)
-    assert job.run(5000) is None and not job.said
+    training = job(end, lead_s=10)
+    assert training.run(5000) is None and not training.said
 
 
-def test_an_end_that_the_environment_does_not_tell_is_learned_by_asking() -> None:
-    job = Job(Asked(None, NOON + 500))
-    assert 98 <= left_when_asked(job, job.run(1000)) < 100
-    assert not job.said  # that is no change
+def test_an_end_that_the_environment_does_not_name_is_learned_by_asking() -> None:
+    training = job(None, 500)
+    assert_stops_in_time(training)
+    assert not training.said  # that is no change
 
 
-def test_a_limit_that_was_cut_is_noticed_in_time_and_told() -> None:
-    end = Asked(NOON + 36000, NOON + 36000)
-    job = Job(end)
-    assert job.run(300) is None
-    end.answer = NOON + 900
-    assert 98 <= left_when_asked(job, job.run(1000)) < 100
-    assert job.place.end_time == NOON + 900  # what others forecast by
-    (said,) = job.said
-    assert said.startswith("the job's time limit was changed: it ends at 2027-") and said.endswith(
-        " (9 h 45 min earlier)"
-    )
+def test_a_limit_that_was_cut_is_noticed_in_time_and_reported() -> None:
+    training = job(36000, 36000)
+    assert training.run(300) is None
+    training.end.answer = NOON + 900
+    assert_stops_in_time(training)
+    assert training.place.end_time == NOON + 900  # what others forecast by
+    (said,) = training.said
+    assert re.fullmatch(r"the job's time limit was changed: it ends at 2027-.* \(9 h 45 min earlier\)", said)
 
 
 def test_a_limit_that_was_extended_is_noticed_before_anything_is_done() -> None:
-    end = Asked(NOON + 1000, NOON + 1000)
-    job = Job(end)
-    assert job.run(860) is None
-    end.answer = NOON + 8000  # between two questions
-    assert job.run(7000) is None
-    assert end.asked and job.said[-1].endswith(" (1 h 56 min later)")
-    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    training = job(1000, 1000)
+    assert training.run(860) is None
+    training.end.answer = NOON + 8000  # between two questions
+    assert training.run(7000) is None
+    assert training.end.asked and training.said[-1].endswith(" (1 h 56 min later)")
+    assert_stops_in_time(training)
 
 
 def test_a_limit_that_was_taken_away_is_no_limit() -> None:
-    end = Asked(NOON + 1000, NOON + 1000)
-    job = Job(end)
-    job.run(200)
-    end.answer = NO_LIMIT
-    assert job.run(5000) is None
-    assert job.said == ["the job has no time limit any more"]
-    end.answer = NOON + 20000
-    assert job.run(130) is None and job.said[-1].endswith(" (it had none)")
+    training = job(1000, 1000)
+    training.run(200)
+    training.end.answer = NO_LIMIT
+    assert training.run(5000) is None
+    assert training.said == ["the job has no time limit any more"]
+    training.end.answer = NOON + 20000
+    assert training.run(130) is None and training.said[-1].endswith(" (it had none)")
 
 
 def test_the_scheduler_is_asked_seldom_as_long_as_there_is_time() -> None:
-    end = Asked(NOON + 36000, NOON + 36000)
-    assert Job(end).run(3600) is None
-    assert 29 <= len(end.asked) <= 31
+    training = job(36000, 36000)
+    assert training.run(3600) is None
+    assert 29 <= len(training.end.asked) <= 31
 
 
 def test_a_scheduler_that_never_answers_does_not_keep_the_training_from_stopping_in_time() -> None:
-    end = Asked(NOON + 1000)
-    end.is_silent = True
-    job = Job(end)
-    assert 95 <= left_when_asked(job, job.run(1000)) < 100
+    training = job(1000)
+    training.end.is_silent = True
+    assert 95 <= left_when_asked(training, training.run(1000)) < 100
 
 
 def test_a_job_that_wakes_up_too_late_asks_first_because_its_end_may_have_moved() -> None:
-    end = Asked(NOON + 1000, NOON + 1000)
-    job = Job(end)
-    job.run(100)
-    end.answer = NOON + 5000  # scontrol suspend, and resume an hour later: SLURM has moved the end
-    job.now += 3600
-    assert job.run(200) is None
+    training = job(1000, 1000)
+    training.run(100)
+    training.end.answer = NOON + 5000  # scontrol suspend, and resume an hour later: SLURM has moved the end
+    training.now += 3600
+    assert training.run(200) is None
 
 
 def test_a_job_that_wakes_up_too_late_waits_a_few_seconds_for_an_answer_and_no_longer() -> None:
-    end = Asked(NOON + 1000)
-    job = Job(end)
-    job.run(200)
-    end.is_silent = True
-    job.now += 790  # 10 s are left, and a step and a save need 60
-    began = job.now
-    assert job.run(200) is not None
-    assert 4 <= job.now - began <= 7
+    training = job(1000)
+    training.run(200)
+    training.end.is_silent = True
+    training.now += 790  # 10 s are left, and a step and a save need 60
+    began = training.now
+    assert training.run(200) is not None
+    assert 4 <= training.now - began <= 7
 
 
 def test_it_asks_once_and_not_again_for_a_stop_that_was_obeyed_unless_the_limit_is_extended() -> None:
-    end = Asked(NOON + 1000, NOON + 1000)
-    job = Job(end)
-    assert job.run(1000) is not None
-    job.trigger.done(OBEYED)
-    assert job.run(300) is None
-    end.answer = NOON + 3000
-    assert 98 <= left_when_asked(job, job.run(3000)) < 100
+    training = job(1000, 1000)
+    assert training.run(1000) is not None
+    training.trigger.done(OBEYED)
+    assert training.run(300) is None
+    training.end.answer = NOON + 3000
+    assert_stops_in_time(training, 3000)
 
 
 def test_a_clock_that_is_set_does_not_stop_the_training_at_once_and_the_scheduler_is_asked() -> None:
-    end = Asked(NOON + 7200, NOON + 7200)
-    job = Job(end)
-    job.run(20)  # far from the next question
-    before = len(end.asked)
-    job.clock_is_off_s = 7000.0
-    assert job.run(int(CLOCK_HOLD_S) - 2) is None
-    assert len(end.asked) == before + 1
-    assert job.said == ["warning: the clock of this node was set by +7000 s; the end of the job is judged anew"]
-    job.clock_is_off_s = 0.0  # mended
-    assert job.run(5000) is None
+    training = job(7200, 7200)
+    training.run(20)  # far from the next question
+    before = len(training.end.asked)
+    training.clock_is_off_s = 7000.0
+    assert training.run(int(CLOCK_HOLD_S) - 2) is None
+    assert len(training.end.asked) == before + 1
+    assert training.said == ["warning: the clock of this node was set by +7000 s; the end of the job is judged anew"]
+    training.clock_is_off_s = 0.0  # mended
+    assert training.run(5000) is None
 
 
-def test_a_clock_that_is_set_again_and_again_is_told_once_and_in_the_journal_each_time() -> None:
-    job = Job(Asked(NOON + 1e6, every_s=0.0))
+def test_a_clock_that_is_set_again_and_again_is_reported_once_and_in_the_journal_each_time() -> None:
+    training = quiet_job(1e6)
     for _ in range(5):
-        job.clock_is_off_s += 100
-        job.run(60)
-    assert len(job.said) == 1
-    assert [event["seconds"] for event in job.recorder.events if event["event"] == "clock_set"] == [100.0] * 5
+        training.clock_is_off_s += 100
+        training.run(60)
+    assert len(training.said) == 1
+    clock_set = [event["seconds"] for event in training.recorder.events if event["event"] == "clock_set"]
+    assert clock_set == [100.0] * 5
 
 
 def test_an_end_that_had_passed_long_before_the_start_is_of_another_job() -> None:
-    job = Job(Asked(NOON - 3600, every_s=0.0))
-    assert job.run(100) is None
-    assert job.said == [
+    training = quiet_job(-3600)
+    assert training.run(100) is None
+    assert training.said == [
         "warning: the environment says that the job ended 1 h ago (RESIL_END_TIME or SLURM_JOB_END_TIME): that is "
         "passed over"
     ]
-    assert job.place.end_time is None  # nobody else goes by it either
-    just_over = Job(Asked(NOON - 20, every_s=0.0))
-    assert just_over.run(2) is not None
+    assert training.place.end_time is None  # nobody else goes by it either
+    assert quiet_job(-20).run(2) is not None, "it is just over"
 
 
 def test_an_end_of_another_job_is_replaced_by_what_the_scheduler_says() -> None:
-    job = Job(Asked(NOON - 3600, NOON + 500))
-    assert 98 <= left_when_asked(job, job.run(1000)) < 100
+    assert_stops_in_time(job(-3600, 500))
 
 
 # ---- stop_after -----------------------------------------------------------------------------------------------------
 
-CAPPED: list[tuple[float | None, float | None]] = [
-    (None, None),
-    (None, NO_LIMIT),
-    (NO_LIMIT, NO_LIMIT),
-    (NOON + 36000, NOON + 72000),
-]
+CAPPED: list[tuple[float | None, float | None]] = [(None, None), (None, NO_LIMIT), (NO_LIMIT, NO_LIMIT), (36000, 72000)]
 
 
 @pytest.mark.parametrize(("told", "answer"), CAPPED, ids=str)
 def test_no_word_of_the_scheduler_pushes_the_end_behind_stop_after(told: float | None, answer: float | None) -> None:
-    job = Job(Asked(told, answer, cap=NOON + 1000))
-    request = job.run(2000)
-    assert 98 <= left_when_asked(job, request) < 100 and job.place.end_time == NOON + 1000
-    assert request is not None and request.why.startswith("the attempt's end by stop_after is in 1 min 39 s: ")
-    assert job.said == [], "nothing has changed"
+    training = job(told, answer, cap=1000)
+    request = assert_stops_in_time(training, 2000)
+    assert training.place.end_time == NOON + 1000
+    assert request.why.startswith("the attempt's end by stop_after is in 1 min 39 s: ")
+    assert training.said == [], "nothing has changed"
 
 
 def test_a_limit_before_stop_after_is_the_end() -> None:
-    job = Job(Asked(NOON + 1000, NOON + 500, cap=NOON + 2000))
-    request = job.run(2000)
-    assert 98 <= left_when_asked(job, request) < 100 and job.end.end == NOON + 500
-    assert request is not None and request.why.startswith("the job's time limit is in")
+    training = job(1000, 500, cap=2000)
+    assert assert_stops_in_time(training, 2000).why.startswith("the job's time limit is in")
+    assert training.end.end == NOON + 500
 
 
 def test_stop_after_of_another_job_that_was_over_long_before_the_start_is_passed_over() -> None:
-    job = Job(Asked(NOON + 3000, every_s=0.0, cap=NOON - 3600))
-    assert job.run(100) is None and job.place.end_time is None
+    training = quiet_job(3000, cap=-3600)
+    assert training.run(100) is None and training.place.end_time is None
 
 
 IN_A_JOB = {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "SLURM_JOB_ID": "12", "RESIL_STOP_AT": str(int(NOON) + 900)}
@@ -416,84 +419,73 @@ def test_the_steady_clock_counts_the_time_in_which_the_machine_slept() -> None:
 # ---- what people hear ---------------------------------------------------------------------------------------------
 
 
-def test_a_lead_that_is_too_short_is_told_once_with_what_to_set() -> None:
-    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=400, lead_s=300)
-    job.run(100)
-    assert job.said == [
+def test_a_lead_that_is_too_short_is_reported_once_with_what_to_set() -> None:
+    training = quiet_job(step_s=10, save_s=400, lead_s=300)
+    training.run(100)
+    assert training.said == [
         "warning: the signal comes 300 s before the end, but a step takes up to 10 s and a save 6 min 40 s, 1.5 times "
         "that are 10 min 15 s: set signal_lead_s = 900 in [submit] of resil.toml. Until then the guard's clock alone "
         "is in time"
     ]
 
 
-def test_a_lead_that_is_long_enough_is_not_spoken_of_nor_is_one_that_nobody_can_judge() -> None:
-    long_enough = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=180, lead_s=300)
-    no_save_yet = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=None, lead_s=5)
-    no_lead = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=400)
-    for job in (long_enough, no_save_yet, no_lead):
-        job.run(100)
-        assert not job.said
+LEADS: list[tuple[str, dict[str, Any], dict[float | None, list[tuple[str, str]]]]] = [
+    # claim, the job, and for what saves take, one after the other: the saves and leads that were named until then
+    ("long enough", {"step_s": 10, "lead_s": 300}, {180: []}),
+    ("nobody can judge it before a save", {"step_s": 10, "lead_s": 5}, {None: []}),
+    ("no lead", {"step_s": 10}, {400: []}),
+    ("rank 0 saved nothing", {"step_s": 39.5, "lead_s": 60, "world": 2}, {0.6: [], 400: [("6 min 40 s", "900")]}),
+    ("steps too long, short saves", {"step_s": 100, "lead_s": 60, "world": 2}, {0: [("0 s", "240")]}),
+    (
+        "corrected once slower saves are known, and again only if that is not enough",
+        {"step_s": 10, "lead_s": 10, "world": 2},
+        {5: [("5 s", "60")], 400: [("5 s", "60"), ("6 min 40 s", "900")], 410: [("5 s", "60"), ("6 min 40 s", "900")]},
+    ),
+]
 
 
-def test_a_lead_is_not_judged_by_rank_0_that_saved_nothing_itself_but_by_the_slowest_rank() -> None:
-    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=39.5, save_s=0.6, lead_s=60, world=2)
-    job.run(100)
-    assert not job.said
-    job.timer.save_s = 400.0
-    job.run(100)
-    (said,) = job.said
-    assert "a save 6 min 40 s" in said and "signal_lead_s = 900" in said
+@pytest.mark.parametrize(("pace", "story"), [row[1:] for row in LEADS], ids=[row[0] for row in LEADS])
+def test_a_lead_is_judged_by_the_slowest_rank_and_corrected_when_it_is_too_short(
+    pace: dict[str, Any], story: dict[float | None, list[tuple[str, str]]]
+) -> None:
+    training = quiet_job(**pace)
+    for training.timer.save_s, named in story.items():
+        training.run(100)
+        found = [re.findall(r"and a save (.*?), .*signal_lead_s = (\d+)", said) for said in training.said]
+        assert found == [[lead] for lead in named]
 
 
-def test_steps_that_are_too_long_for_the_lead_are_told_however_short_the_saves() -> None:
-    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=100, save_s=0.0, lead_s=60, world=2)
-    job.run(100)
-    (said,) = job.said
-    assert "signal_lead_s = 240" in said
-
-
-def test_a_lead_that_was_named_too_short_itself_is_corrected_once_slower_saves_are_known() -> None:
-    job = Job(Asked(NOON + 36000, every_s=0.0), step_s=10, save_s=5, lead_s=10, world=2)
-    job.run(100)
-    job.timer.save_s = 400.0
-    job.run(100)
-    job.timer.save_s = 410.0  # the lead of 900 s is enough for that
-    job.run(100)
-    assert [re.findall(r"signal_lead_s = (\d+)", said) for said in job.said] == [["60"], ["900"]]
-
-
-def test_that_the_length_of_a_save_is_a_guess_is_told_once_some_time_before_it_matters() -> None:
-    job = Job(Asked(NOON + 2000, every_s=0.0), save_s=None)
-    assert job.run(1200) is None and not job.said
-    request = job.run(1000)
+def test_that_the_length_of_a_save_is_a_guess_is_reported_once_some_time_before_it_matters() -> None:
+    training = quiet_job(2000, save_s=None)
+    assert training.run(1200) is None and not training.said
+    request = training.run(1000)
     assert request is not None and "none was measured yet" in request.why
-    (said,) = job.said
+    (said,) = training.said
     assert said.startswith("warning: no save was measured yet, and the job ends in 12 min")
     assert said.endswith("one is taken to last 1 min (first_save_s in [guard])")
 
 
-def test_one_slow_save_does_not_stop_every_attempt_after_it_as_it_begins() -> None:
-    job = Job(Asked(NOON + 40, every_s=0.0), first_save_s=1.0)
-    job.trigger._timer = timer = StepTimer()
-    timer.restore({"gaps": [[7200.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
-    assert job.run(10) is None
-    assert (timer.slowest_save_s, timer.slowest_known_step_s) == (0.2, 0.0)
-
-
-def test_what_fits_into_the_job_is_believed() -> None:
-    job = Job(Asked(NOON + 400, every_s=0.0))
-    job.trigger._timer = timer = StepTimer()
-    timer.restore({"gaps": [[100.0, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, job.now)
-    job.run(10)
-    assert (timer.slowest_save_s, timer.slowest_known_step_s) == (21.0, 100.0)
+@pytest.mark.parametrize(
+    ("left_s", "learned_step_s", "save_s", "step_s"),
+    [(40, 7200.0, 0.2, 0.0), (400, 100.0, 21.0, 100.0)],
+    ids=["one slow save does not stop every attempt as it begins", "what fits into the job is believed"],
+)
+def test_what_was_learned_is_believed_as_far_as_it_fits_into_the_job(
+    left_s: float, learned_step_s: float, save_s: float, step_s: float
+) -> None:
+    training = quiet_job(left_s, first_save_s=1.0)
+    training.trigger._timer = timer = StepTimer()
+    timer.restore({"gaps": [[learned_step_s, 3600.0]], "saves": [21.0, 0.2], "stalls": []}, training.now)
+    assert training.run(10) is None
+    assert (timer.slowest_save_s, timer.slowest_known_step_s) == (save_s, step_s)
 
 
 def test_what_an_earlier_job_has_measured_may_arrive_a_little_late() -> None:
-    job = Job(Asked(NOON + 600, every_s=0.0), save_s=None)
-    assert job.run(10) is None
-    job.timer.save_s = 20.0
-    job.run(100)
-    assert not job.said
+    training = quiet_job(600, save_s=None)
+    assert training.run(10) is None
+    training.timer.save_s = 20.0
+    training.run(100)
+    assert not training.said
 
 
 # ---- in a guard -------------------------------------------------------------------------------------------------
@@ -516,24 +508,25 @@ def train(guard: TrainingGuard, *, most_s: float, save_s: float = 0.0) -> list[t
     return decisions
 
 
-OTHERS_OFF: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "signals": (), "poll_s": 0.1}
+OPTIONS: dict[str, Any] = {
+    "host_memory": False, "gpu_memory": "off", "signals": (), "poll_s": 0.1, "walltime_margin_s": 1, "first_save_s": 1,
+}  # fmt: skip
 
 
-def test_a_guard_stops_in_time_before_the_end_that_its_job_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_stops_in_time_before_the_end_that_its_job_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "RESIL_JOB_ID", "RESIL_SCHEDULER"):
         monkeypatch.delenv(name, raising=False)
     end = time.time() + 6
     environ = job_environ(RESIL_END_TIME=str(round(end)))
-    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1, "walltime_safety": 1.5}
-    with TrainingGuard.from_env(environ, say=lambda text: None, **options) as guard:
+    with TrainingGuard.from_env(environ, say=lambda text: None, walltime_safety=1.5, **OPTIONS) as guard:
         decisions = train(guard, most_s=20)
     assert [(save, stop) for save, stop, _ in decisions] == [(True, True)]
     assert "first_save_s" in decisions[0][2] and guard.exit_code == 75
     assert 1.0 < end - time.time() < 5.0
 
 
-def test_a_guard_notices_that_the_embedded_scheduler_was_told_to_end_its_job_early(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_guard_notices_that_the_embedded_scheduler_was_asked_to_end_its_job_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
 ) -> None:
     now = time.time()
     folder = tmp_path / "jobs" / "12"
@@ -548,9 +541,7 @@ def test_a_guard_notices_that_the_embedded_scheduler_was_told_to_end_its_job_ear
     environ = job_environ(RESIL_END_TIME=str(round(now + 35900)))
     for name, text in {**environ, "RESIL_SCHEDULER": "local", "RESIL_LOCAL_SPOOL": str(tmp_path)}.items():
         monkeypatch.setenv(name, text)
-    said: list[str] = []
-    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1}
-    with TrainingGuard.from_env(os.environ, say=said.append, **options) as guard:
+    with TrainingGuard.from_env(os.environ, say=said.append, **OPTIONS) as guard:
         assert not train(guard, most_s=1.5)
         write(time_limit_s=104)
         (decision,) = train(guard, most_s=20)
@@ -595,7 +586,7 @@ def test_a_job_of_the_real_embedded_scheduler_saves_when_its_limit_is_cut(local:
     assert "saves" in output and "the job's time limit was changed: it ends at " in output
 
 
-def test_a_guard_notices_that_slurm_was_told_to_end_its_job_early(
+def test_a_guard_notices_that_slurm_was_asked_to_end_its_job_early(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`scontrol update EndTime=`, as far as the guard sees it: another answer of squeue."""
@@ -608,8 +599,7 @@ def test_a_guard_notices_that_slurm_was_told_to_end_its_job_early(
     for name, text in {**environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():
         monkeypatch.setenv(name, text)
     monkeypatch.delenv("RESIL_SCHEDULER", raising=False)
-    options = {**OTHERS_OFF, "walltime_margin_s": 1, "first_save_s": 1, "walltime_ask_s": 0.5}
-    with TrainingGuard.from_env(os.environ, say=lambda text: None, **options) as guard:
+    with TrainingGuard.from_env(os.environ, say=lambda text: None, walltime_ask_s=0.5, **OPTIONS) as guard:
         assert not train(guard, most_s=1.5)
         answer.write_text(f"12 {time.time() + 5:.0f}\n")
         (decision,) = train(guard, most_s=20)
@@ -620,14 +610,14 @@ def test_a_vain_question_is_no_reason_to_stop_or_to_go_on() -> None:
     def nobody() -> float | None:
         raise CannotAsk
 
-    job = Job(EndTime(NOON + 1000, nobody, 120.0))
-    assert 97 <= left_when_asked(job, job.run(1000)) < 101
+    training = Job(EndTime(NOON + 1000, nobody, 120.0))
+    assert 97 <= left_when_asked(training, training.run(1000)) < 101
 
 
 def test_looking_costs_the_watching_thread_next_to_nothing() -> None:
     """Asked every second for weeks: some 10 us."""
-    job = Job(Asked(NOON + 1e7, every_s=0.0))
+    training = quiet_job(1e7)
     began = time.perf_counter()
     for _ in range(1000):
-        job.trigger.poll()
+        training.trigger.poll()
     assert time.perf_counter() - began < 10.0
