@@ -289,7 +289,7 @@ def test_a_colleague_of_the_group_stops_a_sleeping_owners_run(
     thrown = colleague.resil("kill", str(desk.state / "gpt"), "--why", "the loss is NaN", "--scope", "all")
 
     assert thrown.returncode == 0, thrown.stderr
-    assert "will not obey" not in thrown.stdout
+    assert "will not accept" not in thrown.stdout
     until(lambda: desk.queue() == [], "nothing is queued any more")
     run = desk.status()
     assert len(run["attempts"]) == 1 and run["attempts"][0]["exit_code"] == 75

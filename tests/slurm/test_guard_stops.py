@@ -421,7 +421,7 @@ def test_a_colleague_stops_a_run_that_he_may_not_cancel(stage: Stage) -> None:
     refused = stage.cluster.run(["scancel", story.job], colleague)
     assert "ccess/permission denied" in refused.stderr
     thrown = story.resil("kill", str(story.directory), "--why", "loss is NaN", user=colleague, cwd=stage.cluster.shared)
-    assert thrown.returncode == 0 and "will not obey" not in thrown.stdout, thrown.stdout + thrown.stderr
+    assert thrown.returncode == 0 and "will not accept" not in thrown.stdout, thrown.stdout + thrown.stderr
     stage.cluster.wait_for(story.job, {"FAILED"})
     assert len(story.lines("pids")) == 1, "the queued task saw the switch and trained nothing"
     assert f"kill switch is thrown by {colleague}" in story.log and "loss is NaN" in story.log

@@ -47,7 +47,7 @@ EXPECTED = {
     "partition-inactive": ("WARNING", NEVER, "the partition is closed 'asleep'"),
     "node-drained": ("WARNING", NEVER, "a node it needs is not available"),
     "suspended": ("WARNING", "suspended", "is suspended and makes no progress"),
-    "ends-soon": ("WARNING", "ends-soon", "ends in 9 min"),
+    "ends-soon": ("WARNING", "ends-soon", "at the latest, and nothing is queued behind it"),
     "completing": ("WARNING", "ends-soon", "is ending, and nothing is queued behind it"),
     "failed": ("CRITICAL", "not-queued", "ended: FAILED"),
     "nosuch": ("CRITICAL", "not-queued", "two looks at the queue found no job"),
@@ -131,7 +131,6 @@ def start(cluster: Cluster) -> dict[str, str]:
     cluster.run(["scontrol", "requeuehold", "State=SpecialExit", jobs["special-exit"]], alice, check=True)
     root("scontrol", "suspend", jobs["suspended"])
     text_of(cluster.home(alice) / "deaf.pid")
-    cluster.run(["scancel", jobs["completing"]], alice, check=True)
     for name in ("running", LONG, ODD, "ends-soon", "het"):  # before somebody waits for all nodes, and is first in line
         until(lambda n=name: set(cluster.squeue("%T", "-j", jobs[n])) == {"RUNNING"}, f"{name} to run")  # type: ignore[misc]
     queue("resources", "-N3", "--exclusive")
@@ -145,6 +144,7 @@ def start(cluster: Cluster) -> dict[str, str]:
         until(lambda n=name, r=reason: cluster.squeue("%r", "-j", jobs[n]) == [r], f"{name}: {reason}", every_s=0.1)  # type: ignore[misc]
     until(lambda: "ReqNodeNotAvail" in cluster.squeue("%r", "-j", jobs["node-drained"])[0], "the node's reason")
     cluster.wait_for(jobs["special-exit"], "SPECIAL_EXIT")
+    cluster.run(["scancel", jobs["completing"]], alice, check=True)  # last: KillWait later it has ended
     return jobs
 
 
