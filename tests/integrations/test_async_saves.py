@@ -24,7 +24,7 @@ FORMS = [
     pytest.param("pytorch-process", marks=needs("torch")),
     pytest.param("accelerate", marks=(needs("torch", "accelerate"), *SOAK)),
     pytest.param("lightning", marks=(needs("torch", "lightning"), *SOAK)),
-    pytest.param("transformers", marks=needs("torch", "transformers", "accelerate")),
+    pytest.param("transformers", marks=(needs("torch", "transformers", "accelerate"), *SOAK)),
     pytest.param("jax", marks=needs("jax", "orbax.checkpoint")),
 ]
 

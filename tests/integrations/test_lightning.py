@@ -91,6 +91,8 @@ def test_a_stop_does_not_wait_for_min_epochs_or_a_validation_but_for_all_accumul
     assert launched.end()["step"] == launched.last(0, "stop")["step"]
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_nothing_is_trained_under_a_kill_switch(launched: Launched) -> None:
     launched.throw("kill")
     launched.launch(command(launched))
@@ -117,6 +119,8 @@ def test_two_processes_of_lightnings_own_stop_at_one_step(launched: Launched, st
     assert (launched.end()["exit_code"], launched.end()["stopped"]) == (75, True)
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_two_processes_of_lightnings_own_leave_together_when_a_kill_switch_is_there_before_them(
     launched: Launched,
 ) -> None:
@@ -129,6 +133,8 @@ def test_two_processes_of_lightnings_own_leave_together_when_a_kill_switch_is_th
     assert (end["exit_code"], end["stopped"], end["ranks"], end["well"]) == (75, True, 2, 2)
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_an_exception_is_no_stop_on_purpose(launched: Launched) -> None:
     launched.launch(command(launched, overfit_batches=3), FAIL_AT="7")
     assert launched.wait() == 1

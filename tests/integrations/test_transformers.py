@@ -61,6 +61,8 @@ def test_what_was_not_written_to_its_end_is_no_checkpoint(tmp_path: Path) -> Non
         newest_checkpoint(tmp_path / "file")
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_a_labelled_save_is_kept_although_the_trainer_removes_old_checkpoints(launched: Launched) -> None:
     launched.launch([sys.executable, *words(launched, save_total_limit=1)])
     launched.until_step(5, 1)
@@ -74,6 +76,8 @@ def test_a_labelled_save_is_kept_although_the_trainer_removes_old_checkpoints(la
     assert (launched.folder / "checkpoints" / kept / "trainer_state.json").is_file()
 
 
+@pytest.mark.soak
+@pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
 def test_a_stop_does_not_wait_for_an_evaluation_and_saves_once(launched: Launched) -> None:
     arguments: dict[str, Any] = {"eval_strategy": '"steps"', "eval_steps": 1000, "save_strategy": '"epoch"'}
     launched.launch([sys.executable, *words(launched, **arguments)])
