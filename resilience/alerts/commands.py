@@ -300,12 +300,10 @@ def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
     routes = routes_of(project, name)
     if name:
         if name not in project.loaded.settings.channels and name not in channels().names():
-            from difflib import get_close_matches
+            from resilience.messages import suggest
 
             known = sorted({*routes, *channels().names()} - {name})
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-            raise UsageError(f"there is no channel {name!r}", hint=hint)
+            raise UsageError(f"there is no channel {name!r}", hint=suggest(name, known, cutoff=0.6))
         return {name: routes[name]}
     if not routes:
         raise UsageError(NO_CHANNEL, hint="then once more: resil alert test")

@@ -67,11 +67,9 @@ def choose(project: Project, wanted: str = AUTO) -> Choice:
     from resilience.watch.watchdogs import scene_of
 
     if wanted != AUTO and wanted not in drivers().names():
-        from difflib import get_close_matches
+        from resilience.messages import suggest
 
-        there = (AUTO, *drivers().names())
-        near = get_close_matches(wanted, there, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(there)}"
+        hint = suggest(wanted, (AUTO, *drivers().names()), cutoff=0.6)
         raise UsageError(f"no backend of cron is called {wanted!r}", hint=hint)
     scene = scene_of(project)
     names = drivers().names() if wanted == AUTO else (wanted,)

@@ -124,9 +124,8 @@ class Project:
         return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))
 
     def _no_such_run(self, run: str) -> UsageError:
-        from difflib import get_close_matches
+        from resilience.messages import nearest
 
-        names = [directory.run for directory in self.runs()]
-        near = get_close_matches(run, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see them all: resil status"
+        near = nearest(run, [directory.run for directory in self.runs()], cutoff=0.6)
+        hint = f"did you mean {near}?" if near else "see them all: resil status"
         return UsageError(f"there is no run {run!r} in {self.loaded.state_dir}", hint=hint)

@@ -114,12 +114,9 @@ def kind_of(project: Project, name: str) -> str:
     if table is not None:
         return table.kind
     if name not in checks().names():
-        from difflib import get_close_matches
+        from resilience.messages import suggest
 
-        there = every_name(project)
-        near = get_close_matches(name, there, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(there)}"
-        raise UsageError(f"no watchdog is called {name!r}", hint=hint)
+        raise UsageError(f"no watchdog is called {name!r}", hint=suggest(name, every_name(project)))
     return name
 
 

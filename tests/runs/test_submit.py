@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,13 @@ def test_the_exact_commands_can_be_seen_before(project: Project) -> None:
     assert first.startswith("fake-sbatch --time=5 --signal=B:USR1@60 ")
     assert "--dependency=afterany:<job before> " in second
     assert not project.loaded.state_dir.exists()
+
+
+def test_the_commands_that_are_shown_can_be_pasted_into_a_shell(project: Project) -> None:
+    request = SubmitRequest(run="gpt", extra_args=("--mail-user=it's; $HOME `x` two words",))
+    (line,) = submit.command_lines(project, submit.prepare(project, request))
+    pasted = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+    assert "--mail-user=it's; $HOME `x` two words" in pasted.stdout.splitlines()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -308,7 +308,7 @@ class NetworkAgreement(Agreement):
 
     def _proceed(self, now: float) -> float | None:
         """Do all that is due at `now`; return when something else is due, or None."""
-        raise NotImplementedError
+        raise NotImplementedError  # the leader and its followers each have their own, here and below
 
     def _send_outbox(self) -> None:
         """Send what can be sent."""

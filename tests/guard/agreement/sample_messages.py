@@ -63,11 +63,11 @@ def commit(
 
 
 def sent(messages: list[tuple[int, dict[str, Any]]]) -> str:
-    """Messages of rank 0 in good form, in brief: "welcome 2, commit 0 1 2". Ranks hear the same in any order."""
+    """Messages of rank 0 in good form, in brief and in their order: "welcome 2, commit 0 1 2"."""
     kinds: list[tuple[str, list[int]]] = []
     for rank, message in messages:
         check_coordinator_message(message)
         if not kinds or kinds[-1][0] != message["say"]:
             kinds.append((message["say"], []))
         kinds[-1][1].append(rank)
-    return ", ".join(" ".join([kind, *map(str, sorted(ranks))]) for kind, ranks in kinds)
+    return ", ".join(" ".join([kind, *map(str, ranks)]) for kind, ranks in kinds)

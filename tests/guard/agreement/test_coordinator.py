@@ -316,7 +316,7 @@ def test_a_verdict_that_one_rank_has_heard_holds_for_all() -> None:
 
 def test_a_promise_for_which_no_rank_heard_a_verdict_is_released() -> None:
     coordinator = Coordinator(2)
-    play(coordinator, (1, say.join(1, **PROMISED_7), "welcome 1"), (0, say.join(0), "welcome 0, abort 1, prepare 0 1"))
+    play(coordinator, (1, say.join(1, **PROMISED_7), "welcome 1"), (0, say.join(0), "welcome 0, abort 1, prepare 1 0"))
     assert coordinator.round == 8
 
 
