@@ -89,10 +89,10 @@ class _Digest:
         self.words = words_of(chunk)
         for raw in finished[-MOST_LINES:]:
             line = lines_of.plain(raw)
-            if line and not line.isspace() and not lines_of.PULSE.match(line):
+            if line and not line.isspace() and not lines_of.OURS.match(line):
                 self._line(line)
         rest = lines_of.plain(rest)
-        if rest and not rest.isspace() and not lines_of.PULSE.match(rest):
+        if rest and not rest.isspace() and not lines_of.OURS.match(rest):
             self.talks = self.grows = True
             found = find(rest, self.own)
             if found is not None:

@@ -222,6 +222,15 @@ def test_lines_of_watchdogs_in_the_trainings_log_are_no_progress(watchdog: LogWa
     assert not any("PULSE" in line for line in finding.evidence)
 
 
+def test_what_the_guard_says_in_the_log_is_no_fault_of_its_own(watchdog: LogWatcher) -> None:
+    """It is in the journal, with its cause and its end, and people would hear of it twice."""
+    watchdog.write(MEGATRON)
+    watchdog.write("resil: warning: the save of step 40 failed: OSError(28, 'No space left on device')\n")
+    assert watchdog.outcome() == "OK"
+    watchdog.write("OSError: [Errno 28] No space left on device\n")
+    assert watchdog.outcome() == "CRITICAL failing"
+
+
 def test_a_line_repeated_for_hours_is_no_progress(watchdog: LogWatcher) -> None:
     watchdog.write(MEGATRON)
     watchdog.findings()
