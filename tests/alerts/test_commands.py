@@ -65,7 +65,7 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
         with hung_directory(state.path.parent):
             found = commands.listing(project)
             assert found.is_partial and [k.incident.episode for k in found.known] == ["aaaa0002", "aaaa0001"]
-            with pytest.raises(StateDirectoryError, match="cannot be known"):
+            with pytest.raises(StateDirectoryError, match="cannot look up"):
                 commands.acknowledge(project, ["cccc"], "")
             commands.acknowledge(project, ["aaaa0002"], "on it")
             commands.silence(project, check="fs", until=NOW + 60, why="")
@@ -73,7 +73,7 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
             (state.ledger.directory.fallback or tmp_path).with_name("ledger-copy.json").unlink()
             for path in (state.ledger.directory.fallback or tmp_path).iterdir():
                 path.unlink()
-            with pytest.raises(StateDirectoryError, match="was not kept"):
+            with pytest.raises(StateDirectoryError, match="was not saved"):
                 commands.silence(project, check="fs", until=NOW + 60, why="")
     except OSError as error:  # /dev/fuse
         pytest.skip(f"no file system that hangs can be mounted here: {error}")

@@ -132,7 +132,7 @@ def test_what_a_channel_prints_stands_in_nobodys_output(desk: Desk, capfd: pytes
 FAULTS = {
     "down": "the server does not answer",
     "raise": "the channel's own code failed: RuntimeError",
-    "abort": "the channel crashed while it sent",
+    "abort": "the channel crashed while sending",
     "exit": "the channel's own code failed: SystemExit",
     "hang": "no answer within 0.3 s",
     "settings": "the secret file may be read by others",
@@ -190,7 +190,7 @@ def test_a_channel_that_is_no_more_makes_a_dead_letter_and_says_what_to_write(de
 
 def test_another_projects_channel_is_left_to_that_project(desk: Desk) -> None:
     desk.put("a1", "pager", project="/another")
-    assert desk.flush(project="/project").paused == {"pager": "it is a channel of /another"}
+    assert desk.flush(project="/project").paused == {"pager": "channel of /another"}
     assert desk.box.names() == ("a1.pager",)
     assert len(desk.flush(project="/project", after_s=8 * DAY).dead) == 1, "but not for ever"
 
@@ -266,7 +266,7 @@ def test_a_message_that_alone_is_not_taken_stops_no_other_and_is_given_up_in_the
         desk.flush(after_s=2 * HOUR, deadline_s=100.0)
         number += 1
         assert number < GIVE_UP_TRIES + GIVE_UP_S / HOUR
-    assert "on which others were taken" in desk.box.dead()[0].error
+    assert "while other messages were delivered" in desk.box.dead()[0].error
 
 
 def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) -> None:
@@ -288,8 +288,8 @@ def test_a_message_about_the_damage_is_sent_in_place_of_a_message_that_was_damag
     done = desk.flush()
     assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
     (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
-    assert "a message that was queued for it was damaged" in notice.summary and notice.subject == "channel email"
-    assert "set aside" in done.error and done.waiting == 0
+    assert "1 queued message damaged on disk" in notice.summary and notice.subject == "channel email"
+    assert "moved to" in done.error and done.waiting == 0
     assert desk.flush().sent == (), "and once"
 
 
@@ -325,7 +325,7 @@ def test_the_others_are_notified_of_a_server_that_is_down_after_a_while_and_once
     assert desk.slack.taken == [], "not at once"
     desk.flushes(60, every_s=1800)
     (sent,) = desk.slack.taken
-    assert "it does not deliver for" in sent["said"][0]
+    assert "delivery has failed for" in sent["said"][0]
 
 
 def test_a_node_without_a_way_out_is_no_broken_channel(desk: Desk) -> None:
@@ -539,7 +539,7 @@ def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quic
         assert digest["total"] == incidents
         lasting = [said for said in digest["said"] if said.startswith("FIRST")]
         over = [said for said in digest["said"] if said.startswith("RESOLVED")]
-        assert over and all("over after" in said for said in over)
+        assert over and all("resolved after" in said for said in over)
         if stand_in is desk.email:
             assert "/disk7:" in lasting[0], "the oldest CRITICAL"
             assert len(lasting) == 10

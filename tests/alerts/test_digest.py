@@ -46,7 +46,7 @@ def test_an_incident_that_came_and_went_is_one_line_whatever_the_order(order: tu
     (line,) = merge(line for alert in order for line in lines_of(alert))  # type: ignore[arg-type]
     assert (line.worst, line.verdict, line.count) == (Verdict.CRITICAL, Verdict.OK, 3)
     assert (line.since, line.ended) == (NOW, NOW + 2 * HOUR)
-    assert story(line) == "was CRITICAL, over after 2 h: 99% used"
+    assert story(line) == "was CRITICAL, resolved after 2 h: 99% used"
 
 
 def test_an_incident_that_lasts_is_told_by_its_newest_word() -> None:
@@ -56,7 +56,7 @@ def test_an_incident_that_lasts_is_told_by_its_newest_word() -> None:
 
 def test_an_end_whose_beginning_was_told_before_the_outage_is_a_line_too() -> None:
     (line,) = merge(lines_of(OVER))
-    assert story(line) == "over after 2 h: 40% used"
+    assert story(line) == "resolved after 2 h: 40% used"
 
 
 def test_what_lasts_comes_first_then_the_worst_then_the_oldest() -> None:

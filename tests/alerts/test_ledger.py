@@ -152,7 +152,7 @@ def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(l
     finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
     again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
     ledger.save(again)
-    with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
+    with pytest.raises(UsageError, match=f"is resolved; the fault came back as {again.episode}"):
         Ledger(ledger.directory).find(first.episode[:6])
     assert again.episode != first.episode and ledger.find(again.episode) == again
 
@@ -169,7 +169,7 @@ def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
 
 def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
     ledger.save(incident(resolved=NOW))
-    with pytest.raises(UsageError, match="is over already"):
+    with pytest.raises(UsageError, match="is already resolved"):
         ledger.acknowledge(incident().episode, "ada", "", NOW)
 
 
@@ -179,7 +179,7 @@ def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) ->
     tmp_path.chmod(0o755)
     private = tmp_path / "private"
     Ledger(FallbackDirectory(private / "i", None)).save(incident())
-    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot look up") as caught:
         Ledger(FallbackDirectory(private / "i", None)).find("3f9a")
     assert not caught.value.transient and "[run] group" in caught.value.hint
 
@@ -214,7 +214,7 @@ def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_pa
         ledger = Ledger(FallbackDirectory(theirs, tmp_path / "spare" / "i"))
         with pytest.raises(StateDirectoryError) as refused:
             ledger.acknowledge(incident().episode, "ada", "", NOW)
-        assert "was not kept" in refused.value.message
+        assert "was not saved" in refused.value.message
         assert ledger.incidents()[0].acknowledged_by == ""
 
 
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(
     path.write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (other,)
-    assert "makes no sense" in fresh.errors[0]
+    assert "is damaged" in fresh.errors[0]
     assert path.name in fresh.errors[0]
     assert not path.exists()
     (aside,) = directory.glob(".damaged-*")
@@ -277,7 +277,7 @@ def test_a_directory_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: L
     (directory / "bb.json").symlink_to("/etc/passwd")
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
-    assert len(fresh.errors) == 2 and all("set aside" in said for said in fresh.errors)
+    assert len(fresh.errors) == 2 and all("moved to" in said for said in fresh.errors)
     assert again(ledger).incidents() == (WHOLE,) and not again(ledger).errors
 
 
@@ -451,7 +451,7 @@ def test_an_id_that_fits_none_or_several_is_refused_naming_those_there_are(
 def test_where_there_is_none_none_can_be_ended(silences: Silences) -> None:
     with pytest.raises(UsageError) as refused:
         silences.remove("1")
-    assert refused.value.hint == "there is none at all"
+    assert refused.value.hint == "no silence is active"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "1", "until": "x", "check": "fs"}', b"\xff"])
@@ -460,7 +460,7 @@ def test_a_damaged_silence_is_set_aside_and_said_and_the_others_hold(silences: S
     silences.directory.write("bad.json", content)
     assert [s.id for s in silences.active(NOW)] == ["12ab34cd"]
     assert "bad.json" in silences.errors[0]
-    assert "set aside" in silences.errors[0]
+    assert "moved to" in silences.errors[0]
     assert silences.directory.names() == ("12ab34cd.json",)
 
 

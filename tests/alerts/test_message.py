@@ -55,14 +55,14 @@ def test_an_alert_without_notices_has_a_headline_too() -> None:
 
 def test_the_runbook_says_what_where_since_when_what_to_do_and_how_to_acknowledge() -> None:
     rows = dict(runbook(an_alert())[0].rows)
-    assert rows["What"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
-    assert "(for 2 h 5 min)" in rows["Since"] and rows["Do"] == "resil watch fs --top"
+    assert rows["Problem"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
+    assert "(for 2 h 5 min)" in rows["Since"] and rows["Advice"] == "resil watch fs --top"
     assert rows["Acknowledge"] == "cd '/home/ada/my gpt' && resil alert ack 3f9a1c"
 
 
 def test_a_message_about_a_fault_without_advice_has_a_command_to_run_too() -> None:
     rows = dict(runbook(an_alert(a_notice(advice="")))[0].rows)
-    assert "Do" not in rows and rows["Look"] == "cd '/home/ada/my gpt' && resil alert show 3f9a1c"
+    assert "Advice" not in rows and rows["Details"] == "cd '/home/ada/my gpt' && resil alert show 3f9a1c"
 
 
 def test_what_began_a_moment_ago_was_just_noticed() -> None:
@@ -79,7 +79,7 @@ def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
         project="/p",
         waiting=2,
     )
-    assert not {"Acknowledge", "Look"} & set(dict(runbook(alert)[0].rows))
+    assert not {"Acknowledge", "Details"} & set(dict(runbook(alert)[0].rows))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
     ],
 )
 def test_only_what_can_be_pasted_is_shown_as_a_command(advice: str, is_one: bool) -> None:
-    assert is_command("Do", advice) is is_one
+    assert is_command("Advice", advice) is is_one
 
 
 def test_what_is_over_or_taken_is_not_to_be_acknowledged() -> None:
@@ -121,7 +121,7 @@ def test_times_are_local_with_their_offset(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_test_and_a_digest_say_so() -> None:
-    assert "nothing happened" in footer(an_alert(is_test=True))
+    assert "nothing is wrong" in footer(an_alert(is_test=True))
     assert "could not be delivered in time" in footer(an_alert(is_digest=True))
     assert state_word(an_alert(is_test=True)) == "TEST"
 

@@ -225,17 +225,17 @@ HOUR = 3600.0
         (Reason.FIRST, {}, "91% used"),
         (Reason.WORSE, {"verdict": Verdict.CRITICAL, "told_verdict": Verdict.WARNING}, "91% used (was WARNING)"),
         (Reason.BETTER, {"told_verdict": Verdict.CRITICAL}, "91% used (was CRITICAL)"),
-        (Reason.REMINDER, {"told": NOW}, "91% used (still there after 2 h)"),
-        (Reason.ESCALATED, {"told": NOW}, "91% used (for 2 h, and nobody has acknowledged it)"),
-        (Reason.REMINDER, {"silenced": NOW}, "91% used (a silence has ended, and it is still there after 2 h)"),
-        (Reason.REMINDER, {"flapping": NOW}, "91% used (stopped flapping, and is still there)"),
-        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR}, "over after 1 h; it was WARNING: 91% used"),
+        (Reason.REMINDER, {"told": NOW}, "91% used (still present after 2 h)"),
+        (Reason.ESCALATED, {"told": NOW}, "91% used (not acknowledged for 2 h)"),
+        (Reason.REMINDER, {"silenced": NOW}, "91% used (silence expired, still present after 2 h)"),
+        (Reason.REMINDER, {"flapping": NOW}, "91% used (stopped flapping, still present)"),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR}, "resolved after 1 h; was WARNING: 91% used"),
         (
             Reason.RESOLVED,
             {"held": NOW, "gone": NOW + HOUR, "worst": Verdict.UNKNOWN},
-            "came and went in the quiet hours, after 1 h; it was UNKNOWN: 91% used",
+            "started and was resolved in the quiet hours, after 1 h; was UNKNOWN: 91% used",
         ),
-        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR, "summary": ""}, "over after 1 h; it was WARNING"),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR, "summary": ""}, "resolved after 1 h; was WARNING"),
     ],
 )
 def test_what_is_said(reason: Reason, fields: dict[str, Any], said: str) -> None:
@@ -245,14 +245,14 @@ def test_what_is_said(reason: Reason, fields: dict[str, Any], said: str) -> None
 def test_what_flaps_is_said_to_flap_and_how() -> None:
     flapping = incident(flaps=(NOW, NOW + 1, NOW + 2, NOW + 3))
     said = describe(flapping, Reason.WORSE, NOW + 60, POLICY, is_flapping=True)
-    assert said == "91% used (flapping: came back 4 times in 1 h; next notification when it has settled)"
+    assert said == "91% used (flapping: came back 4 times in 1 h; next notification when it settles)"
     told = replace(flapping, flapping=NOW)
     assert describe(told, Reason.REMINDER, NOW + 60, POLICY, is_flapping=True) == "91% used (still flapping)"
 
 
 def test_what_nobody_looked_at_may_still_be_there() -> None:
     said = describe(incident(told=NOW), Reason.RESOLVED, NOW + 14 * 86400, POLICY, expired=True)
-    assert said == "closed after 14 d without a check: it may still be there; it was WARNING: 91% used"
+    assert said == "closed after 14 d without a check; the problem may persist; was WARNING: 91% used"
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:

@@ -162,7 +162,7 @@ def test_a_fault_is_sent_once_and_its_end_too(story: Story) -> None:
         assert story.tick(finding(WARNING), after_s=MINUTE) == []
     (end,) = story.tick(finding(OK), after_s=MINUTE)
     assert (end.reason, end.verdict) == (Reason.RESOLVED, OK)
-    assert end.summary == "over after 1 h 1 min; it was WARNING: 91% used"
+    assert end.summary == "resolved after 1 h 1 min; was WARNING: 91% used"
     assert story.tick(finding(OK), after_s=MINUTE) == []
     assert not story.only().is_open
 
@@ -263,7 +263,7 @@ def test_an_hour_later_the_list_is_notified_and_then_everything_that_follows(sto
     assert reasons(story.post.notices("email")) == [Reason.FIRST, Reason.RESOLVED]
     assert reasons(story.post.notices("list")) == [Reason.ESCALATED, Reason.ESCALATED, Reason.RESOLVED]
     assert reasons(story.post.notices("boss")) == [Reason.ESCALATED, Reason.RESOLVED]
-    assert "nobody has acknowledged it" in story.post.notices("list")[0].summary
+    assert "not acknowledged for" in story.post.notices("list")[0].summary
 
 
 def test_a_silence_keeps_what_it_covers_quiet_and_forgets_nothing(story: Story) -> None:
@@ -294,7 +294,7 @@ def test_a_night_s_warnings_are_sent_in_the_morning_in_one_message(story: Story)
     assert story.tick(finding(OK, "/a"), finding(WARNING, "/b"), finding(OK, "/c"), after_s=6 * HOUR) == []
     said = story.tick(finding(OK, "/a"), finding(WARNING, "/b"), finding(OK, "/c"), after_s=HOUR)
     assert [(n.subject, n.reason) for n in said] == [("/b", Reason.FIRST), ("/a", Reason.RESOLVED)]
-    assert said[1].summary == "came and went in the quiet hours, after 1 h; it was WARNING: 91% used"
+    assert said[1].summary == "started and was resolved in the quiet hours, after 1 h; was WARNING: 91% used"
     assert len(story.post.order) == 1
     assert story.tick(finding(OK, "/a"), finding(WARNING, "/b"), after_s=MINUTE) == []
 
@@ -430,7 +430,7 @@ def test_a_channel_whose_message_finds_no_room_gets_it_later_and_the_others_get_
     story.policy = replace(POLICY, channels=("email", "slack"))
     story.post.full = {"slack"}
     story.tick(finding(WARNING))
-    assert "could not be queued" in story.last.errors[0]
+    assert "cannot queue an alert" in story.last.errors[0]
     story.tick(finding(WARNING), after_s=MINUTE)
     story.post.full = set()
     story.tick(finding(WARNING), after_s=MINUTE)
@@ -454,7 +454,7 @@ def test_a_damaged_incident_is_set_aside_reported_and_sent_afresh(story: Story) 
     path.write_bytes(b'{"episode": "3f')
     said = story.tick(finding(WARNING), after_s=2 * HOUR)
     assert reasons(said) == [Reason.FIRST]
-    assert "set aside" in story.last.errors[0]
+    assert "moved to" in story.last.errors[0]
 
 
 def test_a_full_disk_changes_nothing_that_is_sent(tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_where_nothing_can_be_remembered_people_are_notified_nevertheless(tmp_pa
         make_read_only(disk, True)
         story = Story(disk)
         assert reasons(story.tick(finding(CRITICAL))) == [Reason.FIRST]
-        assert "could not be written" in story.last.errors[0]
+        assert "cannot write the alert state" in story.last.errors[0]
         make_read_only(disk, False)
 
 

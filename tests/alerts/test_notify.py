@@ -94,8 +94,8 @@ def test_a_channel_that_fails_is_said_and_its_message_waits(tmp_path: Path) -> N
     desk = Desk(tmp_path)
     desk.pager.write_text("#!/bin/sh\nexit 1\n")
     said = " ".join(desk.tick(WARNING))
-    assert "pager did not take a message" in said
-    assert "1 message is still queued" in said
+    assert "pager failed to deliver a message" in said
+    assert "1 message still queued" in said
     assert len(open_alert_state(desk.project).outbox.pending()) == 1
     desk.pager.write_text(f'#!/bin/sh\ncat >> "{desk.told}"\n')
     desk.tick(WARNING, after_s=3600)
@@ -159,7 +159,7 @@ def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
         desk.tick(OK)
         harm(disk)
         lines = desk.tick(CRITICAL)
-        assert any("alerts are kept in" in line and str(tmp_path / "node") in line for line in lines)
+        assert any("alerts are saved in" in line and str(tmp_path / "node") in line for line in lines)
         desk.tick(CRITICAL, after_s=60)
         mend(disk)
         lines = desk.tick(CRITICAL, after_s=600)
@@ -186,7 +186,7 @@ def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hang
     try:
         with hung_directory(disk):
             lines, _ = tick(WARNING, "/home", "/scratch")
-            assert any("does not answer" in line for line in lines)
+            assert any("does not respond" in line for line in lines)
             again, took_s = tick(WARNING, "/home", "/scratch")
             assert not any("told" in line for line in again)
             assert took_s < 30

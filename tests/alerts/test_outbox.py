@@ -282,7 +282,7 @@ def test_a_damaged_entry_is_set_aside_and_the_others_go_on(tmp_path: Path, box: 
     box.put(an_alert("good"), "email", NOW)
     (tmp_path / "alerts" / "outbox" / "bad.email").write_bytes(content)
     assert names(box) == ["good.email"]
-    assert "set aside" in box.error
+    assert "moved to" in box.error
     aside = [path for path in (tmp_path / "alerts" / "outbox").iterdir() if path.name.startswith(".damaged-bad")]
     assert aside[0].read_bytes() == content, "nothing is thrown away"
 
@@ -303,7 +303,7 @@ def test_a_fifo_a_link_and_a_directory_in_its_place_block_nobody(tmp_path: Path,
     (directory / "stray").write_text("no channel")
     assert names(box) == ["good.email"]
     assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
-    assert "set aside" in box.error
+    assert "moved to" in box.error
 
 
 # ---- disks in trouble

@@ -32,7 +32,7 @@ def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
     try:
         with hung_directory(disk):
             state = open_alert_state(project)
-            assert "does not answer" in state.error
+            assert "does not respond" in state.error
             state.ledger.save(incident())
             assert state.ledger.incidents() == (incident(),)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The Slack message that an alert becomes, within Slack's limits and with nothing in it that Slack would obey. Pure.
+"""Slack messages of alerts, within Slack's limits and without effective mentions or markup from the alert. Pure.
 
 Limits: https://docs.slack.dev/reference/block-kit/blocks (header 150 characters, section 3,000, ten fields of 2,000, 50
 blocks) and https://docs.slack.dev/reference/methods/chat.postMessage (text 4,000 recommended). Escapes:
@@ -20,9 +20,9 @@ HEADER_LIMIT = 150
 SECTION_LIMIT = 3000
 BLOCKS_LIMIT = 50
 STORIES_LIMIT = 15
-"""At three blocks each the message stays below BLOCKS_LIMIT."""
+"""With three blocks each, a message stays below BLOCKS_LIMIT."""
 ATTACHMENTS_CHARACTERS = 24_000
-"""All blocks together: Slack refuses messages that are very long (`msg_too_long`, at about 40,000 characters)."""
+"""Limit of all blocks together: Slack rejects longer messages (`msg_too_long`, at about 40,000 characters)."""
 
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _EMOJI = {"CRITICAL": "🔴", "UNKNOWN": "🟣", "WARNING": "🟠", "OK": "🟢"}
@@ -31,9 +31,9 @@ _GROUP = re.compile(r"(?:<!subteam\^)?(S[A-Z0-9]{2,30})>?")
 
 
 def mention_of(text: str) -> str:
-    """Given a mention as settings have it, return Slack's own form. For instance, `here` gives `<!here>`.
+    """Return a mention from the settings in Slack's notation. For example, `here` gives `<!here>`.
 
-    Raise SettingsError if it is none: a name such as `@ada` is a plain word for Slack.
+    Raise SettingsError for anything else: a name such as `@ada` is plain text for Slack.
     """
     word = text.strip()
     if word.strip("<!@>") in ("here", "channel", "everyone"):
@@ -43,13 +43,13 @@ def mention_of(text: str) -> str:
     if group := _GROUP.fullmatch(word):
         return f"<!subteam^{group[1]}>"
     raise SettingsError(
-        f"mention = {text[:60]!r} is nobody Slack knows",
-        hint='write "here", "channel", or a member ID such as "U024BE7LH" (their profile, "Copy member ID")',
+        f"mention = {text[:60]!r} is not a mention in Slack",
+        hint='write "here", "channel", or a member ID such as "U024BE7LH" ("Copy member ID" in the profile)',
     )
 
 
 def mentions_for(alert: Alert, mention: Sequence[str]) -> str:
-    """The mentions of this alert: only a new CRITICAL is worth them."""
+    """Return the mentions of an alert: none unless a CRITICAL is new, worse or escalated."""
     if alert.is_test or alert.is_digest or alert.verdict is not Verdict.CRITICAL:
         return ""
     if alert.reason not in (Reason.FIRST, Reason.WORSE, Reason.ESCALATED):
@@ -58,7 +58,7 @@ def mentions_for(alert: Alert, mention: Sequence[str]) -> str:
 
 
 def escaped(text: str, limit: int) -> str:
-    """A text as Slack wants it, at most so long; where something is cut it can be seen, and no escape is cut apart."""
+    """Return a text escaped for Slack, at most `limit` characters; truncation is marked and never splits an escape."""
     pieces: list[str] = []
     size = 0
     for c in text:
@@ -73,7 +73,7 @@ def escaped(text: str, limit: int) -> str:
 
 
 def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
-    """The content for both a webhook and chat.postMessage: text for notifications, a header, a coloured attachment."""
+    """Return the content for a webhook or chat.postMessage: notification text, header, coloured attachment."""
     emoji = "🔔" if alert.is_test else _EMOJI[state_of(alert)]
     line = headline(alert, 180)
     calls = mentions_for(alert, mention)
@@ -116,7 +116,7 @@ def _stories(alert: Alert) -> list[dict[str, Any]]:
 def _story(story: Story, *, is_only: bool) -> list[dict[str, Any]]:
     lines = [] if is_only else [f"*{_unmarked(escaped(story.title, 300))}*"]
     for label, value in story.rows:
-        # Commands are quoted, so that they can be copied; a back-quote inside would end the quote.
+        # Commands are formatted as code, so that they can be copied; a back-quote inside would end the code.
         is_code = is_command(label, value)
         shown = escaped(value.replace("`", "'") if is_code else value, 700)
         lines.append(f"*{label}:* `{shown}`" if is_code else f"*{label}:* {_unmarked(shown)}")
@@ -128,7 +128,7 @@ def _story(story: Story, *, is_only: bool) -> list[dict[str, Any]]:
 
 
 def _joined(lines: Sequence[str], limit: int) -> str:
-    """Whole lines, as many as fit: a cut through an escape or a mark would show."""
+    """Return as many whole lines as fit: truncation must not split an escape or a mark."""
     text = ""
     for line in lines:
         if len(text) + len(line) + 3 > limit:
@@ -138,7 +138,7 @@ def _joined(lines: Sequence[str], limit: int) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """A text whose stars and back-quotes mark nothing: a zero-width space keeps them from pairing."""
+    """Return a text without effective markup: a zero-width space keeps stars and back-quotes from pairing."""
     return re.sub(r"([*_~`])", "\\1\u200b", text)[: SECTION_LIMIT - 10]
 
 

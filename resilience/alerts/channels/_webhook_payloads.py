@@ -1,7 +1,7 @@
-"""Payloads of the webhook channel: those of well-known services, and templates of users. Pure.
+"""Payloads of the webhook channel: presets for well-known services, and users' templates. Pure.
 
-A placeholder stands where the secret or the topic goes; both are filled in when the message is sent. It has a NUL byte,
-which no text of an alert has by then, so nobody's job name can ask for the secret.
+Placeholders mark the secret and the topic, which `send` fills in. They contain NUL bytes, which are removed from alert
+texts, so that no job name can refer to the secret.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 
 
 def plain_alert(alert: Alert) -> dict[str, Any]:
-    """The alert as JSON's types, each text cleaned, evidence and notices bounded, with a headline and a text."""
+    """Return the alert as JSON types with headline and text; texts cleaned, evidence and notices bounded."""
     record = alert_record(alert, lambda text: clean_line(text, 2000), text=plain_text(alert, 20_000))
     body = list(clean_lines(alert.body))
     return record | {"body": body, "state": state_of(alert), "is_resolved": alert.is_resolved}
 
 
 def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
-    """The incidents of the thread that last: a page ends with the last of them."""
+    """Return the open incidents of the thread: a page is resolved with the last of them."""
     still = dict.fromkeys(filter(None, thread.get("open", "").split(",")))
     for notice in alert.notices:
         episode = clean_line(notice.episode, 24).replace(",", "")
@@ -58,12 +58,12 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """Events API v2: https://developer.pagerduty.com/docs/send-alert-event (summary 1,024 characters, key 255)."""
     severity = {"CRITICAL": "critical", "UNKNOWN": "error", "WARNING": "warning", "OK": "info"}[alert.verdict.value]
     lasting = [notice.episode for notice in alert.notices if notice.verdict is not Verdict.OK]
-    # A digest has a thread of its own, which nothing ends: its page is that of its first incident.
+    # No later message resolves a digest's own thread, so its page is that of its first incident.
     thread_of = lasting[0] if alert.is_digest and lasting else alert.thread
     key = cut(f"resil-{clean_line(thread_of, 300)}", 255)
     action = "trigger"
     if alert.title or (alert.is_resolved and not open_episodes(alert, thread)):
-        action = "resolve"  # nobody is paged to hear that all is well: what is not there cannot be resolved
+        action = "resolve"  # never a page for good news; resolving a page that does not exist has no effect
     elif alert.notices and all(notice.acknowledged_by for notice in alert.notices):
         action = "acknowledge" if alert.reason not in (Reason.WORSE, Reason.ESCALATED) else "trigger"
     first = alert.notices[0] if alert.notices else None
@@ -86,10 +86,10 @@ def pagerduty(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 
 def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
-    """More events for PagerDuty: the end of each incident that had a page of its own.
+    """Return further PagerDuty events: one to resolve the page of each resolved incident.
 
-    One message may report the end of several incidents, whose pages were opened by several messages. To end a page that
-    is not there, or one twice, changes nothing.
+    One message may resolve several incidents whose pages were triggered by separate messages. Resolving a page twice,
+    or one that does not exist, has no effect.
     """
     over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
     keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
@@ -98,7 +98,7 @@ def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
 
 
 def ntfy(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
-    """https://docs.ntfy.sh/publish/#publish-as-json: a repeat has the same sequence_id and replaces itself (2.16)."""
+    """https://docs.ntfy.sh/publish/#publish-as-json: a duplicate has the same sequence_id and replaces it (2.16)."""
     priority = {"CRITICAL": 5, "UNKNOWN": 4, "WARNING": 3, "OK": 3}[state_of(alert)]
     tags = {"CRITICAL": "rotating_light", "UNKNOWN": "grey_question", "WARNING": "warning", "OK": "white_check_mark"}
     return {
@@ -113,7 +113,7 @@ def ntfy(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """A Teams workflow's adaptive card (28 KB): https://learn.microsoft.com/en-us/microsoftteams/platform/webhooks-and-
-    connectors/how-to/connectors-using. Runs of rich text know no Markdown, so no text can forge a link or a mention."""
+    connectors/how-to/connectors-using. Rich text runs have no Markdown, so that no text can forge a link or mention."""
     colour = {"CRITICAL": "attention", "UNKNOWN": "accent", "WARNING": "warning", "OK": "good"}[state_of(alert)]
     body: list[dict[str, Any]] = [_rich(headline(alert), weight="bolder", size="medium", color=colour)]
     size = 0
@@ -144,7 +144,7 @@ def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 def discord(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     """https://discord.com/developers/docs/resources/webhook#execute-webhook: content 2,000 characters, an embed's title
-    256 and description 4,096. Nothing in it may mention anybody."""
+    256 and description 4,096. Mentions are disabled."""
     return {
         "username": "resil",
         "content": cut(unmarked(headline(alert)), 1900),
@@ -178,7 +178,7 @@ def mattermost(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
 
 
 def generic(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
-    """The alert itself, with a headline and a text."""
+    """The alert with headline and text."""
     return plain_alert(alert)
 
 
@@ -193,17 +193,19 @@ PRESETS: Mapping[str, Callable[[Alert, Mapping[str, str]], dict[str, Any]]] = {
 
 
 def unmarked(text: str) -> str:
-    """A text without effective Markdown or mentions."""
+    """Return a text without effective Markdown or mentions."""
     return re.sub(r"([\\`*_~|\[\]<>#])", r"\\\1", text).replace("@", "@\u200b")
 
 
 def _fenced(alert: Alert, limit: int) -> str:
-    """The stories as a code block in Markdown, without their evidence when there are many."""
+    """Return the sections as a Markdown code block, without evidence if there are several."""
     stories = runbook(alert)
     lines: list[str] = []
     for story in stories:
         lines += [story.title] if len(stories) > 1 else []
-        lines += [f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Do", "Since")]
+        lines += [
+            f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Advice", "Since")
+        ]
         if len(stories) == 1:
             lines += list(story.evidence)
     lines += filter(None, [left_out(alert)])
@@ -225,39 +227,39 @@ def _utc(seconds: float) -> str:
 
 
 LIMIT = 1_000_000
-"""Characters. No service takes more, and a loop in a template must not fill the memory."""
+"""Maximum number of characters. No service accepts more, and a loop in a template must not fill the memory."""
 
 
 def render_payload(template: str, alert: Alert) -> Any:
-    """Given a template, return the JSON value that it makes of an alert. Every `{{ value }}` comes out as JSON, quotes
-    included, so no text of an alert can break out of its place.
+    """Render a template such as `{"text": {{ headline }}}` with an alert, and return the JSON value.
 
-    For instance, `{"text": {{ headline }}}`. Raise SettingsError, naming the line, for whatever is wrong with it.
+    Every `{{ value }}` is rendered as JSON, including quotes, so that no text of an alert can break the structure.
+    Raise SettingsError, with the line, for an error in the template.
     """
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from markupsafe import Markup
 
     def as_json(value: Any) -> Any:
-        # The result of `tojson` is JSON already; rendering reports undefined values by name.
+        # The result of `tojson` is JSON already; rendering reports undefined names.
         if isinstance(value, Markup | jinja2.Undefined):
             return value
         return Markup(json.dumps(value))
 
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=as_json, autoescape=False)
-    # tojson escapes < > & ' for HTML, which JSON reads back as they were.
+    # tojson also escapes < > & ', which JSON decodes again.
     size = 0
     pieces: list[str] = []
     try:
         for piece in environment.from_string(template).generate(plain_alert(alert) | {"secret": SECRET}):
             size += len(piece)
             if size > LIMIT:
-                raise SettingsError(f"payload makes more than {LIMIT} characters")
+                raise SettingsError(f"payload renders to more than {LIMIT} characters")
             pieces.append(piece)
     except jinja2.TemplateSyntaxError as error:
         raise SettingsError(f"payload, line {error.lineno}: {error.message}") from None
     except jinja2.UndefinedError as error:
-        hint = "it knows headline, text, state, verdict, reason, notices, host, project, id, thread, secret ..."
+        hint = "available: headline, text, state, verdict, reason, notices, host, project, id, thread, secret ..."
         raise SettingsError(f"payload: {error.message}", hint=hint) from None
     except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise SettingsError(f"payload: {type(error).__name__}: {error}") from None
@@ -265,6 +267,6 @@ def render_payload(template: str, alert: Alert) -> Any:
         return json.loads("".join(pieces))
     except (ValueError, RecursionError) as error:
         raise SettingsError(
-            f"payload does not make JSON: {error}",
-            hint='values bring their own quotes: write {"text": {{ headline }}}, without any around the braces',
+            f"payload does not render to JSON: {error}",
+            hint='values include their quotes: write {"text": {{ headline }}}, without quotes around the braces',
         ) from None

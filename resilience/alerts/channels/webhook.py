@@ -1,4 +1,4 @@
-"""Notifies people through any service that takes JSON over HTTPS: PagerDuty, ntfy, Teams, Discord, Mattermost."""
+"""Sends alerts to any service that accepts JSON over HTTPS: PagerDuty, ntfy, Teams, Discord, Mattermost."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _SECRET_URL = re.compile(
     r"(?i)https?://(hooks\.slack\.com/|(\w+\.)?discord(app)?\.com/api/webhooks/|[^/]*(webhook\.office\.com"
     r"|logic\.azure\.com|powerplatform\.com)|[^/]*@|[^?]*/hooks/\w{20,}|.*[?&](sig|key|token|secret|access_token|code)=)"
 )
-"""Addresses that are a key: anybody who knows one can write."""
+"""URLs that grant access by themselves, or contain a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """[channel.webhook]: where JSON goes, and what it looks like.
+    """[channel.webhook]: URL and format of JSON requests.
 
     Attributes:
-        preset: whose form the JSON has: generic, pagerduty, ntfy, teams, discord or mattermost.
-        url: the address, where it is no secret: `https://ntfy.sh/my-topic`. PagerDuty has one already.
-        url_file: file of mode 0600 with the address, where knowing it is all it takes to write: Discord, Teams ...
-        url_variable: name of an environment variable with the address instead.
-        secret_file: file of mode 0600 with a token: PagerDuty's routing key, or what `{secret}` stands for in `headers`
+        preset: format of the JSON: generic, pagerduty, ntfy, teams, discord or mattermost.
+        url: the URL, unless it is a secret: `https://ntfy.sh/my-topic`. Not needed for PagerDuty.
+        url_file: file of mode 0600 with the URL, if the URL grants access by itself: Discord, Teams ...
+        url_variable: name of an environment variable with the URL instead.
+        secret_file: file of mode 0600 with a token: PagerDuty's routing key, or the value of `{secret}` in `headers`
             and `{{ secret }}` in `payload`.
         secret_variable: name of an environment variable with that token instead.
         headers: headers to send: `{ Authorization = "Bearer {secret}" }`.
-        payload: JSON of your own as a Jinja2 template, instead of the preset's: `{"text": {{ headline }}}`.
+        payload: Jinja2 template of your own JSON, instead of a preset: `{"text": {{ headline }}}`.
         method: POST, PUT or PATCH.
-        allow_http: whether it may be plain http to another machine.
-        ca_file: certificate authorities to trust instead of the usual ones, as a PEM file.
-        timeout_s: how long delivering one message may take.
+        allow_http: allow plain http to another machine.
+        ca_file: certificate authorities to trust instead of the system's, as a PEM file.
+        timeout_s: time limit for one message.
     """
 
     preset: str = "generic"
@@ -73,12 +73,12 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookMessage:
-    """A message before its placeholders are filled.
+    """A message with unfilled placeholders.
 
     Attributes:
-        payload: the JSON, as text, with placeholders for the secret and the topic.
+        payload: the JSON text, with placeholders for the secret and the topic.
         memory: what the next message of this thread needs.
-        more: payloads that are sent after it, to the same address.
+        more: further payloads, sent afterwards to the same URL.
     """
 
     payload: str
@@ -87,30 +87,30 @@ class WebhookMessage:
 
 
 class WebhookChannel:
-    """One request."""
+    """Sends one request per alert, and for PagerDuty one for each resolved incident."""
 
     summary = "JSON to PagerDuty, ntfy, Teams, Discord, Mattermost or any service of your own"
     Settings = WebhookSettings
 
     def check(self, settings: WebhookSettings) -> None:
-        """Raise SettingsError for an address that is none or a secret, a bad header, a payload that is no JSON."""
+        """Raise SettingsError for an invalid or secret `url`, a bad header, or a payload that is not JSON."""
         if settings.preset not in PRESETS:
-            raise SettingsError(f"preset = {settings.preset!r} is not known", hint=f"there are: {', '.join(PRESETS)}")
+            raise SettingsError(f"preset = {settings.preset!r} is unknown", hint=f"use one of: {', '.join(PRESETS)}")
         if settings.method not in METHODS:
-            raise SettingsError(f"method = {settings.method!r} is not known", hint=f"it may be {', '.join(METHODS)}")
+            raise SettingsError(f"method = {settings.method!r} is unknown", hint=f"use one of: {', '.join(METHODS)}")
         check_timeout(settings.timeout_s)
         hides_url = check_secret(settings, "url", required=False)
         if settings.url and hides_url:
-            raise SettingsError("the address is given twice: url, and url_file or url_variable")
+            raise SettingsError("the URL is set twice: url, and url_file or url_variable")
         if settings.url and _SECRET_URL.match(settings.url):
             raise SettingsError(
-                "this url is a secret: anybody who knows the address can write, or it holds a key",
-                hint='write it into a file of mode 0600 and name that: url_file = "~/.config/resil/url"',
+                "this url is a secret: it grants access by itself or contains a key",
+                hint='write the URL into a file of mode 0600 and set: url_file = "~/.config/resil/url"',
             )
         if settings.url:
             check_url(settings.url, "url", allow_http=settings.allow_http)
         elif not hides_url and settings.preset != "pagerduty":
-            raise SettingsError("the webhook channel needs an address", hint='url = "https://..." or url_file = "..."')
+            raise SettingsError("the webhook channel needs a URL", hint='url = "https://..." or url_file = "..."')
         has_secret = check_secret(settings, "secret", required=settings.preset == "pagerduty" and not settings.payload)
         for name, value in settings.headers.items():
             _check_header(name, value, has_secret=has_secret)
@@ -118,7 +118,7 @@ class WebhookChannel:
             self.compose(_SAMPLE, settings, {})
 
     def compose(self, alert: Alert, settings: WebhookSettings, thread: Mapping[str, str]) -> WebhookMessage:
-        """The JSON. Raise SettingsError if a payload of one's own makes none of this alert."""
+        """Return the JSON. Raise SettingsError if the `payload` template does not render to JSON."""
         more: tuple[str, ...] = ()
         if settings.payload:
             payload = render_payload(settings.payload, alert)
@@ -129,7 +129,7 @@ class WebhookChannel:
         return WebhookMessage(json.dumps(payload), {"open": ",".join(open_episodes(alert, thread))}, more)
 
     def send(self, message: WebhookMessage, settings: WebhookSettings, system: System) -> Mapping[str, str]:
-        """Send it. Raise DeliveryError if the server did not take it."""
+        """Send the message. Raise DeliveryError unless the server accepted it."""
         hidden_url, secret = read_secret(settings, "url", system), read_secret(settings, "secret", system)
         url = hidden_url.reveal() if hidden_url else settings.url
         if not url and settings.preset == "pagerduty":
@@ -164,9 +164,9 @@ class WebhookChannel:
 
 
 def _check_header(name: str, value: str, *, has_secret: bool) -> None:
-    """Raise SettingsError for a header that cannot be sent, or that holds a secret. Its value is never shown."""
+    """Raise SettingsError for a header that cannot be sent or contains a secret, without showing its value."""
     if not _TOKEN.fullmatch(name):
-        raise SettingsError(f"headers: {name[:40]!r} is no header's name")
+        raise SettingsError(f"headers: {name[:40]!r} is not a header name")
     if not value.isascii() or not value.isprintable():
         raise SettingsError(f"headers: the value of {name} must be one line of ASCII characters")
     if "{secret}" in value:
@@ -174,13 +174,13 @@ def _check_header(name: str, value: str, *, has_secret: bool) -> None:
             raise SettingsError(f"headers: {name} needs a secret", hint='secret_file = "~/.config/resil/token"')
     elif _SECRET_HEADER.fullmatch(name):
         raise SettingsError(
-            f"headers: {name} holds a secret, which has no place in resil.toml",
+            f"headers: {name} contains a secret, which does not belong in resil.toml",
             hint=f'write it into a file of mode 0600: secret_file = "...", headers = {{ {name} = "{{secret}}" }}',
         )
 
 
 def _filled(value: Any, fillings: Mapping[str, str]) -> Any:
-    """A JSON value with every placeholder replaced."""
+    """Return a JSON value with all placeholders replaced."""
     if isinstance(value, dict):
         return {key: _filled(item, fillings) for key, item in value.items()}
     if isinstance(value, list):
@@ -193,11 +193,11 @@ def _filled(value: Any, fillings: Mapping[str, str]) -> Any:
 
 
 def _topic_of(url: str) -> tuple[str, str]:
-    """Given a topic's address, return where ntfy takes JSON, and the topic. Raise SettingsError without one."""
+    """Split a topic's URL into ntfy's JSON endpoint and the topic. Raise SettingsError without a topic."""
     parts = urlsplit(url)
     base, _, topic = parts.path.rstrip("/").rpartition("/")
     if not topic:
-        raise SettingsError("ntfy's address names no topic", hint="https://ntfy.sh/your-topic")
+        raise SettingsError("ntfy's URL has no topic", hint="https://ntfy.sh/your-topic")
     return urlunsplit((parts.scheme, parts.netloc, base + "/", parts.query, "")), topic
 
 
@@ -214,6 +214,6 @@ _NOTICE = Notice(
     evidence=("a line",),
 )
 _SAMPLE = Alert.of(_NOTICE, _NOTICE, id="sample", time=0.0, host="n01", project="/project")
-"""The alert on which a user's payload is tried when settings are checked."""
+"""The alert used to check a `payload` template."""
 
 CHANNEL = WebhookChannel()

@@ -44,7 +44,7 @@ def test_all_addresses_of_the_file_are_told(
 ) -> None:
     httpserver.expect_request(re.compile("/(one|two)/?")).respond_with_data("ok")
     answer = send(at(httpserver, tmp_path, canary), system)["answer"]
-    assert "2 services took it" in answer
+    assert "2 services accepted the message" in answer
     sent = [json.loads(request.get_data()) for request, _ in httpserver.log]
     assert {body["title"].partition(" used")[0] for body in sent} == {"[resil] CRITICAL: /scratch: 98%"}
     assert "resil alert ack 3f9a1c" in sent[0]["message"] and sent[0]["type"] == "failure"
@@ -94,7 +94,7 @@ def test_without_apprise_it_is_said_how_to_get_it(
     [
         (AppriseSettings(), "urls_file"),
         (AppriseSettings(urls_file="tgram://x"), "the secret itself"),
-        (AppriseSettings(urls_file="/x", timeout_s=0.0), "more than 0"),
+        (AppriseSettings(urls_file="/x", timeout_s=0.0), "must be positive"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: AppriseSettings, word: str) -> None:

@@ -32,7 +32,7 @@ send, refused = SENDER.send, SENDER.refused
 
 def test_the_program_reads_the_alert_on_its_standard_input(system: System, tmp_path: Path) -> None:
     settings = program(tmp_path, f"cat > {tmp_path}/got; echo thanks")
-    assert send(settings, system)["answer"].endswith("took it: thanks")
+    assert send(settings, system)["answer"].endswith("accepted the message: thanks")
     got = json.loads((tmp_path / "got").read_text())
     assert got["headline"].startswith("CRITICAL: /scratch: 98% used") and got["schema"] == "resil/1"
     assert from_record(Alert, got, strict=True) == an_alert()
@@ -107,9 +107,9 @@ def test_what_the_program_prints_of_a_secret_is_redacted(system: System, tmp_pat
     [
         ({}, "needs a program"),
         ({"argv": ("",)}, "needs a program"),
-        ({"argv": ("mail -s x ada",)}, "shell line"),
+        ({"argv": ("mail -s x ada",)}, "shell command line"),
         ({"argv": ("a", "b\0c")}, "NUL"),
-        ({"argv": ("a",), "timeout_s": 0.0}, "more than 0"),
+        ({"argv": ("a",), "timeout_s": 0.0}, "must be positive"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:

@@ -156,7 +156,7 @@ def test_starttls_and_a_password_deliver(system: System, certificate: Certificat
     mailbox = Mailbox()
     server = {"tls_context": certificate.server_context(), "require_starttls": True, "password": canary}
     with served(mailbox, server, **by_password(certificate)) as settings:
-        assert "took it" in send(settings, system)
+        assert "accepted the mail" in send(settings, system)
     assert mailbox.logins == [("ada", canary)]
     assert len(mailbox.envelopes) == 1
 
@@ -262,19 +262,19 @@ def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(syst
     with served(mailbox) as settings:
         answer = send(settings, system)
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
-    assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
+    assert "accepted the mail for ada@example.org; rejected: bob@example.org (550 bob has left)" in answer
 
 
 def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
     with served(mailbox) as settings:
         error = refused(settings, system)
-        assert error.transient and "took it for ada@example.org, and not for bob" in error.message
+        assert error.transient and "accepted the mail for ada@example.org, but not for bob" in error.message
         again = refused(settings, system, error.memory)
         mailbox.refuse.clear()
         answer = send(settings, system, thread=again.memory)
     assert [envelope.rcpt_tos for envelope in mailbox.envelopes] == [["ada@example.org"], ["bob@example.org"]]
-    assert "took it for bob@example.org" in answer
+    assert "accepted the mail for bob@example.org" in answer
 
 
 def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(system: System) -> None:
@@ -284,7 +284,7 @@ def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(system: Syst
         for _ in range(PARTIAL_TRIES):
             memory = refused(settings, system, memory).memory
         answer = send(settings, system, thread=memory)
-    assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
+    assert len(mailbox.envelopes) == 1 and "rejected: bob@example.org (452 mailbox full)" in answer
 
 
 def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(system: System) -> None:
@@ -293,7 +293,7 @@ def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_a
         error = refused(settings, system)
         mailbox.drop_after_data = False
         send(settings, system)
-    assert error.transient and "may come twice" in error.message
+    assert error.transient and "may arrive twice" in error.message
     assert received(mailbox, 0)["Message-ID"] == received(mailbox, 1)["Message-ID"]
 
 
@@ -367,7 +367,7 @@ def test_sendmail_gets_the_mail_on_its_standard_input_and_no_secret_in_its_envir
     assert message["Subject"].startswith("[resil] CRITICAL")
     argv = (tmp_path / "argv").read_text().split()
     assert argv == ["-i", "-f", "resil@example.org", "ada@example.org", "bob@example.org"]
-    assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "took it" in answer
+    assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "accepted the mail" in answer
     environment = (tmp_path / "env").read_text()
     assert "PATH=" in environment and canary not in environment and "RESIL_CANARY" not in environment
 
@@ -395,21 +395,21 @@ def test_without_a_sender_this_account_is_the_sender(system: System, tmp_path: P
     ("wrong", "word"),
     [
         ({"to": ()}, "recipient"),
-        ({"to": ("ada@example.org\r\nBcc: eve@x.org",)}, "no mail address"),
-        ({"to": ("-oQ/tmp@example.org",)}, "no mail address"),
-        ({"to": ("a@b@c",)}, "no mail address"),
-        ({"to": ("",)}, "no mail address"),
-        ({"sender": "x y"}, "no mail address"),
-        ({"tls": "ssl"}, "not known"),
-        ({"port": 70000}, "no port"),
-        ({"timeout_s": 0.0}, "more than 0"),
-        ({"host": "smtp://x"}, "no host name"),
+        ({"to": ("ada@example.org\r\nBcc: eve@x.org",)}, "not a mail address"),
+        ({"to": ("-oQ/tmp@example.org",)}, "not a mail address"),
+        ({"to": ("a@b@c",)}, "not a mail address"),
+        ({"to": ("",)}, "not a mail address"),
+        ({"sender": "x y"}, "not a mail address"),
+        ({"tls": "ssl"}, "is unknown"),
+        ({"port": 70000}, "not a port number"),
+        ({"timeout_s": 0.0}, "must be positive"),
+        ({"host": "smtp://x"}, "not a host name"),
         ({"username": "ada"}, "password_file"),
         ({"password_file": "/x"}, "username"),
         ({"username": "a", "password_file": "/x", "password_variable": "X"}, "both"),
-        ({"username": "a", "password_file": "/x", "host": "mail.example.org", "tls": "none"}, "in the clear"),
-        ({"host": "x", "sendmail": ("y",)}, "both host and sendmail"),
-        ({"subject_prefix": "a\r\nBcc: x"}, "one line"),
+        ({"username": "a", "password_file": "/x", "host": "mail.example.org", "tls": "none"}, "unencrypted"),
+        ({"host": "x", "sendmail": ("y",)}, "host and sendmail are both set"),
+        ({"subject_prefix": "a\r\nBcc: x"}, "one printable line"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], word: str) -> None:

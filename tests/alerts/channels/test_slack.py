@@ -315,7 +315,7 @@ def test_a_redirect_does_not_get_the_token(httpserver: HTTPServer, system: Syste
 
 def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, system: System) -> None:
     error = bot_refused(httpserver, system, Response("<html>please log in</html>"))
-    assert error.transient and "not Slack's" in error.message
+    assert error.transient and "a web page" in error.message
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, syst
         ({"token_file": "xoxb-123-secret"}, "seems to be the secret itself"),
         ({"webhook_variable": "https://hooks.slack.com/secret"}, "name of an environment variable"),
         ({"webhook_file": "slack.txt"}, "whole path"),
-        ({"webhook_file": "/a", "mention": ("@ada",)}, "nobody Slack knows"),
-        ({"webhook_file": "/a", "timeout_s": 0.0}, "more than 0"),
+        ({"webhook_file": "/a", "mention": ("@ada",)}, "not a mention in Slack"),
+        ({"webhook_file": "/a", "timeout_s": 0.0}, "must be positive"),
         ({"webhook_file": "/a", "base_url": "http://slack.example/api/"}, "plain http"),
         ({"webhook_file": "/a", "base_url": "slack"}, "no web address"),
     ],
