@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.alerts.message import OURS
+from resilience.alerts.message import SELF_CHECK
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.messages import plural
@@ -26,16 +26,16 @@ from resilience.system.fallback_directory import FallbackDirectory
 
 BASE_S = 30.0
 CAP_S = 900.0
-LEAST_S = 1.0
-ASKED_CAP_S = 3600.0
+MIN_WAIT_S = 1.0
+RETRY_AFTER_CAP_S = 3600.0
 """Upper limit of a server's Retry-After. Channels have lower limits of their own."""
-BROKEN_AFTER_S = 900.0
-BROKEN_TRIES = 3
+FAILING_AFTER_S = 900.0
+FAILING_TRIES = 3
 NOTIFY_EVERY_S = 86400.0
 GIVE_UP_TRIES, GIVE_UP_S = 20, 86400.0
 
-THREADS_KEPT_S, THREADS_MOST = 60 * 86400.0, 2000
-NODES_MOST = 200
+THREAD_RETENTION_S, MAX_THREADS = 60 * 86400.0, 2000
+MAX_NODES = 200
 """Maximum number of node state files; a cluster may have thousands of nodes."""
 CLEANUP_EVERY_S = 3600.0
 _CLEANED_UP = "swept"
@@ -87,16 +87,16 @@ class SharedState:
 # ---- decisions: pure
 
 
-def delay_s(failures: int, chance: float) -> float:
+def backoff_s(failures: int, chance: float) -> float:
     """Return the back-off in seconds, given the number of consecutive failures and a random number from 0 to 1."""
-    return max(LEAST_S, chance * min(CAP_S, BASE_S * 2.0 ** min(max(failures - 1, 0), 60)))
+    return max(MIN_WAIT_S, chance * min(CAP_S, BASE_S * 2.0 ** min(max(failures - 1, 0), 60)))
 
 
-def asked_wait_s(retry_after_s: float) -> float:
-    """Return the wait for a server's Retry-After, at least LEAST_S and at most ASKED_CAP_S."""
+def retry_after_wait_s(retry_after_s: float) -> float:
+    """Return the wait for a server's Retry-After, at least MIN_WAIT_S and at most RETRY_AFTER_CAP_S."""
     if retry_after_s != retry_after_s:  # not a number
-        return LEAST_S
-    return min(max(retry_after_s, LEAST_S), ASKED_CAP_S)
+        return MIN_WAIT_S
+    return min(max(retry_after_s, MIN_WAIT_S), RETRY_AFTER_CAP_S)
 
 
 def after_failure(
@@ -108,7 +108,7 @@ def after_failure(
         failures=failures,
         since=state.since if state.failures else now,
         last=now,
-        retry_at=now + delay_s(failures, chance),
+        retry_at=now + backoff_s(failures, chance),
         error=error,
         hint=hint,
         is_fault=is_fault,
@@ -120,7 +120,7 @@ def is_paused(node: NodeState, shared: SharedState, now: float, *, patient: bool
 
     A time too far in the future comes from a node with a wrong clock and is ignored.
     """
-    if now < shared.asked_until <= now + ASKED_CAP_S:
+    if now < shared.asked_until <= now + RETRY_AFTER_CAP_S:
         return True
     return patient and now < node.retry_at <= now + CAP_S
 
@@ -131,12 +131,12 @@ def decide_reason(node: NodeState, shared: SharedState, now: float) -> Reason:
         return Reason.RESOLVED if shared.episode and shared.last_ok > shared.told_at else Reason.QUIET
     if shared.episode or 0 < shared.told_at <= now < shared.told_at + NOTIFY_EVERY_S:
         return Reason.QUIET
-    lasts = node.failures >= BROKEN_TRIES and now - node.since >= BROKEN_AFTER_S
+    lasts = node.failures >= FAILING_TRIES and now - node.since >= FAILING_AFTER_S
     works_elsewhere = shared.last_ok >= node.since
     return Reason.FIRST if node.is_fault or (lasts and not works_elsewhere) else Reason.QUIET
 
 
-def is_hopeless(tries: int, queued: float, shared: SharedState, now: float) -> bool:
+def should_give_up(tries: int, queued: float, shared: SharedState, now: float) -> bool:
     """Return True if the channel has failed this message for a day while it accepted others.
 
     While the channel accepts no message at all there is an outage, and no message is given up.
@@ -152,7 +152,9 @@ def incident_id_of(channel: str, now: float) -> str:
     return _short_digest(f"{channel} {int(now // NOTIFY_EVERY_S)}")
 
 
-def broken(channel: str, state: NodeState, *, incident_id: str, now: float, waiting: int, **origin: Any) -> Alert:
+def failure_alert(
+    channel: str, state: NodeState, *, incident_id: str, now: float, waiting: int, **origin: Any
+) -> Alert:
     """Return the alert that a channel fails, with the error and a hint. `origin`: host and project."""
     lasting = f" for {format_duration(now - state.since)}" if now - state.since >= 60 else ""
     queued = f"; {plural(waiting, 'message')} queued" if waiting else ""
@@ -167,7 +169,7 @@ def broken(channel: str, state: NodeState, *, incident_id: str, now: float, wait
     )
 
 
-def damaged(channel: str, names: Sequence[str], *, now: float, **origin: Any) -> Alert:
+def damage_alert(channel: str, names: Sequence[str], *, now: float, **origin: Any) -> Alert:
     """Return the alert that queued messages were lost to damaged files. `names`: of the files."""
     return _alert(
         channel,
@@ -181,7 +183,7 @@ def damaged(channel: str, names: Sequence[str], *, now: float, **origin: Any) ->
     )
 
 
-def recovered(channel: str, *, incident_id: str, since: float, now: float, **origin: Any) -> Alert:
+def recovery_alert(channel: str, *, incident_id: str, since: float, now: float, **origin: Any) -> Alert:
     """Return the alert that a channel delivers again."""
     summary = "delivery works again"
     return _alert(channel, incident_id, now, reason=Reason.RESOLVED, since=since, summary=summary, **origin)
@@ -200,9 +202,9 @@ def _alert(
 ) -> Alert:
     notice = Notice(
         episode=incident_id,
-        fingerprint=f"{OURS} {channel} {fault}",
+        fingerprint=f"{SELF_CHECK} {channel} {fault}",
         reason=reason,
-        check=OURS,
+        check=SELF_CHECK,
         subject=f"channel {channel}",
         fault=fault,
         verdict=Verdict.OK if reason is Reason.RESOLVED else Verdict.WARNING,
@@ -270,8 +272,8 @@ class ChannelStore:
 
     def cleanup(self, now: float) -> None:
         """Remove the state of old threads and of nodes that failed long ago."""
-        expire(self._threads, "time", now - THREADS_KEPT_S, THREADS_MOST)
-        expire(self._channels, "time", now - THREADS_KEPT_S, NODES_MOST, only="@")
+        expire(self._threads, "time", now - THREAD_RETENTION_S, MAX_THREADS)
+        expire(self._channels, "time", now - THREAD_RETENTION_S, MAX_NODES, only="@")
         for directory in (self._threads, self._channels):
             with suppress(StateDirectoryError):
                 directory.flush_fallback()

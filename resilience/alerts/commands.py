@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.delivery import FLUSH_S, Flushed, flush
-from resilience.alerts.incident import Incident, Silence, silencing
+from resilience.alerts.incident import Incident, Silence, matching_silence
 from resilience.alerts.ledger import silence_id
-from resilience.alerts.outbox import Entry, in_order
+from resilience.alerts.outbox import Entry, sending_order
 from resilience.alerts.routes import Route, channels, routes_of
 from resilience.alerts.sending import DeliveryRequest, Outcome, compose_in_child, send_in_child
 from resilience.alerts.state import AlertState, open_alert_state
@@ -34,7 +34,7 @@ no channel is configured, so no notification is sent; for example, in resil.toml
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class IncidentStatus:
     """One incident and what may keep its notifications from arriving.
 
     Attributes:
@@ -63,7 +63,7 @@ class Listing:
         is_partial: True if the alert state could not be read completely.
     """
 
-    known: tuple[Known, ...]
+    known: tuple[IncidentStatus, ...]
     silences: tuple[Silence, ...]
     waiting: dict[str, int]
     dead: tuple[Entry, ...]
@@ -81,9 +81,9 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     pending, dead = state.outbox.pending(), state.outbox.dead()
     waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
     known = [
-        Known(
+        IncidentStatus(
             incident,
-            silencing(silences, incident, now) if incident.is_open else None,
+            matching_silence(silences, incident, now) if incident.is_open else None,
             waiting_for.get(incident.episode, ()),
             refused_by.get(incident.episode, ()),
         )
@@ -128,7 +128,7 @@ class Details:
         waiting, dead: queued messages and dead letters.
     """
 
-    known: Known
+    known: IncidentStatus
     sent: tuple[Entry, ...]
     waiting: tuple[Entry, ...]
     dead: tuple[Entry, ...]
@@ -140,12 +140,12 @@ def details(project: Project, incident_id: str) -> Details:
     state = open_alert_state(project)
     now = project.system.clock.now()
     incident = state.ledger.find(incident_id, now)
-    silence = silencing(state.silences.active(now), incident, now) if incident.is_open else None
+    silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
         tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
         for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
     )
-    known = Known(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
+    known = IncidentStatus(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
     return Details(known, sent, waiting, dead, _errors(state))
 
 
@@ -195,7 +195,7 @@ def silence(
     )
     incidents = state.ledger.incidents(now)
     state.silences.add(made, is_known=bool(incidents))
-    return made, tuple(i for i in incidents if i.is_open and silencing((made,), i, now))
+    return made, tuple(i for i in incidents if i.is_open and matching_silence((made,), i, now))
 
 
 def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
@@ -268,14 +268,14 @@ def discard(project: Project) -> tuple[Entry, ...]:
     return dead
 
 
-def drafts(project: Project) -> tuple[tuple[Entry, str | None], ...]:
+def preview(project: Project) -> tuple[tuple[Entry, str | None], ...]:
     """Return the queued messages in sending order, each with its text; None if its thread has an earlier one."""
     state, routes = open_alert_state(project), routes_of(project)
     pending = state.outbox.pending()
     found: list[tuple[Entry, str | None]] = []
     for channel in dict.fromkeys(entry.channel for entry in pending):
         mine = [entry for entry in pending if entry.channel == channel]
-        heads = in_order(mine)
+        heads = sending_order(mine)
         route = routes.get(channel)
         texts = dict.fromkeys((entry.name for entry in heads), f"there is no channel {channel!r} any more")
         if route is not None:

@@ -13,7 +13,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channel_health import NOTIFY_EVERY_S, ChannelStore, NodeState, SharedState
 from resilience.alerts.claims import Claim, claim
 from resilience.alerts.digest import is_due
-from resilience.alerts.outbox import Entry, Outbox, channel_of, in_order
+from resilience.alerts.outbox import Entry, Outbox, channel_of, sending_order
 from resilience.alerts.routes import Route
 from resilience.alerts.sending import SEND_S, DeliveryRequest, DeliveryStatus, Outcome, send_in_child
 from resilience.errors import StateDirectoryError
@@ -22,11 +22,11 @@ from resilience.system.ports import System
 
 FLUSH_S = 25.0
 """Default time limit of a flush."""
-LEAST_SEND_S = 3.0
+MIN_SEND_S = 3.0
 """With less time left no send is started: an interrupted send may have arrived, and would be repeated."""
-PACE_S = 1.0
+SEND_INTERVAL_S = 1.0
 """Interval between messages of one channel: Slack's limit (https://docs.slack.dev/apis/web-api/rate-limits)."""
-_GRACE_S = 7 * NOTIFY_EVERY_S
+_UNKNOWN_CHANNEL_S = 7 * NOTIFY_EVERY_S
 """How long a message for an unknown channel stays queued if another project of this state directory may define it."""
 
 
@@ -144,13 +144,13 @@ class _Flush:
             return Flushed(error=self.outbox.error)
         with ExitStack() as claims:
             for channel in dict.fromkeys(map(channel_of, names)):
-                self._begin(channel, claims)
+                self._activate(channel, claims)
             while self._round():
                 pass
             notified = self._notify_of_channels()
             for channel in notified:
                 if channel not in self._active and channel not in self._paused:
-                    self._begin(channel, claims)
+                    self._activate(channel, claims)
             while notified and self._round():
                 pass
         self.outbox.cleanup(self._now())
@@ -170,7 +170,7 @@ class _Flush:
     def _now(self) -> float:
         return self.system.clock.now()
 
-    def _begin(self, channel: str, claims: ExitStack) -> None:
+    def _activate(self, channel: str, claims: ExitStack) -> None:
         """Activate a channel unless it is skipped, paused, unknown, or claimed by another process."""
         if channel in self.skip:
             return
@@ -186,7 +186,7 @@ class _Flush:
         entries = self.outbox.pending(channel)
         if lost := [name for name in self.outbox.damaged if channel_of(name) == channel]:
             with suppress(StateDirectoryError):
-                alert = channel_health.damaged(channel, lost, now=now, host=self._host, project=self.project)
+                alert = channel_health.damage_alert(channel, lost, now=now, host=self._host, project=self.project)
                 self.outbox.put(alert, channel, now)
                 self.outbox.damaged.difference_update(lost)
                 entries = self.outbox.pending(channel)
@@ -209,7 +209,7 @@ class _Flush:
     def _handle_unknown(self, channel: str) -> None:
         for entry in self.outbox.pending(channel):
             ours = not self.project or entry.alert.project == self.project
-            if ours or self._now() - entry.queued > _GRACE_S:
+            if ours or self._now() - entry.queued > _UNKNOWN_CHANNEL_S:
                 error = f"there is no channel {channel!r} any more"
                 hint = f"write a table [channel.{channel}] in resil.toml, then: resil alert flush --retry-dead"
                 self._give_up(entry, Outcome(status=DeliveryStatus.REFUSED, error=error, hint=hint))
@@ -221,14 +221,14 @@ class _Flush:
         heads: dict[str, Entry] = {}
         for channel, active in self._active.items():
             if active.is_open and (self.most is None or active.count < self.most):
-                head = next(self._fresh(channel), None)
+                head = next(self._sendable(channel), None)
                 if head is not None:
                     heads[channel] = head
         if not heads:
             return False
-        self._pace(heads)
+        self._wait_for_rate_limit(heads)
         left_s = self._end - self.system.clock.monotonic()
-        if left_s < LEAST_SEND_S:
+        if left_s < MIN_SEND_S:
             return False
         requests = {
             channel: DeliveryRequest(
@@ -247,18 +247,21 @@ class _Flush:
             self._record(active, heads[channel], outcome)
         return True
 
-    def _fresh(self, channel: str) -> Iterator[Entry]:
+    def _sendable(self, channel: str) -> Iterator[Entry]:
         """Yield the messages that may be sent next, each read again: another node may have sent it meanwhile."""
-        for entry in in_order(self.outbox.pending(channel)):
-            if (fresh := self.outbox.waits(entry.name)) is not None:
+        for entry in sending_order(self.outbox.pending(channel)):
+            if (fresh := self.outbox.reload(entry.name)) is not None:
                 yield fresh
 
-    def _pace(self, heads: Mapping[str, Entry]) -> None:
+    def _wait_for_rate_limit(self, heads: Mapping[str, Entry]) -> None:
         """Sleep until the rate limit of each of these channels allows another message."""
         last = max(self._active[channel].last_sent for channel in heads)
         recent = max(self._active[channel].shared.last_ok for channel in heads)
         since = self._now() - recent  # in an earlier flush, possibly of another node
-        wait_s = max(last + PACE_S - self.system.clock.monotonic(), PACE_S - since if 0 <= since < PACE_S else 0.0)
+        wait_s = max(
+            last + SEND_INTERVAL_S - self.system.clock.monotonic(),
+            SEND_INTERVAL_S - since if 0 <= since < SEND_INTERVAL_S else 0.0,
+        )
         if wait_s > 0:
             self.system.clock.sleep(wait_s)
 
@@ -287,13 +290,13 @@ class _Flush:
         )
         shared = active.shared
         if outcome.retry_after_s is not None:
-            shared = replace(shared, asked_until=now + channel_health.asked_wait_s(outcome.retry_after_s))
+            shared = replace(shared, asked_until=now + channel_health.retry_after_wait_s(outcome.retry_after_s))
         active.save(node, shared, now)
         if outcome.status is DeliveryStatus.REFUSED:
             self._give_up(entry, outcome)
             return  # the channel may accept the next message
         active.is_open = False
-        if channel_health.is_hopeless(entry.tries + 1, entry.queued, shared, now):
+        if channel_health.should_give_up(entry.tries + 1, entry.queued, shared, now):
             error = f"{outcome.error} (failed {entry.tries + 1} times in a day while other messages were delivered)"
             self._give_up(entry, replace(outcome, error=error))
             return
@@ -323,13 +326,15 @@ class _Flush:
             if reason is Reason.FIRST:
                 id = channel_health.incident_id_of(channel, now)
                 waiting = sum(channel_of(name) == channel for name in self.outbox.names())
-                alert = channel_health.broken(channel, active.node, incident_id=id, now=now, waiting=waiting, **origin)
+                alert = channel_health.failure_alert(
+                    channel, active.node, incident_id=id, now=now, waiting=waiting, **origin
+                )
                 others = [name for name in self.routes if name != channel and self._works(name)]
                 to = tuple(name for name in others if self._put(alert, name))
                 if to:
                     active.save(active.node, replace(shared, told_at=now, episode=id, told_to=to), now)
             elif reason is Reason.RESOLVED:
-                alert = channel_health.recovered(
+                alert = channel_health.recovery_alert(
                     channel, incident_id=shared.episode, since=shared.told_at, now=now, **origin
                 )
                 to = tuple(name for name in shared.told_to if name in self.routes and self._put(alert, name))

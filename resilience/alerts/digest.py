@@ -20,15 +20,15 @@ STORM_OVER = 20
 """More messages than this become a digest at any age."""
 FOLD_AT = 100
 """This many queued messages of one channel are folded into one file at any age."""
-NEWS = "news"
+ANNOUNCEMENT = "news"
 """The check of a line about no incident (an announcement)."""
-MOST_LINES = 2000
-MOST_NOTICES = 40
+MAX_LINES = 2000
+MAX_NOTICES = 40
 SUMMARY_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class DigestLine:
     """One incident in a digest.
 
     Attributes:
@@ -65,16 +65,16 @@ _SHARED = ("episode", "fingerprint", "check", "subject", "fault", "run", "since"
 _ORDER = {verdict: number for number, verdict in enumerate(Verdict)}
 
 
-def lines_of(alert: Alert) -> tuple[Line, ...]:
+def lines_of(alert: Alert) -> tuple[DigestLine, ...]:
     """Return a line for each incident of an alert; an announcement is one line that is resolved already."""
     if alert.title:
-        return (_news(alert),)
+        return (_announcement(alert),)
     return tuple(_line(notice, alert.time) for notice in alert.notices)
 
 
-def _line(notice: Notice, time: float) -> Line:
+def _line(notice: Notice, time: float) -> DigestLine:
     over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
-    return Line(
+    return DigestLine(
         **{name: getattr(notice, name) for name in _SHARED},
         verdict=Verdict.OK if over else notice.verdict,
         worst=notice.verdict,
@@ -86,11 +86,11 @@ def _line(notice: Notice, time: float) -> Line:
     )
 
 
-def _news(alert: Alert) -> Line:
-    return Line(
+def _announcement(alert: Alert) -> DigestLine:
+    return DigestLine(
         episode=alert.id,
         fingerprint=alert.id,
-        check=NEWS,
+        check=ANNOUNCEMENT,
         subject=alert.host,
         verdict=Verdict.OK,
         worst=Verdict.OK,
@@ -101,16 +101,16 @@ def _news(alert: Alert) -> Line:
     )
 
 
-def merge(lines: Iterable[Line]) -> tuple[Line, ...]:
+def merge(lines: Iterable[DigestLine]) -> tuple[DigestLine, ...]:
     """Return one line per incident, sorted by `ranked`. The newest alert wins, whatever the order of the lines."""
-    merged: dict[str, Line] = {}
+    merged: dict[str, DigestLine] = {}
     for line in lines:
         known = merged.get(line.episode)
-        merged[line.episode] = line if known is None else _join(known, line)
+        merged[line.episode] = line if known is None else _merge_two(known, line)
     return ranked(merged.values())
 
 
-def _join(one: Line, other: Line) -> Line:
+def _merge_two(one: DigestLine, other: DigestLine) -> DigestLine:
     # At the same time, the resolution comes last.
     older, newer = sorted((one, other), key=lambda line: (line.time, line.ended))
     last_bad = older if older.bad > newer.bad else newer
@@ -125,14 +125,14 @@ def _join(one: Line, other: Line) -> Line:
     )
 
 
-def ranked(lines: Iterable[Line]) -> tuple[Line, ...]:
+def ranked(lines: Iterable[DigestLine]) -> tuple[DigestLine, ...]:
     """Return the lines sorted: open before resolved, then the worst first, then the oldest."""
     return tuple(sorted(lines, key=lambda x: (x.ended > 0, -_ORDER[x.verdict], -_ORDER[x.worst], x.since, x.episode)))
 
 
-def bounded(lines: Sequence[Line]) -> tuple[tuple[Line, ...], int]:
-    """Return the first MOST_LINES lines, and the number of lines left out."""
-    return tuple(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES)
+def bounded(lines: Sequence[DigestLine]) -> tuple[tuple[DigestLine, ...], int]:
+    """Return the first MAX_LINES lines, and the number of lines left out."""
+    return tuple(lines[:MAX_LINES]), max(0, len(lines) - MAX_LINES)
 
 
 def is_due(count: int, oldest: float, now: float) -> bool:
@@ -148,16 +148,18 @@ def digest_id(names: Iterable[str]) -> str:
     return "digest-" + hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
 
 
-def compose_digest(lines: Sequence[Line], *, id: str, now: float, host: str, project: str, left_out: int = 0) -> Alert:
+def compose_digest(
+    lines: Sequence[DigestLine], *, id: str, now: float, host: str, project: str, left_out: int = 0
+) -> Alert:
     """Return the digest of `lines`, as merged by `merge`. `left_out` incidents are only counted.
 
-    The first MOST_NOTICES lines have a notice; the others are included in `total`.
+    The first MAX_NOTICES lines have a notice; the others are included in `total`.
     """
     over = not left_out and all(line.ended for line in lines)
     return Alert.of(
         *(_notice(line) for line in lines),
         id=id,
-        most=MOST_NOTICES,
+        most=MAX_NOTICES,
         reason=Reason.RESOLVED if over else Reason.FIRST,
         verdict=max((line.verdict for line in lines), default=Verdict.UNKNOWN),
         time=now,
@@ -168,20 +170,20 @@ def compose_digest(lines: Sequence[Line], *, id: str, now: float, host: str, pro
     )
 
 
-def _notice(line: Line) -> Notice:
+def _notice(line: DigestLine) -> Notice:
     return Notice(
         **{name: getattr(line, name) for name in _SHARED},
         reason=Reason.RESOLVED if line.ended else Reason.FIRST,
         verdict=line.verdict,
-        summary=story(line),
+        summary=summary_of(line),
         advice="" if line.ended else line.advice,
         count=line.count,
     )
 
 
-def story(line: Line) -> str:
+def summary_of(line: DigestLine) -> str:
     """Return one line about an incident. For example, `was CRITICAL, resolved after 2 h 10 min: 99% used`."""
-    if not line.ended or line.check == NEWS:
+    if not line.ended or line.check == ANNOUNCEMENT:
         return line.summary
     was = f"was {line.worst.value}, " if line.worst is not Verdict.OK else ""
     return f"{was}resolved after {format_duration(max(0.0, line.ended - line.since))}: {line.summary}"

@@ -157,11 +157,11 @@ class Silence:
         if not self.since < self.until < float("inf"):
             raise UsageError("a silence must end after it starts", hint="give a duration: 2h, 3d")
 
-    def is_over(self, now: float) -> bool:
+    def is_expired(self, now: float) -> bool:
         """Return True if the silence has expired."""
         return now >= self.until
 
-    def covers(self, incident: Incident) -> bool:
+    def matches(self, incident: Incident) -> bool:
         """Return True if the silence matches an incident, regardless of time."""
         names = ("check", "subject", "run", "fault")
         return incident.episode.startswith(self.episode) and all(
@@ -174,7 +174,7 @@ def _matches(pattern: str, text: str) -> bool:
     return not pattern or pattern == text or fnmatchcase(text, pattern)
 
 
-def silencing(silences: Iterable[Silence], incident: Incident, now: float) -> Silence | None:
+def matching_silence(silences: Iterable[Silence], incident: Incident, now: float) -> Silence | None:
     """Return the active silence that matches an incident and expires last, or None."""
-    covering = (silence for silence in silences if not silence.is_over(now) and silence.covers(incident))
+    covering = (silence for silence in silences if not silence.is_expired(now) and silence.matches(incident))
     return max(covering, key=lambda silence: silence.until, default=None)

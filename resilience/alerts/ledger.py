@@ -23,10 +23,10 @@ from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile, own_directory, read_regular, write_atomic
 
-COPY_FRESH_S = 3600.0
+COPY_MAX_AGE_S = 3600.0
 """An older copy is ignored: other nodes may have updated the ledger since."""
 COPY_LIMIT_BYTES = 64 * 2**20
-SILENCE_KEPT_S = 7 * 86400.0
+SILENCE_RETENTION_S = 7 * 86400.0
 """How long an expired silence is kept, for users who want to see earlier silences."""
 
 _JSON = ".json"
@@ -57,7 +57,7 @@ class LedgerCopy:
             found = read_regular(self._path, COPY_LIMIT_BYTES)
             if found is not None and found[1].st_uid == os.getuid():
                 document = json.loads(found[0])
-                if abs(now - float(document["time"])) < COPY_FRESH_S:
+                if abs(now - float(document["time"])) < COPY_MAX_AGE_S:
                     return tuple(map(read_incident, document["incidents"]))
         return ()
 
@@ -150,12 +150,12 @@ class Ledger(_Store):
         for name in names:
             if name.endswith(_JSON) and (incident := self._load(name)) is not None:
                 found.append(incident)
-        if now is not None and self._copy is not None and self._is_lost():
+        if now is not None and self._copy is not None and self._is_unreachable():
             known = {incident.fingerprint for incident in found}
             copied = [one for one in self._copy.load(now) if one.fingerprint not in known]
-            self._open |= {one.fingerprint + _JSON: _file_of(one) for one in copied}
+            self._open |= {one.fingerprint + _JSON: _encode(one) for one in copied}
             found += copied
-        found = [self._with_people(one) if one.episode in acknowledged else one for one in found]
+        found = [self._with_acknowledgement(one) if one.episode in acknowledged else one for one in found]
         return tuple(sorted(found, key=lambda incident: (incident.opened, incident.episode), reverse=True))
 
     def find(self, text: str, now: float | None = None) -> Incident:
@@ -163,18 +163,18 @@ class Ledger(_Store):
 
         Raise UsageError unless exactly one matches, StateDirectoryError if the incidents cannot be read.
         """
-        wanted = text.strip().lower()
+        prefix = text.strip().lower()
         incidents = self.incidents(now)
-        fits = [incident for incident in incidents if wanted and incident.episode.startswith(wanted)]
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
+        found = [incident for incident in incidents if prefix and incident.episode.startswith(prefix)]
+        if len(found) == 1:
+            return found[0]
+        if found:
             raise UsageError(
                 f"several incident ids begin with {text!r}",
-                hint="one of: " + ", ".join(f"{i.episode} ({i.check} {i.subject})" for i in fits[:8]),
+                hint="one of: " + ", ".join(f"{i.episode} ({i.check} {i.subject})" for i in found[:8]),
             )
         for incident in incidents:
-            if any(wanted and earlier.startswith(wanted) for earlier in incident.earlier):
+            if any(prefix and earlier.startswith(prefix) for earlier in incident.earlier):
                 state = "the fault came back as" if incident.is_open else "the fault came back and was resolved as"
                 raise UsageError(
                     f"{text!r} is resolved; {state} {incident.episode}: {incident.check} {incident.subject}",
@@ -189,7 +189,7 @@ class Ledger(_Store):
             )
         from difflib import get_close_matches
 
-        near = get_close_matches(wanted, [incident.episode for incident in incidents], n=3, cutoff=0.5)
+        near = get_close_matches(prefix, [incident.episode for incident in incidents], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "list them all: resil alert list"
         raise UsageError(f"there is no incident {text!r}", hint=hint)
 
@@ -199,8 +199,8 @@ class Ledger(_Store):
         Without `durable` there is no fsync: saving a thousand incidents stays fast, and a power cut may cost a
         duplicate notification.
         """
-        name, content = incident.fingerprint + _JSON, _file_of(incident)
-        self._note_open(name, incident, content)
+        name, content = incident.fingerprint + _JSON, _encode(incident)
+        self._track_open(name, incident, content)
         if self._written.get(name) != content:
             self.directory.write(name, content, durable=durable)
             self._written[name] = content
@@ -241,11 +241,11 @@ class Ledger(_Store):
         self.directory.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 
-    def _is_lost(self) -> bool:
+    def _is_unreachable(self) -> bool:
         """Return True if the disk of the incidents does not respond or is missing."""
         return bool(self.directory.trouble) or not self.directory.primary.parent.parent.is_dir()
 
-    def _note_open(self, name: str, incident: Incident, content: bytes) -> None:
+    def _track_open(self, name: str, incident: Incident, content: bytes) -> None:
         if incident.is_open:
             self._open[name] = content
         else:
@@ -257,12 +257,12 @@ class Ledger(_Store):
             if incident.fingerprint + _JSON != name:
                 raise ValueError("content of another incident")
             self._written[name] = content
-            self._note_open(name, incident, content)
+            self._track_open(name, incident, content)
             return incident
 
         return self._read(name, "incident file", parse)
 
-    def _with_people(self, incident: Incident) -> Incident:
+    def _with_acknowledgement(self, incident: Incident) -> Incident:
         def parse(content: bytes) -> Incident:
             acknowledged = from_record(_Acknowledgement, json.loads(content), strict=True)
             self._acknowledged[incident.fingerprint + _JSON] = incident.episode
@@ -284,24 +284,24 @@ class Silences(_Store):
 
     def active(self, now: float) -> tuple[Silence, ...]:
         """Return the active silences, the next to expire first."""
-        found = [silence for silence in self._all() if not silence.is_over(now)]
+        found = [silence for silence in self._all() if not silence.is_expired(now)]
         return tuple(sorted(found, key=lambda silence: (silence.until, silence.id)))
 
     def remove(self, text: str) -> Silence:
         """Expire the silence whose id starts with `text`; return it. Raise UsageError unless exactly one matches."""
-        wanted = text.strip().lower()
-        fits = [silence for silence in self._all() if wanted and silence.id.startswith(wanted)]
-        if len(fits) != 1:
-            error = f"several silence ids begin with {text!r}" if fits else f"there is no silence {text!r}"
-            known = ", ".join(silence.id for silence in fits or self._all())
+        prefix = text.strip().lower()
+        found = [silence for silence in self._all() if prefix and silence.id.startswith(prefix)]
+        if len(found) != 1:
+            error = f"several silence ids begin with {text!r}" if found else f"there is no silence {text!r}"
+            known = ", ".join(silence.id for silence in found or self._all())
             raise UsageError(error, hint=f"there are: {known}" if known else "no silence is active")
-        self.directory.remove(fits[0].id + _JSON)
-        return fits[0]
+        self.directory.remove(found[0].id + _JSON)
+        return found[0]
 
     def prune(self, now: float) -> None:
         """Remove silences that expired long ago."""
         for silence in self._all():
-            if now - silence.until > SILENCE_KEPT_S:
+            if now - silence.until > SILENCE_RETENTION_S:
                 self.directory.remove(silence.id + _JSON)
 
     def _directory_of_watchdogs(self) -> Path:
@@ -321,7 +321,7 @@ def silence_id(silence_of: str, by: str, now: float) -> str:
     return hashlib.sha256(text).hexdigest()[:8]
 
 
-def _file_of(incident: Incident) -> bytes:
+def _encode(incident: Incident) -> bytes:
     """Return the content of an incident's file, without the acknowledgement, which has a file of its own."""
     record = to_record(incident, complete=True)
     for name in _Acknowledgement.__dataclass_fields__:

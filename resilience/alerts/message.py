@@ -34,12 +34,12 @@ _UNPRINTABLE = re.compile(
 
 _BLANKS = re.compile(r"\s+")
 _COMMAND = re.compile(r"(resil|cd) [^;?]*")
-_JUST_S = 60.0
+_JUST_NOTICED_S = 60.0
 
-OURS = "alert"
+SELF_CHECK = "alert"
 """The check of alerts about alerting itself, such as a failing channel: not an incident of a watchdog."""
 
-_ASIDES = {
+_REASON_SUFFIXES = {
     Reason.WORSE: " (worse)",
     Reason.BETTER: " (better)",
     Reason.REMINDER: " (reminder)",
@@ -48,7 +48,7 @@ _ASIDES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Item:
     """The text about one incident.
 
     Attributes:
@@ -117,7 +117,7 @@ def state_word(alert: Alert) -> str:
         return "INFO"
     if alert.is_resolved:
         return "RESOLVED"
-    word = alert.verdict.value + _ASIDES.get(alert.reason, "")
+    word = alert.verdict.value + _REASON_SUFFIXES.get(alert.reason, "")
     return f"DIGEST, {word}" if alert.is_digest else word
 
 
@@ -135,14 +135,14 @@ def headline(alert: Alert, limit: int = 180) -> str:
     return cut(line, limit - len(mark)) + mark
 
 
-def runbook(alert: Alert) -> tuple[Story, ...]:
+def items_of(alert: Alert) -> tuple[Item, ...]:
     """Return a section for each incident shown in full: problem, place, time, advice and how to acknowledge.
 
     An announcement is one section with its title and body.
     """
     if alert.title:
-        return (_news(alert),)
-    return tuple(_story(alert, notice) for notice in alert.notices[:MAX_NOTICES])
+        return (_announcement(alert),)
+    return tuple(_item(alert, notice) for notice in alert.notices[:MAX_NOTICES])
 
 
 def left_out(alert: Alert) -> str:
@@ -164,11 +164,11 @@ def plain_text(alert: Alert, limit: int = 200_000) -> str:
             cut("\n".join([headline(alert), *([""] if shown else []), *shown]), limit) + f"\n\n-- \n{footer(alert)}\n"
         )
     parts = [] if alert.notices else [headline(alert)]
-    for story in runbook(alert):
-        width = max(len(label) for label, _ in story.rows) + 2
-        lines = [story.title, *(f"  {label + ':':<{width}}{value}" for label, value in story.rows)]
-        if story.evidence:
-            lines += ["  Evidence:", *(f"    {line}" for line in story.evidence)]
+    for item in items_of(alert):
+        width = max(len(label) for label, _ in item.rows) + 2
+        lines = [item.title, *(f"  {label + ':':<{width}}{value}" for label, value in item.rows)]
+        if item.evidence:
+            lines += ["  Evidence:", *(f"    {line}" for line in item.evidence)]
         parts.append("\n".join(lines))
     if more := left_out(alert):
         parts.append(more)
@@ -210,21 +210,25 @@ def is_command(label: str, value: str) -> bool:
     return is_pasted or (label == "Advice" and _COMMAND.fullmatch(value) is not None)
 
 
-def _news(alert: Alert) -> Story:
+def _announcement(alert: Alert) -> Item:
     rows: tuple[tuple[str, str], ...] = (("From", clean_line(alert.host, 100) or "resil"),)
     if alert.project:
         rows = (*rows, ("Project", clean_line(alert.project, 400)))
-    return Story(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
+    return Item(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
 
 
-def _story(alert: Alert, notice: Notice) -> Story:
+def _item(alert: Alert, notice: Notice) -> Item:
     episode = clean_line(notice.episode, 24)
     over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
     word = "TEST" if alert.is_test else "RESOLVED" if over else notice.verdict.value
     subject, summary = clean_line(notice.subject, 300), clean_line(notice.summary, 1000)
     where = f"{subject} (check {clean_line(notice.check, 60)}, seen on {clean_line(alert.host, 100)})"
     age_s = max(0.0, alert.time - notice.since)
-    ago = f"{'lasted' if over else 'for'} {format_duration(age_s)}" if over or age_s >= _JUST_S else "just noticed"
+    ago = (
+        f"{'lasted' if over else 'for'} {format_duration(age_s)}"
+        if over or age_s >= _JUST_NOTICED_S
+        else "just noticed"
+    )
     rows = [("Problem", summary), ("Where", where)]
     if notice.run:
         rows.append(("Run", clean_line(notice.run, 200)))
@@ -233,7 +237,7 @@ def _story(alert: Alert, notice: Notice) -> Story:
         rows.append(("Notified", f"{notice.count} times"))
     if notice.advice:
         rows.append(("Advice", clean_line(notice.advice, 1000)))
-    is_incident = not alert.is_test and notice.check != OURS
+    is_incident = not alert.is_test and notice.check != SELF_CHECK
     if is_incident and not over:
         rows.append(("Details", in_project(alert, f"resil alert show {shlex.quote(episode)}")))
     if notice.acknowledged_by:
@@ -243,4 +247,4 @@ def _story(alert: Alert, notice: Notice) -> Story:
     if alert.project:
         rows.append(("Project", clean_line(alert.project, 400)))
     title = f"{word}: {cut(subject, 80)}: {cut(summary, 200)} ({episode})"
-    return Story(title=title, rows=tuple(rows), evidence=clean_lines(notice.evidence))
+    return Item(title=title, rows=tuple(rows), evidence=clean_lines(notice.evidence))

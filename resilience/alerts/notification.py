@@ -16,10 +16,10 @@ from resilience.finding import Verdict
 from resilience.quantities import format_duration
 from resilience.settings.alert_policy import AlertPolicy
 
-MOST_NOTICES = 24
-"""Maximum number of incidents listed in a message; the others are counted."""
+MAX_NOTICES = 24
+"""Maximum number of incidents its in a message; the others are counted."""
 
-MANY_NOTICES = 3
+FULL_EVIDENCE_NOTICES = 3
 """With more notices than this in a message, each shows only the beginning of its evidence."""
 
 _LONG, _SHORT = 40, 4
@@ -122,15 +122,15 @@ def compose(
         checks.setdefault(one.incident.check, []).append(one)
     groups = []
     for check in checks.values():
-        wanted: dict[str, list[Notification]] = {}
+        by_channel: dict[str, list[Notification]] = {}
         for one in sorted(check, key=_rank):
             for channel in channels_of(one):
-                wanted.setdefault(channel, []).append(one)
+                by_channel.setdefault(channel, []).append(one)
         shared: dict[tuple[str, ...], list[str]] = {}
-        for channel, its in wanted.items():
-            shared.setdefault(tuple(one.key for one in its), []).append(channel)
+        for channel, listed in by_channel.items():
+            shared.setdefault(tuple(one.key for one in listed), []).append(channel)
         for channels in shared.values():
-            group = tuple(wanted[channels[0]])
+            group = tuple(by_channel[channels[0]])
             groups.append(NotificationGroup(_alert(group, now, host, project), tuple(channels), group))
     return tuple(groups)
 
@@ -153,12 +153,12 @@ def thread_of(notifications: Sequence[Notification], project: str) -> str:
 
 def _alert(group: Sequence[Notification], now: float, host: str, project: str) -> Alert:
     """`group`: of one check, sorted."""
-    lines = _LONG if len(group) <= MANY_NOTICES else _SHORT
+    lines = _LONG if len(group) <= FULL_EVIDENCE_NOTICES else _SHORT
     return Alert.of(
         *(_notice(one, lines) for one in group),
         id=_digest(*sorted(one.key for one in group)),
         thread=thread_of(group, project),
-        most=MOST_NOTICES,
+        most=MAX_NOTICES,
         time=now,
         host=host,
         project=project,

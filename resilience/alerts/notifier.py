@@ -14,10 +14,10 @@ from functools import partial
 from typing import Protocol
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.incident import Incident, fingerprint_of, silencing
+from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notification import Notification, NotificationGroup, compose, should_send
-from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S, advance, assess, begin, not_after
+from resilience.alerts.policy import EXPIRES_AFTER_S, RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation
@@ -33,7 +33,7 @@ ENGINE_FAULTS = frozenset({"settings"})
 """Faults of a watchdog itself. Their subject is only reported while they last, so any other finding resolves them."""
 
 
-class Outgoing(Protocol):
+class AlertQueue(Protocol):
     """Queues messages: the outbox."""
 
     def put(self, alert: Alert, channel: str, now: float) -> bool:
@@ -55,7 +55,7 @@ class Notified:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _Evaluation:
     """One incident in this tick: its saved state, its new state, and the current verdict."""
 
     before: Incident | None
@@ -76,7 +76,7 @@ class Notifier:
 
     ledger: Ledger
     silences: Silences
-    outbox: Outgoing
+    outbox: AlertQueue
     policy: AlertPolicy
     host: str
     project: str
@@ -90,64 +90,74 @@ class Notifier:
         """
         self._errors = []
         known = self.ledger.incidents(now)
-        cases = self._cases(reports, known, now)
+        evaluations = self._evaluations(reports, known, now)
         silences = self.silences.active(now)
         incidents: dict[str, Incident] = {}
         notifications = []
-        for case in cases:
-            silenced = silencing(silences, case.incident, now) is not None
-            reason, incidents[case.incident.fingerprint] = assess(
-                case.incident, case.verdict, now, self.policy, silenced=silenced, expired=case.expired, zone=self.zone
+        for evaluation in evaluations:
+            silenced = matching_silence(silences, evaluation.incident, now) is not None
+            reason, incidents[evaluation.incident.fingerprint] = assess(
+                evaluation.incident,
+                evaluation.verdict,
+                now,
+                self.policy,
+                silenced=silenced,
+                expired=evaluation.expired,
+                zone=self.zone,
             )
             if reason is not Reason.QUIET:
-                notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
+                notifications.append(
+                    Notification.of(evaluation.incident, reason, now, self.policy, expired=evaluation.expired)
+                )
         due = self._due(notifications, known, now)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
-        refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
-        for case in cases:
-            incident = incidents[case.incident.fingerprint]
-            if case.before is None or _is_news(case.before, incident, refresh_s):
+        refresh_s = 0.0 if len(evaluations) <= MANY else REFRESH_S
+        for evaluation in evaluations:
+            incident = incidents[evaluation.incident.fingerprint]
+            if evaluation.before is None or _has_changed(evaluation.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
-            if incident.resolved is not None and now - incident.resolved > FORGOTTEN_AFTER_S:
+            if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
                 self._try(partial(self.ledger.remove, incident))
         self._try(partial(self.silences.prune, now))
         self.ledger.save_copy(now)
         return Notified(queued, (*self.ledger.errors, *self.silences.errors, *self._errors))
 
-    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Case]:
+    def _evaluations(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Evaluation]:
         """Return every incident that has a verdict in this tick."""
         before = {incident.fingerprint: incident for incident in known}
-        cases: dict[str, _Case] = {}
+        evaluations: dict[str, _Evaluation] = {}
         for report in reports:
-            for finding in _worst_of_each(report):
+            for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
-                cases[fingerprint] = _Case(previous, self._found(previous, finding, report.check, now), finding.verdict)
+                evaluations[fingerprint] = _Evaluation(
+                    previous, self._found(previous, finding, report.check, now), finding.verdict
+                )
             checked = {finding.subject for finding in report.findings}
-            blind = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
+            unknown = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
             for incident in known:
-                if incident.check != report.check or not incident.is_open or incident.fingerprint in cases:
+                if incident.check != report.check or not incident.is_open or incident.fingerprint in evaluations:
                     continue
-                if incident.subject in blind:
+                if incident.subject in unknown:
                     # The check failed, so a fault is assumed to persist; one that was gone keeps its state.
                     if incident.gone is None:
-                        case = _Case(incident, not_after(incident, now), incident.verdict)
-                        cases[incident.fingerprint] = case
+                        evaluation = _Evaluation(incident, cap_times(incident, now), incident.verdict)
+                        evaluations[incident.fingerprint] = evaluation
                 elif incident.subject in checked or (checked and incident.fault in ENGINE_FAULTS):
-                    case = _Case(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
-                    cases[incident.fingerprint] = case
+                    evaluation = _Evaluation(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
+                    evaluations[incident.fingerprint] = evaluation
         for incident in known:
             unchecked_s = now - max(incident.looked, incident.seen)
-            if incident.is_open and incident.fingerprint not in cases and unchecked_s > EXPIRES_AFTER_S:
-                cases[incident.fingerprint] = _Case(incident, incident, Verdict.OK, expired=True)
-        return list(cases.values())
+            if incident.is_open and incident.fingerprint not in evaluations and unchecked_s > EXPIRES_AFTER_S:
+                evaluations[incident.fingerprint] = _Evaluation(incident, incident, Verdict.OK, expired=True)
+        return list(evaluations.values())
 
     def _found(self, previous: Incident | None, finding: Finding, check: str, now: float) -> Incident:
         if previous is None or not previous.is_open:
-            return begin(previous, finding, check, now, self.policy, self.host)
+            return open_incident(previous, finding, check, now, self.policy, self.host)
         return replace(
             advance(previous, finding.verdict, now, self.policy),
             summary=finding.summary,
@@ -190,10 +200,10 @@ class Notifier:
         self, groups: Sequence[NotificationGroup], now: float
     ) -> tuple[dict[str, Incident], tuple[NotificationGroup, ...]]:
         """Queue the messages; return the notified incidents by fingerprint, and the messages that were queued."""
-        all_of_them = {one.incident.fingerprint: one for group in groups for one in group.notifications}
-        for one in all_of_them.values():
+        unique = {one.incident.fingerprint: one for group in groups for one in group.notifications}
+        for one in unique.values():
             # With very many notifications, duplicates after a crash cost less than a write to the file server for each.
-            if one.reason is Reason.FIRST or len(all_of_them) <= MANY:
+            if one.reason is Reason.FIRST or len(unique) <= MANY:
                 self._try(partial(self.ledger.save, replace(one.incident, intended=now)))
         failed: set[str] = set()
         threads: dict[str, str] = {}
@@ -215,7 +225,7 @@ class Notifier:
             fingerprint: replace(one.incident, intended=now)
             if fingerprint in failed
             else one.sent(threads[fingerprint], now)
-            for fingerprint, one in all_of_them.items()
+            for fingerprint, one in unique.items()
         }
         return notified, tuple(sent)
 
@@ -230,7 +240,7 @@ class Notifier:
             self._errors.append(sentence)
 
 
-def _worst_of_each(report: Report) -> Iterable[Finding]:
+def _worst_findings(report: Report) -> Iterable[Finding]:
     """Return the findings that are faults; of several with the same subject and fault, the worst."""
     worst: dict[tuple[str, str], Finding] = {}
     for finding in report.findings:
@@ -240,7 +250,7 @@ def _worst_of_each(report: Report) -> Iterable[Finding]:
     return worst.values()
 
 
-def _is_news(before: Incident, incident: Incident, refresh_s: float) -> bool:
+def _has_changed(before: Incident, incident: Incident, refresh_s: float) -> bool:
     """Return True if an incident changed by more than a recent check with the same verdict."""
     if incident.seen - before.seen > refresh_s or incident.looked - before.looked > refresh_s:
         return True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DELIVERY_S = 15.0
 """Time limit of delivery after a tick; the next tick sends the rest."""
 
-MOST_INCIDENTS = 6
+MAX_NAMED = 6
 """Maximum number of incidents named in a line of output; the rest are counted."""
 
 
@@ -101,7 +101,7 @@ def _known_channels(project: Project) -> tuple[str, ...]:
 def _line(group: NotificationGroup) -> str:
     """Return a line such as `notified email: 2 incidents (3f9a1c04, 77e0d2b1)`; the message is in the outbox."""
     ids = [one.incident.episode for one in group.notifications]
-    named = ", ".join(ids[:MOST_INCIDENTS]) + (", ..." if len(ids) > MOST_INCIDENTS else "")
+    named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
     return f"notified {', '.join(group.channels)}: {plural(len(ids), 'incident')} ({named})"
 
 

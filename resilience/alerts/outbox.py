@@ -24,7 +24,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channel_health import ChannelStore, expire
 from resilience.alerts.digest import (
     FOLD_AT,
-    Line,
+    DigestLine,
     bounded,
     compose_digest,
     digest_id,
@@ -39,12 +39,12 @@ from resilience.system.files import NotRegularFile
 
 LIMIT_BYTES = 16384
 """Maximum size of a queued alert: evidence is truncated first, then the last notices, which are still counted."""
-SINK_TRIES = 3
+DEMOTE_TRIES = 3
 """A message that failed this often is sent after the others: it may be the only one that the channel rejects."""
-SENT_KEPT_S = 7 * 86400.0
-SENT_MOST = 2000
-DEAD_MOST = 1000
-COVERS_MOST = 10_000
+SENT_RETENTION_S = 7 * 86400.0
+MAX_SENT = 2000
+MAX_DEAD_LETTERS = 1000
+MAX_COVERS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:@-]{0,150}\.[A-Za-z0-9_-]{1,60}")
 _EVIDENCE_STEPS = (2000, 500, 120, 0)
 
@@ -75,7 +75,7 @@ class Entry:
     ended: float = 0.0
     answer: str = ""
     host: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[DigestLine, ...] = ()
     covers: tuple[str, ...] = ()
     left_out: int = 0
 
@@ -89,7 +89,7 @@ class Entry:
         """Return True if the entry replaces others."""
         return bool(self.covers)
 
-    def incidents(self) -> tuple[Line, ...]:
+    def incidents(self) -> tuple[DigestLine, ...]:
         """Return a line for each incident in the message."""
         return self.lines or lines_of(self.alert)
 
@@ -139,7 +139,7 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
             return alert
         alert = replace(
             alert,
-            body=_middle_cut(alert.body, limit_bytes // 2 if characters else 0),
+            body=_head_and_tail(alert.body, limit_bytes // 2 if characters else 0),
             notices=tuple(
                 replace(
                     notice,
@@ -155,7 +155,7 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
     return alert
 
 
-def _middle_cut(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
+def _head_and_tail(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
     """Return the first and last lines that fit: errors are usually at the end of an output."""
     if sum(len(line.encode("utf-8", "surrogatepass")) + 3 for line in lines) <= most_bytes:
         return lines
@@ -177,7 +177,7 @@ def _cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[: characters - 3] + "..."
 
 
-def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def sending_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries that may be sent next: the head of each thread, the most urgent thread first.
 
     Within a thread the oldest is sent first, so that no resolution arrives before its incident, also if the incident is
@@ -200,7 +200,7 @@ def _age(entry: Entry) -> tuple[float, int, float, str]:
 
 def _urgency(entry: Entry) -> tuple[bool, bool, int, float, str]:
     verdict = list(Verdict).index(entry.alert.verdict)
-    return entry.tries >= SINK_TRIES, not entry.is_digest, -verdict, entry.alert.time, entry.alert.id
+    return entry.tries >= DEMOTE_TRIES, not entry.is_digest, -verdict, entry.alert.time, entry.alert.id
 
 
 class Outbox:
@@ -211,7 +211,7 @@ class Outbox:
 
         `channels` stores the state of the channels, `damaged` the names of queued files that were damaged.
         """
-        self._waiting = directory
+        self._queue = directory
         self._sent = directory.beside("sent")
         self._dead = directory.beside("dead")
         self.channels = ChannelStore(directory)
@@ -221,12 +221,12 @@ class Outbox:
     @property
     def error(self) -> str:
         """The error of the outbox's disk, or empty."""
-        return self._waiting.trouble or self._sent.trouble or self._dead.trouble
+        return self._queue.trouble or self._sent.trouble or self._dead.trouble
 
     @property
     def claims(self) -> Path:
         """The directory of claims: on the shared disk, visible to other nodes, or on this node if that disk fails."""
-        home, fallback = self._waiting.primary, self._waiting.fallback
+        home, fallback = self._queue.primary, self._queue.fallback
         return (fallback if fallback is not None and self.error else home).with_name("claims")
 
     def put(self, alert: Alert, channel: str, now: float) -> bool:
@@ -240,19 +240,19 @@ class Outbox:
             return False
         if len(waiting) >= FOLD_AT:
             self.fold(channel, now, host=alert.host, project=alert.project)
-        self._waiting.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
+        self._queue.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
         self.damaged.discard(name)
         return True
 
     def _is_known(self, name: str, waiting: Sequence[str]) -> bool:
         # Reading a damaged message quarantines it.
-        if name in waiting and self._read(self._waiting, name) is not None:
+        if name in waiting and self._read(self._queue, name) is not None:
             return True
         if self._has(self._sent, name) or self._has(self._dead, name):
             return True
         return any(
             name in self._covered(directory, digest)
-            for directory, names in ((self._waiting, waiting), (self._sent, self._digests_sent(channel_of(name))))
+            for directory, names in ((self._queue, waiting), (self._sent, self._digests_sent(channel_of(name))))
             for digest in names
             if digest.startswith("digest-")
         )
@@ -290,7 +290,7 @@ class Outbox:
         names = [entry.name for entry in entries]
         lines, left_out = bounded(merge(line for entry in entries for line in entry.incidents()))
         left_out += sum(entry.left_out + _without_notice(entry) for entry in entries)
-        covers = [*names, *(name for entry in entries for name in entry.covers)][:COVERS_MOST]
+        covers = [*names, *(name for entry in entries for name in entry.covers)][:MAX_COVERS]
         alert = compose_digest(lines, id=digest_id(names), now=now, host=host, project=project, left_out=left_out)
         digest = Entry(
             alert=trimmed(alert),
@@ -300,14 +300,14 @@ class Outbox:
             covers=tuple(covers),
             left_out=left_out,
         )
-        self._waiting.write(digest.name, encode(digest))
+        self._queue.write(digest.name, encode(digest))
         for name in names:
-            self._waiting.remove(name)
+            self._queue.remove(name)
         return digest
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the queued messages and digests. Cheap: one directory listing."""
-        return tuple(name for name in self._waiting.names() if "." in name)
+        return tuple(name for name in self._queue.names() if "." in name)
 
     def _names_of(self, channel: str) -> tuple[str, ...]:
         return tuple(name for name in self.names() if channel_of(name) == channel)
@@ -319,24 +319,24 @@ class Outbox:
         a crash and removed.
         """
         names = self.names() if channel is None else self._names_of(channel)
-        entries = [entry for name in names if (entry := self._read(self._waiting, name)) is not None]
+        entries = [entry for name in names if (entry := self._read(self._queue, name)) is not None]
         covered = {name for entry in entries for name in entry.covers}
         kept = []
         for entry in entries:
             if entry.name in covered or self._has(self._sent, entry.name):
                 with suppress(StateDirectoryError):
-                    self._waiting.remove(entry.name)
+                    self._queue.remove(entry.name)
             else:
                 kept.append(entry)
         return tuple(sorted(kept, key=lambda entry: (entry.queued, entry.name)))
 
-    def waits(self, name: str) -> Entry | None:
+    def reload(self, name: str) -> Entry | None:
         """Return an entry, read again; None if another node has delivered it."""
         if self._has(self._sent, name):
             with suppress(StateDirectoryError):
-                self._waiting.remove(name)
+                self._queue.remove(name)
             return None
-        return self._read(self._waiting, name)
+        return self._read(self._queue, name)
 
     def dead(self) -> tuple[Entry, ...]:
         """Return the dead letters, the oldest first."""
@@ -360,7 +360,7 @@ class Outbox:
                 raise ValueError("content of another entry")
         except (NotRegularFile, ValueError) as error:
             aside = directory.quarantine(name)
-            if directory is self._waiting:
+            if directory is self._queue:
                 self.damaged.add(name)
             directory.trouble = f"a damaged message ({error}) was moved to {aside}"
             return None
@@ -377,23 +377,21 @@ class Outbox:
             done = replace(done, alert=replace(done.alert, notices=notices, body=()))
         with suppress(StateDirectoryError):  # files can be removed from a full disk
             self._sent.write(entry.name, encode(done))
-        self._waiting.remove(entry.name)
+        self._queue.remove(entry.name)
 
     def failed(self, entry: Entry, error: str, hint: str, host: str) -> None:
         """Record a failed delivery; the message stays queued."""
-        self._waiting.write(
-            entry.name, encode(replace(entry, tries=entry.tries + 1, error=error, hint=hint, host=host))
-        )
+        self._queue.write(entry.name, encode(replace(entry, tries=entry.tries + 1, error=error, hint=hint, host=host)))
 
     def give_up(self, entry: Entry, error: str, hint: str, now: float, host: str) -> None:
         """Move a message to the dead letters, which are not retried."""
         given_up = replace(entry, tries=entry.tries + 1, error=error, hint=hint, ended=now, host=host)
         self._dead.write(entry.name, encode(given_up))
-        self._waiting.remove(entry.name)
+        self._queue.remove(entry.name)
 
     def requeue(self, entry: Entry) -> None:
         """Queue a dead letter again."""
-        self._waiting.write(entry.name, encode(replace(entry, tries=0, error="", hint="", ended=0.0)))
+        self._queue.write(entry.name, encode(replace(entry, tries=0, error="", hint="", ended=0.0)))
         self._dead.remove(entry.name)
 
     def discard(self, entry: Entry) -> None:
@@ -404,13 +402,13 @@ class Outbox:
         """Remove old messages and old channel state, once an hour. Best effort."""
         if not self.channels.is_cleanup_due(now):
             return
-        expire(self._sent, "ended", now - SENT_KEPT_S, SENT_MOST)
-        expire(self._dead, "ended", 0.0, DEAD_MOST)
+        expire(self._sent, "ended", now - SENT_RETENTION_S, MAX_SENT)
+        expire(self._dead, "ended", 0.0, MAX_DEAD_LETTERS)
         self.channels.cleanup(now)
 
     def flush_fallback(self) -> None:
         """Move the files of the fallback directory back, as far as the disk accepts them."""
-        for directory in (self._waiting, self._sent, self._dead):
+        for directory in (self._queue, self._sent, self._dead):
             with suppress(StateDirectoryError):
                 directory.flush_fallback()
 

@@ -21,10 +21,10 @@ from resilience.settings.alert_policy import AlertPolicy, EscalationStep, parse_
 EXPIRES_AFTER_S = 14 * 86400.0
 """An open incident whose subject was not checked for this long is closed, with a notification."""
 
-FORGOTTEN_AFTER_S = 30 * 86400.0
+RESOLVED_RETENTION_S = 30 * 86400.0
 """A resolved incident is removed after this long."""
 
-EARLIER_MOST = 20
+MAX_EARLIER = 20
 """Maximum number of ids of earlier incidents."""
 
 _TIMES = ("opened", "changed", "seen", "looked", "gone", "told", "first_told", "flapping", "held", "silenced")
@@ -49,12 +49,12 @@ def decide(
         if verdict is Verdict.OK:
             return Reason.QUIET
         blank = Finding(subject=previous.subject if previous else "", verdict=verdict, summary="")
-        incident = begin(previous, blank, previous.check if previous else "", now, policy)
+        incident = open_incident(previous, blank, previous.check if previous else "", now, policy)
     else:
         incident = advance(previous, verdict, now, policy)
     is_quiet = in_quiet_hours(policy, now, zone)
     if incident.told is None:
-        return _not_notified(incident, verdict, now, policy, silenced=silenced, is_quiet=is_quiet)
+        return _first_reason(incident, verdict, now, policy, silenced=silenced, is_quiet=is_quiet)
     if silenced:
         return Reason.QUIET
     # A CRITICAL overrides quiet hours, and so does the resolution of a CRITICAL that was notified.
@@ -63,7 +63,7 @@ def decide(
         return Reason.QUIET
     if verdict is Verdict.OK:
         return Reason.RESOLVED if _has_ended(incident, now, policy) else Reason.QUIET
-    return _notified(incident, verdict, now, policy)
+    return _next_reason(incident, verdict, now, policy)
 
 
 def assess(
@@ -95,12 +95,12 @@ def assess(
     if silenced:
         return reason, incident if incident.silenced is not None else replace(incident, silenced=now)
     is_new = incident.told is None and incident.held is None and verdict is not Verdict.OK
-    if is_new and reason is Reason.QUIET and _has_lasted(incident, now, policy):
+    if is_new and reason is Reason.QUIET and _is_confirmed(incident, now, policy):
         return reason, replace(incident, held=now)  # only quiet hours delay its notification
     return reason, incident
 
 
-def begin(
+def open_incident(
     previous: Incident | None, finding: Finding, check: str, now: float, policy: AlertPolicy, host: str = ""
 ) -> Incident:
     """Return a new incident for a finding. `previous`: the last incident of the same fault, or None."""
@@ -125,8 +125,8 @@ def begin(
         opened=now,
         seen=now,
         looked=now,
-        flaps=_of_late(flaps, now, policy),
-        earlier=(*previous.earlier, previous.episode)[-EARLIER_MOST:] if previous is not None else (),
+        flaps=_recent(flaps, now, policy),
+        earlier=(*previous.earlier, previous.episode)[-MAX_EARLIER:] if previous is not None else (),
     )
 
 
@@ -136,8 +136,8 @@ def advance(incident: Incident, verdict: Verdict, now: float, policy: AlertPolic
     Times in the future (the clock was set back, or another node's is ahead) are set to now, so that they neither
     trigger a notification nor postpone one indefinitely.
     """
-    incident = not_after(incident, now)
-    flaps = _of_late(incident.flaps, now, policy)
+    incident = cap_times(incident, now)
+    flaps = _recent(incident.flaps, now, policy)
     if verdict is Verdict.OK:
         return replace(incident, gone=now if incident.gone is None else incident.gone, looked=now, flaps=flaps)
     came_back = incident.gone is not None or (
@@ -152,7 +152,7 @@ def advance(incident: Incident, verdict: Verdict, now: float, policy: AlertPolic
         seen=now,
         looked=now,
         gone=None,
-        flaps=_of_late((*incident.flaps, now), now, policy) if came_back else flaps,
+        flaps=_recent((*incident.flaps, now), now, policy) if came_back else flaps,
     )
 
 
@@ -228,7 +228,7 @@ def usable(policy: AlertPolicy) -> tuple[AlertPolicy, tuple[str, ...]]:
     return replace(policy, escalation=tuple(steps), quiet_hours=quiet), tuple(errors)
 
 
-def _not_notified(
+def _first_reason(
     incident: Incident, verdict: Verdict, now: float, policy: AlertPolicy, *, silenced: bool, is_quiet: bool
 ) -> Reason:
     if silenced:
@@ -239,15 +239,15 @@ def _not_notified(
         return Reason.RESOLVED if is_owed and not is_quiet and _has_ended(incident, now, policy) else Reason.QUIET
     if is_quiet and verdict is not Verdict.CRITICAL:
         return Reason.QUIET
-    return Reason.FIRST if _has_lasted(incident, now, policy) else Reason.QUIET
+    return Reason.FIRST if _is_confirmed(incident, now, policy) else Reason.QUIET
 
 
-def _notified(incident: Incident, verdict: Verdict, now: float, policy: AlertPolicy) -> Reason:
+def _next_reason(incident: Incident, verdict: Verdict, now: float, policy: AlertPolicy) -> Reason:
     """Return the reason to notify again of a persisting fault that was notified before."""
     told_verdict = incident.told_verdict or Verdict.OK
     flaps = is_flapping(incident, policy)
     is_acknowledged = bool(incident.acknowledged_by)
-    if _has_lasted(incident, now, policy) and verdict > told_verdict:
+    if _is_confirmed(incident, now, policy) and verdict > told_verdict:
         return Reason.WORSE
     if flaps and incident.flapping is None:
         return Reason.WORSE
@@ -264,7 +264,7 @@ def _notified(incident: Incident, verdict: Verdict, now: float, policy: AlertPol
     return Reason.REMINDER if has_settled or incident.silenced is not None or is_due else Reason.QUIET
 
 
-def _has_lasted(incident: Incident, now: float, policy: AlertPolicy) -> bool:
+def _is_confirmed(incident: Incident, now: float, policy: AlertPolicy) -> bool:
     """Return True unless the verdict is an UNKNOWN younger than `unknown_for_s`."""
     return incident.verdict is not Verdict.UNKNOWN or now - incident.changed >= policy.unknown_for_s
 
@@ -276,12 +276,12 @@ def _has_ended(incident: Incident, now: float, policy: AlertPolicy) -> bool:
     return now - incident.gone >= policy.resolve_after_s
 
 
-def _of_late(flaps: tuple[float, ...], now: float, policy: AlertPolicy) -> tuple[float, ...]:
+def _recent(flaps: tuple[float, ...], now: float, policy: AlertPolicy) -> tuple[float, ...]:
     # Only the latest are needed: a fault that comes back each second must not grow its file.
     return tuple(time for time in flaps if time <= now and now - time < policy.flap_s)[-max(policy.flap_count, 1) :]
 
 
-def not_after(incident: Incident, now: float) -> Incident:
+def cap_times(incident: Incident, now: float) -> Incident:
     """Return the incident with all times capped at `now`."""
     early: dict[str, Any] = {name: now for name in _TIMES if (getattr(incident, name) or 0.0) > now}
     return replace(incident, **early) if early else incident

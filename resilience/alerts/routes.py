@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MAILTO_PREFIX = "mailto-"
 """Prefix of a MAILTO channel's name in the outbox; a hash of the address follows."""
-MAILTO_FOLDER = "mailto"
+MAILTO_DIRECTORY = "mailto"
 """In `<state_dir>/.cron`: the address of each of these channels."""
-NO_WAY = "there is no [channel.email] and no sendmail"
+NO_MAIL_TRANSPORT = "there is no [channel.email] and no sendmail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ def _loader(project: Project, name: str) -> Callable[[], tuple[Channel, Any]]:
     return load
 
 
-def mail_trouble(project: Project) -> str:
+def mail_error(project: Project) -> str:
     """Return why this node cannot send mail for MAILTO, or an empty text. Searches for sendmail."""
     if _email_table(project) is not None or _has_sendmail():
         return ""
-    return f"cannot send mail for MAILTO from this node: {NO_WAY}"
+    return f"cannot send mail for MAILTO from this node: {NO_MAIL_TRANSPORT}"
 
 
 def mail_channel(project: Project, address: str) -> str:
@@ -115,7 +115,7 @@ def mail_channel(project: Project, address: str) -> str:
 
     envelope_address(address)
     name = hashlib.sha256(address.encode("utf-8", "replace")).hexdigest()[:16]
-    directory = project.loaded.state_dir / ".cron" / MAILTO_FOLDER
+    directory = project.loaded.state_dir / ".cron" / MAILTO_DIRECTORY
     if not (directory / name).exists():
         modes = RunDirectory(directory, project.loaded.settings.run.group)
         make_directory(directory, mode=modes.directory_mode)
@@ -129,7 +129,9 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
 
         from resilience.settings.convert import plugin_settings
 
-        found = read_regular(project.loaded.state_dir / ".cron" / MAILTO_FOLDER / channel.removeprefix(MAILTO_PREFIX))
+        found = read_regular(
+            project.loaded.state_dir / ".cron" / MAILTO_DIRECTORY / channel.removeprefix(MAILTO_PREFIX)
+        )
         if found is None:
             raise SettingsError(f"the address file of {channel} is missing")
         table = _email_table(project)

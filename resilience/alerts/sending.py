@@ -23,9 +23,9 @@ from resilience.system.ports import System
 
 SEND_S = 15.0
 """Time limit of a channel for one message."""
-_LAST_RESORT_S = 5
+_ALARM_MARGIN_S = 5
 """An orphaned child is killed by SIGALRM this long after its deadline."""
-_TEXT_MOST, _OUTPUT_MOST = 500, 4000
+_MAX_TEXT, _MAX_OUTPUT = 500, 4000
 
 
 class DeliveryStatus(StrEnum):
@@ -84,7 +84,7 @@ def send_in_child(requests: Mapping[str, DeliveryRequest], system: System) -> It
 
     for key, answer in _run(requests, send):
         if answer.said:  # `console` writes there; a watchdog's own output must not contain it
-            sys.stderr.write(answer.said[:_OUTPUT_MOST])
+            sys.stderr.write(answer.said[:_MAX_OUTPUT])
             sys.stderr.flush()
         yield key, _outcome(answer, requests[key].deadline_s)
 
@@ -107,7 +107,7 @@ def _run(
     def work(request: DeliveryRequest) -> Any:
         # If the parent is killed, the child must not wait for a server indefinitely.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(request.deadline_s) + _LAST_RESORT_S)
+        signal.alarm(int(request.deadline_s) + _ALARM_MARGIN_S)
         try:
             channel, settings = request.route.load()
             channel.check(settings)
@@ -142,7 +142,7 @@ def _texts(memory: Mapping[str, str] | None) -> dict[str, str]:
 def _explain(error: BaseException) -> dict[str, Any]:
     """Return an exception as plain data, without the text of foreign exceptions, which may contain a secret."""
     if isinstance(error, ResilError):
-        said: dict[str, Any] = {"error": error.message[:_TEXT_MOST], "hint": error.hint[:_TEXT_MOST]}
+        said: dict[str, Any] = {"error": error.message[:_MAX_TEXT], "hint": error.hint[:_MAX_TEXT]}
         if isinstance(error, DeliveryError):
             said |= {"retry_after_s": error.retry_after_s, "memory": _texts(error.memory)}
             return {"status": "failed" if error.transient else "refused"} | said

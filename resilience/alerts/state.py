@@ -13,7 +13,7 @@ from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
-FOLDER = ".alerts"
+DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
 
 
@@ -43,7 +43,7 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     A child process with a deadline (`[watch] state_deadline_s`) probes the disk first: a watchdog must not hang on the
     file system that it reports on. `touch=False` skips the probe, for commands that a user can interrupt.
     """
-    path = project.loaded.state_dir / FOLDER
+    path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
     away = _error_of(project, path) if touch else ""

@@ -8,17 +8,17 @@ import pytest
 
 from resilience.alerts.alert import Reason
 from resilience.alerts.channel_health import (
-    ASKED_CAP_S,
     CAP_S,
-    LEAST_S,
+    MIN_WAIT_S,
+    RETRY_AFTER_CAP_S,
     NodeState,
     SharedState,
     after_failure,
-    asked_wait_s,
+    backoff_s,
     decide_reason,
-    delay_s,
-    is_hopeless,
     is_paused,
+    retry_after_wait_s,
+    should_give_up,
 )
 from resilience.records import from_record, to_record
 from tests.fakes import NOW
@@ -30,13 +30,13 @@ DAY = 86400.0
     ("failures", "bound"), [(0, 30), (1, 30), (2, 60), (3, 120), (5, 480), (6, CAP_S), (1000, CAP_S), (10**9, CAP_S)]
 )
 def test_the_bound_doubles_with_each_failure_and_is_capped(failures: int, bound: float) -> None:
-    assert delay_s(failures, 1.0) == bound
-    assert delay_s(failures, 0.0) == LEAST_S, "never at once"
+    assert backoff_s(failures, 1.0) == bound
+    assert backoff_s(failures, 0.0) == MIN_WAIT_S, "never at once"
 
 
 def test_a_thousand_nodes_do_not_come_back_in_step() -> None:
     chance = random.Random(1)
-    waits = sorted(delay_s(6, chance.random()) for _ in range(1000))
+    waits = sorted(backoff_s(6, chance.random()) for _ in range(1000))
     for tenth in range(10):
         inside = [w for w in waits if tenth * CAP_S / 10 <= w < (tenth + 1) * CAP_S / 10]
         assert 60 < len(inside) < 140
@@ -44,14 +44,20 @@ def test_a_thousand_nodes_do_not_come_back_in_step() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "waits"),
-    [(0.0, LEAST_S), (-5.0, LEAST_S), (120.0, 120.0), (1e12, ASKED_CAP_S), (float("inf"), ASKED_CAP_S)],
+    [
+        (0.0, MIN_WAIT_S),
+        (-5.0, MIN_WAIT_S),
+        (120.0, 120.0),
+        (1e12, RETRY_AFTER_CAP_S),
+        (float("inf"), RETRY_AFTER_CAP_S),
+    ],
 )
 def test_what_a_server_asks_for_is_heeded_within_reason(asked: float, waits: float) -> None:
-    assert asked_wait_s(asked) == waits
+    assert retry_after_wait_s(asked) == waits
 
 
 def test_a_server_that_asks_for_no_number_is_asked_again_soon() -> None:
-    assert asked_wait_s(float("nan")) == LEAST_S
+    assert retry_after_wait_s(float("nan")) == MIN_WAIT_S
 
 
 def test_failures_in_a_row_count_from_the_first() -> None:
@@ -118,7 +124,7 @@ def test_the_other_channels_hear_of_a_breakdown_once_and_of_its_end(
 def test_only_a_message_that_alone_is_not_taken_is_given_up(
     tries: int, queued: float, last_ok: float, hopeless: bool
 ) -> None:
-    assert is_hopeless(tries, queued, SharedState(last_ok=last_ok), NOW) is hopeless
+    assert should_give_up(tries, queued, SharedState(last_ok=last_ok), NOW) is hopeless
 
 
 def test_what_is_remembered_comes_back() -> None:

@@ -212,9 +212,9 @@ def test_the_drafts_are_in_order_and_of_each_thread_only_the_first_is_composed(d
     outbox.put(an_alert("1", thread="t"), "email", NOW)
     outbox.put(an_alert("2", thread="t", time=NOW + 1), "email", NOW)
     outbox.put(an_alert("3"), "pager", NOW)
-    drafts = commands.drafts(desk.project)
-    assert [(entry.alert.id, text is None) for entry, text in drafts] == [("1", False), ("2", True), ("3", False)]
-    assert "no channel 'pager' any more" in str(drafts[2][1])
+    preview = commands.preview(desk.project)
+    assert [(entry.alert.id, text is None) for entry, text in preview] == [("1", False), ("2", True), ("3", False)]
+    assert "no channel 'pager' any more" in str(preview[2][1])
     assert desk.email.taken == []
 
 

@@ -143,7 +143,7 @@ FAULTS = {
 def test_a_channel_that_fails_keeps_its_message_and_harms_no_other(
     desk: Desk, short_deadline: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr("resilience.alerts.delivery.LEAST_SEND_S", 0.1)
+    monkeypatch.setattr("resilience.alerts.delivery.MIN_SEND_S", 0.1)
     desk.email.order(fault)
     desk.put("a1", "email", "slack")
     done = desk.flush()

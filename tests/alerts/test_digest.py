@@ -8,9 +8,9 @@ import pytest
 
 from resilience.alerts.alert import Reason
 from resilience.alerts.digest import (
-    MOST_LINES,
-    MOST_NOTICES,
-    Line,
+    MAX_LINES,
+    MAX_NOTICES,
+    DigestLine,
     bounded,
     compose_digest,
     digest_id,
@@ -18,7 +18,7 @@ from resilience.alerts.digest import (
     lines_of,
     merge,
     ranked,
-    story,
+    summary_of,
 )
 from resilience.alerts.outbox import Entry, decode, encode
 from resilience.finding import Verdict
@@ -28,9 +28,9 @@ from tests.fakes import NOW
 HOUR = 3600.0
 
 
-def a_line(episode: str, verdict: Verdict = Verdict.WARNING, since: float = NOW, **fields: object) -> Line:
+def a_line(episode: str, verdict: Verdict = Verdict.WARNING, since: float = NOW, **fields: object) -> DigestLine:
     given = {"worst": verdict, "summary": f"{episode} is bad", "time": since, **fields}
-    return Line(
+    return DigestLine(
         episode=episode, fingerprint="f", check="fs", subject=f"/{episode}", fault="space", verdict=verdict,
         since=since, **given,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -46,7 +46,7 @@ def test_an_incident_that_came_and_went_is_one_line_whatever_the_order(order: tu
     (line,) = merge(line for alert in order for line in lines_of(alert))  # type: ignore[arg-type]
     assert (line.worst, line.verdict, line.count) == (Verdict.CRITICAL, Verdict.OK, 3)
     assert (line.since, line.ended) == (NOW, NOW + 2 * HOUR)
-    assert story(line) == "was CRITICAL, resolved after 2 h: 99% used"
+    assert summary_of(line) == "was CRITICAL, resolved after 2 h: 99% used"
 
 
 def test_an_incident_that_lasts_is_told_by_its_newest_word() -> None:
@@ -56,7 +56,7 @@ def test_an_incident_that_lasts_is_told_by_its_newest_word() -> None:
 
 def test_an_end_whose_beginning_was_told_before_the_outage_is_a_line_too() -> None:
     (line,) = merge(lines_of(OVER))
-    assert story(line) == "resolved after 2 h: 40% used"
+    assert summary_of(line) == "resolved after 2 h: 40% used"
 
 
 def test_what_lasts_comes_first_then_the_worst_then_the_oldest() -> None:
@@ -73,7 +73,7 @@ def test_what_lasts_comes_first_then_the_worst_then_the_oldest() -> None:
 def test_the_message_says_how_many_and_shows_the_first() -> None:
     lines = ranked(a_line(f"e{n:04d}", Verdict.CRITICAL if n % 2 else Verdict.WARNING, NOW + n) for n in range(300))
     alert = compose_digest(lines, id="digest-1", now=NOW, host="n1", project="/p", left_out=7)
-    assert (alert.total, len(alert.notices), alert.is_digest) == (307, MOST_NOTICES, True)
+    assert (alert.total, len(alert.notices), alert.is_digest) == (307, MAX_NOTICES, True)
     assert alert.notices[0].episode == "e0001", "the oldest CRITICAL"
     assert (alert.verdict, alert.reason) == (Verdict.CRITICAL, Reason.FIRST)
 
@@ -84,9 +84,9 @@ def test_a_digest_of_what_is_all_over_is_no_alarm() -> None:
 
 
 def test_only_so_many_lines_are_kept_and_the_rest_is_counted() -> None:
-    lines = merge(a_line(f"e{n}", since=NOW + n) for n in range(MOST_LINES + 10))
+    lines = merge(a_line(f"e{n}", since=NOW + n) for n in range(MAX_LINES + 10))
     kept, left_out = bounded(lines)
-    assert (len(kept), left_out) == (MOST_LINES, 10)
+    assert (len(kept), left_out) == (MAX_LINES, 10)
     assert kept[0].episode == "e0", "the oldest are kept"
 
 

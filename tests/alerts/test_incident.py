@@ -170,13 +170,13 @@ FS: dict[str, Any] = {"check": "fs", "subject": "/scratch", "run": "gpt", "fault
     ],
 )
 def test_a_silence_covers_what_all_of_it_matches(given: dict[str, Any], covers: bool) -> None:
-    assert Silence(id="1", until=1.0, **given).covers(replace(incident(), **FS)) is covers
+    assert Silence(id="1", until=1.0, **given).matches(replace(incident(), **FS)) is covers
 
 
 def test_a_subject_with_brackets_in_its_name_is_itself() -> None:
     silence = Silence(id="1", until=1.0, subject="/logs/[main]")
-    assert silence.covers(incident("/logs/[main]"))
-    assert silence.covers(incident("/logs/m"))
+    assert silence.matches(incident("/logs/[main]"))
+    assert silence.matches(incident("/logs/m"))
 
 
 def test_a_silence_that_says_nothing_is_refused_instead_of_silencing_everything() -> None:
@@ -193,8 +193,8 @@ def test_a_silence_ends_and_later_than_it_begins(until: float) -> None:
 
 def test_a_silence_ends_at_its_end() -> None:
     silence = Silence(id="1", until=10.0, check="fs")
-    assert not silence.is_over(9.9)
-    assert silence.is_over(10.0)
+    assert not silence.is_expired(9.9)
+    assert silence.is_expired(10.0)
 
 
 def test_every_field_of_a_silence_survives_json() -> None:

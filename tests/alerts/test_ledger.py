@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, silencing
-from resilience.alerts.ledger import COPY_FRESH_S, SILENCE_KEPT_S, Ledger, LedgerCopy, Silences, silence_id
-from resilience.alerts.policy import begin
+from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, matching_silence
+from resilience.alerts.ledger import COPY_MAX_AGE_S, SILENCE_RETENTION_S, Ledger, LedgerCopy, Silences, silence_id
+from resilience.alerts.policy import open_incident
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Finding, Verdict
 from resilience.records import to_record
@@ -150,7 +150,7 @@ def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(l
     first = incident()
     ended = replace(first, resolved=NOW + 10)
     finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
-    again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
+    again = open_incident(ended, finding, first.check, NOW + 60, AlertPolicy())
     ledger.save(again)
     with pytest.raises(UsageError, match=f"is resolved; the fault came back as {again.episode}"):
         Ledger(ledger.directory).find(first.episode[:6])
@@ -369,7 +369,7 @@ def test_what_was_open_is_remembered(path: Path) -> None:
     assert LedgerCopy(path).load(NOW) == ()
 
 
-@pytest.mark.parametrize(("later_s", "count"), [(COPY_FRESH_S - 1, 1), (COPY_FRESH_S, 0), (-COPY_FRESH_S, 0)])
+@pytest.mark.parametrize(("later_s", "count"), [(COPY_MAX_AGE_S - 1, 1), (COPY_MAX_AGE_S, 0), (-COPY_MAX_AGE_S, 0)])
 def test_an_old_copy_is_not_believed(path: Path, later_s: float, count: int) -> None:
     LedgerCopy(path).save(contents(incident()), NOW)
     assert len(LedgerCopy(path).load(NOW + later_s)) == count
@@ -467,7 +467,7 @@ def test_a_damaged_silence_is_set_aside_and_said_and_the_others_hold(silences: S
 def test_silences_that_ended_long_ago_are_forgotten(silences: Silences) -> None:
     silences.add(silence("aa"))
     silences.add(silence("bb", hours=24 * 30))
-    silences.prune(NOW + HOUR + SILENCE_KEPT_S + 1)
+    silences.prune(NOW + HOUR + SILENCE_RETENTION_S + 1)
     assert silences.directory.names() == ("bb.json",)
 
 
@@ -480,6 +480,6 @@ def test_ids_differ_by_who_what_and_when() -> None:
 def test_of_several_silences_the_last_to_end_counts() -> None:
     short, long = silence("aa", 1.0), silence("bb", 2.0, check="f*")
     other = silence("cc", 9.0, check="job")
-    assert silencing((short, long, other), incident(), NOW) == long
-    assert silencing((other,), incident(), NOW) is None
-    assert silencing((short, long), incident(), NOW + 3 * HOUR) is None
+    assert matching_silence((short, long, other), incident(), NOW) == long
+    assert matching_silence((other,), incident(), NOW) is None
+    assert matching_silence((short, long), incident(), NOW + 3 * HOUR) is None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.notification import (
-    MANY_NOTICES,
-    MOST_NOTICES,
+    FULL_EVIDENCE_NOTICES,
+    MAX_NOTICES,
     Notification,
     compose,
     describe,
@@ -69,7 +69,7 @@ def test_the_worst_comes_first_and_names_the_message() -> None:
 
 def test_a_thousand_jobs_are_one_message_that_counts_them() -> None:
     alert = alert_of(*(note(f"job {n}", evidence=("log line " * 300,) * 100) for n in range(1000)))
-    assert (len(alert.notices), alert.total) == (MOST_NOTICES, 1000)
+    assert (len(alert.notices), alert.total) == (MAX_NOTICES, 1000)
     assert len(json.dumps(to_record(alert, complete=True))) < 100_000
 
 
@@ -92,7 +92,7 @@ def test_long_evidence_is_cut_where_it_can_be_seen() -> None:
 
 
 def test_in_a_message_of_many_each_has_a_little_evidence() -> None:
-    alert = alert_of(*(note(f"/{n}", evidence=tuple("abcdefgh")) for n in range(MANY_NOTICES + 1)))
+    alert = alert_of(*(note(f"/{n}", evidence=tuple("abcdefgh")) for n in range(FULL_EVIDENCE_NOTICES + 1)))
     assert all(notice.evidence == (*"abcd", "... and 4 more lines") for notice in alert.notices)
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, everybody hears of every fault and of its end, and of nothing twice."""
+"""Whatever happens in whatever order, all_recipients hears of every fault and of its end, and of nothing twice."""
 
 from __future__ import annotations
 

@@ -13,15 +13,15 @@ from resilience.alerts import outbox as entries
 from resilience.alerts.alert import Reason
 from resilience.alerts.digest import FOLD_AT
 from resilience.alerts.outbox import (
-    DEAD_MOST,
     LIMIT_BYTES,
-    SENT_KEPT_S,
-    SENT_MOST,
+    MAX_DEAD_LETTERS,
+    MAX_SENT,
+    SENT_RETENTION_S,
     Entry,
     Outbox,
     decode,
     encode,
-    in_order,
+    sending_order,
     trimmed,
 )
 from resilience.errors import StateDirectoryError
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
 def test_the_end_never_overtakes_the_beginning() -> None:
     first = an_entry("1", thread="t", verdict=Verdict.WARNING)
     over = an_entry("2", thread="t", reason=Reason.RESOLVED, time=NOW)  # of the same moment
-    assert ids(in_order([over, first])) == ["1"]
+    assert ids(sending_order([over, first])) == ["1"]
 
 
 def test_critical_goes_first_and_of_those_whoever_waits_longest() -> None:
@@ -150,24 +150,24 @@ def test_critical_goes_first_and_of_those_whoever_waits_longest() -> None:
         an_entry("early", verdict=Verdict.CRITICAL, time=NOW - 5),
         an_entry("over", reason=Reason.RESOLVED, time=NOW - 99),
     ]
-    assert ids(in_order(waiting)) == ["early", "late", "warning", "over"]
+    assert ids(sending_order(waiting)) == ["early", "late", "warning", "over"]
 
 
 def test_a_message_that_failed_often_lets_the_other_threads_pass_but_not_its_own() -> None:
-    bad = an_entry("bad", thread="t", verdict=Verdict.CRITICAL, tries=entries.SINK_TRIES)
+    bad = an_entry("bad", thread="t", verdict=Verdict.CRITICAL, tries=entries.DEMOTE_TRIES)
     its_end = an_entry("end", thread="t", reason=Reason.RESOLVED, time=NOW + 1)
-    assert ids(in_order([bad, its_end, an_entry("other")])) == ["other", "bad"]
+    assert ids(sending_order([bad, its_end, an_entry("other")])) == ["other", "bad"]
 
 
 def test_nothing_overtakes_the_digest_that_its_beginning_is_in(box: Outbox) -> None:
     box.put(an_alert("1", thread="t"), "email", NOW)
     digest = folded(box)
     box.failed(digest, "down", "", "n1")
-    for _ in range(entries.SINK_TRIES):
+    for _ in range(entries.DEMOTE_TRIES):
         box.failed(box.pending("email")[0], "down", "", "n1")
     box.put(an_alert("2", thread="t", reason=Reason.RESOLVED, time=NOW + 60), "email", NOW + 60)
     box.put(an_alert("3", thread="u", time=NOW + 70), "email", NOW + 70)
-    assert ids(in_order(box.pending("email"))) == ["3", digest.alert.id]
+    assert ids(sending_order(box.pending("email"))) == ["3", digest.alert.id]
 
 
 # ---- what became of it
@@ -198,7 +198,7 @@ def test_a_mark_without_the_removal_is_finished_by_whoever_looks_next(tmp_path: 
     raw = path.read_bytes()
     box.delivered(box.pending()[0], NOW, "ok", "n1")
     path.write_bytes(raw)
-    assert box.waits("a1.email") is None and box.pending() == ()
+    assert box.reload("a1.email") is None and box.pending() == ()
     assert not path.exists()
 
 
@@ -207,17 +207,17 @@ def test_what_is_old_is_forgotten_and_dead_letters_are_not(box: Outbox) -> None:
         box.put(an_alert(id), "email", NOW)
     by_id = {entry.alert.id: entry for entry in box.pending()}
     box.delivered(by_id["old"], NOW, "ok", "n1")
-    box.delivered(by_id["new"], NOW + SENT_KEPT_S, "ok", "n1")
+    box.delivered(by_id["new"], NOW + SENT_RETENTION_S, "ok", "n1")
     box.give_up(by_id["dead"], "no", "", NOW, "n1")
-    box.cleanup(NOW + SENT_KEPT_S + HOUR)
+    box.cleanup(NOW + SENT_RETENTION_S + HOUR)
     assert ids(box.sent()) == ["new"]
     assert ids(box.dead()) == ["dead"]
 
 
 def test_the_directories_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilience.alerts.outbox.SENT_MOST", 3)
-    monkeypatch.setattr("resilience.alerts.outbox.DEAD_MOST", 3)
-    assert SENT_MOST >= 1000 and DEAD_MOST >= 1000
+    monkeypatch.setattr("resilience.alerts.outbox.MAX_SENT", 3)
+    monkeypatch.setattr("resilience.alerts.outbox.MAX_DEAD_LETTERS", 3)
+    assert MAX_SENT >= 1000 and MAX_DEAD_LETTERS >= 1000
     box = an_outbox(tmp_path)
     for number in range(10):
         box.put(an_alert(f"a{number}"), "email", NOW)

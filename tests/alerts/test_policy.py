@@ -17,12 +17,12 @@ from resilience.alerts.incident import Incident
 from resilience.alerts.policy import (
     advance,
     assess,
-    begin,
     check_policy,
     decide,
     due_steps,
     in_quiet_hours,
     is_flapping,
+    open_incident,
     resolves_silently,
     usable,
 )
@@ -43,7 +43,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 def open_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
     """An incident that was seen first so long ago, and nobody was told of."""
     finding = Finding(subject="/scratch", fault="space", verdict=verdict, summary="91% used")
-    return replace(begin(None, finding, "fs", now - seconds, POLICY), **fields)
+    return replace(open_incident(None, finding, "fs", now - seconds, POLICY), **fields)
 
 
 def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
@@ -380,7 +380,7 @@ def test_an_unknown_between_two_warnings_is_no_coming_back() -> None:
 def test_a_fault_that_comes_back_as_a_new_incident_counts_as_coming_back() -> None:
     previous = told_since(HOUR, resolved=NOW - 60)
     finding = Finding(subject="/scratch", fault="space", verdict=WARNING, summary="91% used")
-    assert begin(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
+    assert open_incident(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
 
 
 def test_a_fault_that_comes_back_each_second_does_not_grow_its_file() -> None:

@@ -10,7 +10,16 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import clean_line, colour_of, footer, headline, is_command, left_out, plain_text, runbook
+from resilience.alerts.message import (
+    clean_line,
+    colour_of,
+    footer,
+    headline,
+    is_command,
+    items_of,
+    left_out,
+    plain_text,
+)
 
 if TYPE_CHECKING:  # 20 ms
     from email.message import EmailMessage
@@ -154,19 +163,19 @@ def _html(alert: Alert) -> str:
     """Return the HTML version of the text."""
     parts = [f'<p style="margin:0 0 12px;font-size:16px"><b>{escape(headline(alert))}</b></p>']
     size = 0
-    for story in runbook(alert):
+    for item in items_of(alert):
         if size > TEXT_LIMIT:
             parts.append("<p>… truncated; see the plain text of this mail</p>")
             break
         rows = "".join(
             '<tr><td style="padding:1px 12px 1px 0;vertical-align:top;white-space:nowrap;opacity:.7">'
             f'{escape(label)}</td><td style="padding:1px 0;vertical-align:top">{_value(label, value)}</td></tr>'
-            for label, value in story.rows
+            for label, value in item.rows
         )
-        title = f'<p style="margin:0 0 4px"><b>{escape(story.title)}</b></p>' if len(alert.notices) > 1 else ""
+        title = f'<p style="margin:0 0 4px"><b>{escape(item.title)}</b></p>' if len(alert.notices) > 1 else ""
         evidence = ""
-        if story.evidence:
-            lines = escape("\n".join(story.evidence))
+        if item.evidence:
+            lines = escape("\n".join(item.evidence))
             evidence = f'<pre style="{_CODE};margin:8px 0 0;padding:8px;border:1px solid #8888">{lines}</pre>'
         parts.append(
             f'<div style="margin:0 0 16px">{title}<table role="presentation" style="border-collapse:collapse;{_FONT}">'

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import Story, colour_of, footer, headline, is_command, left_out, runbook, state_of
+from resilience.alerts.message import Item, colour_of, footer, headline, is_command, items_of, left_out, state_of
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
 
 HEADER_LIMIT = 150
 SECTION_LIMIT = 3000
 BLOCKS_LIMIT = 50
-STORIES_LIMIT = 15
+ITEMS_LIMIT = 15
 """With three blocks each, a message stays below BLOCKS_LIMIT."""
 ATTACHMENTS_CHARACTERS = 24_000
 """Limit of all blocks together: Slack rejects longer messages (`msg_too_long`, at about 40,000 characters)."""
@@ -86,43 +86,43 @@ def slack_message(alert: Alert, mention: Sequence[str]) -> dict[str, Any]:
     return {
         "text": text,
         "blocks": top,
-        "attachments": [{"color": colour_of(alert), "fallback": escaped(line, 1000), "blocks": _stories(alert)}],
+        "attachments": [{"color": colour_of(alert), "fallback": escaped(line, 1000), "blocks": _items(alert)}],
         "unfurl_links": False,
         "unfurl_media": False,
     }
 
 
-def _stories(alert: Alert) -> list[dict[str, Any]]:
+def _items(alert: Alert) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    stories = runbook(alert)
+    items = items_of(alert)
     size, shown = 0, 0
-    for story in stories[:STORIES_LIMIT]:
-        new = _story(story, is_only=len(stories) == 1)
+    for item in items[:ITEMS_LIMIT]:
+        new = _item(item, is_only=len(items) == 1)
         size += sum(len(block["text"]["text"]) for block in new)
         if shown and size > ATTACHMENTS_CHARACTERS:
             break
         blocks += new
         shown += 1
     more = left_out(alert)
-    if shown < len(stories):
+    if shown < len(items):
         rest = max(alert.total, len(alert.notices)) - shown
-        more = f"And {rest} more: {stories[shown].title}" + (" …" if rest > 1 else "")
+        more = f"And {rest} more: {items[shown].title}" + (" …" if rest > 1 else "")
     if more:
         blocks.append(_section(escaped(more, 1000)))
     context = {"type": "mrkdwn", "text": escaped(footer(alert), 500)}
     return [*blocks, {"type": "context", "elements": [context]}]
 
 
-def _story(story: Story, *, is_only: bool) -> list[dict[str, Any]]:
-    lines = [] if is_only else [f"*{_unmarked(escaped(story.title, 300))}*"]
-    for label, value in story.rows:
+def _item(item: Item, *, is_only: bool) -> list[dict[str, Any]]:
+    lines = [] if is_only else [f"*{_unmarked(escaped(item.title, 300))}*"]
+    for label, value in item.rows:
         # Commands are formatted as code, so that they can be copied; a back-quote inside would end the code.
         is_code = is_command(label, value)
         shown = escaped(value.replace("`", "'") if is_code else value, 700)
         lines.append(f"*{label}:* `{shown}`" if is_code else f"*{label}:* {_unmarked(shown)}")
     blocks = [_section(_joined(lines, SECTION_LIMIT))]
-    if story.evidence:
-        evidence = escaped("\n".join(story.evidence).replace("```", "'''"), SECTION_LIMIT - 8)
+    if item.evidence:
+        evidence = escaped("\n".join(item.evidence).replace("```", "'''"), SECTION_LIMIT - 8)
         blocks.append(_section(f"```{evidence}```"))
     return blocks
 

@@ -21,9 +21,9 @@ from resilience.alerts.message import (
     cut,
     footer,
     headline,
+    items_of,
     left_out,
     plain_text,
-    runbook,
     state_of,
 )
 from resilience.errors import SettingsError
@@ -117,17 +117,17 @@ def teams(alert: Alert, thread: Mapping[str, str]) -> dict[str, Any]:
     colour = {"CRITICAL": "attention", "UNKNOWN": "accent", "WARNING": "warning", "OK": "good"}[state_of(alert)]
     body: list[dict[str, Any]] = [_rich(headline(alert), weight="bolder", size="medium", color=colour)]
     size = 0
-    for story in runbook(alert):
-        lines = [f"{label}: {value}" for label, value in story.rows]
+    for item in items_of(alert):
+        lines = [f"{label}: {value}" for label, value in item.rows]
         if len(alert.notices) > 1:
-            lines.insert(0, story.title)
-        size += sum(map(len, lines)) + sum(map(len, story.evidence))
+            lines.insert(0, item.title)
+        size += sum(map(len, lines)) + sum(map(len, item.evidence))
         if size > 5000 and len(body) > 1:
             body.append(_rich(f"… {alert.total} incidents in all: resil alert list"))
             break
         body += [_rich(cut(line, 600)) for line in lines]
-        if story.evidence:
-            body.append(_rich(cut("\n".join(story.evidence), 2500), fontType="monospace"))
+        if item.evidence:
+            body.append(_rich(cut("\n".join(item.evidence), 2500), fontType="monospace"))
     if more := left_out(alert):
         body.append(_rich(more))
     body.append(_rich(footer(alert), isSubtle=True))
@@ -199,15 +199,13 @@ def unmarked(text: str) -> str:
 
 def _fenced(alert: Alert, limit: int) -> str:
     """Return the sections as a Markdown code block, without evidence if there are several."""
-    stories = runbook(alert)
+    items = items_of(alert)
     lines: list[str] = []
-    for story in stories:
-        lines += [story.title] if len(stories) > 1 else []
-        lines += [
-            f"{label}: {value}" for label, value in story.rows if len(stories) == 1 or label in ("Advice", "Since")
-        ]
-        if len(stories) == 1:
-            lines += list(story.evidence)
+    for item in items:
+        lines += [item.title] if len(items) > 1 else []
+        lines += [f"{label}: {value}" for label, value in item.rows if len(items) == 1 or label in ("Advice", "Since")]
+        if len(items) == 1:
+            lines += list(item.evidence)
     lines += filter(None, [left_out(alert)])
     text = "\n".join(cut(line, 500) for line in lines).replace("```", "'''")
     return f"```\n{cut(text, limit)}\n```"

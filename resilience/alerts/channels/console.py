@@ -15,7 +15,7 @@ from resilience.alerts.message import clean_line, headline, in_project, moment
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.ports import System
 
-_MOMENTARY = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENXIO, errno.ETIMEDOUT}
+_TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENXIO, errno.ETIMEDOUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class ConsoleChannel:
             _append(path, f"{message}\n".encode())
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-            raise DeliveryError(f"cannot write {path}: {why}", transient=error.errno in _MOMENTARY) from None
+            raise DeliveryError(f"cannot write {path}: {why}", transient=error.errno in _TRANSIENT) from None
         return {"answer": f"written to {path}"}
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # 20 ms, only when sending
 
 TLS = ("auto", "starttls", "implicit", "none")
 _ADDRESS = re.compile(r"(?:(?P<name>[^<>\"]*)<)?(?P<address>[^\s<>@,;:\"()\[\]\\]+(?:@[^\s<>@,;:\"()\\]+)?)(?(name)>)")
-_SENDMAIL_PLACES = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+_SENDMAIL_PATHS = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class EmailChannel:
         """Deliver the mail. Raise DeliveryError unless the server accepted it for at least one recipient."""
         own_address = f"{system.host.user}@{system.host.name}"
         sender = envelope_address(message.sender or own_address)
-        everybody = [envelope_address(address) for address in message.recipients]
-        recipients = [address for address in everybody if address not in message.served] or everybody
+        all_recipients = [envelope_address(address) for address in message.recipients]
+        recipients = [address for address in all_recipients if address not in message.served] or all_recipients
         if settings.host:
             from resilience.alerts.channels._email_smtp import Relay, deliver
 
@@ -189,7 +189,7 @@ def _sendmail(system: System) -> tuple[str, ...]:
     """Return the sendmail program, even if PATH lacks /usr/sbin as under cron. Raise DeliveryError if not found."""
     import shutil
 
-    found = next((place for place in _SENDMAIL_PLACES if shutil.which(place)), None)
+    found = next((place for place in _SENDMAIL_PATHS if shutil.which(place)), None)
     found = found or shutil.which("sendmail", path=system.environ.get("PATH", ""))
     if found is None:
         raise DeliveryError(

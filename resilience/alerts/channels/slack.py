@@ -58,15 +58,15 @@ class SlackMessage:
         content: text, blocks and attachments.
         reply_to: `ts` of the first message of the thread, or empty.
         reply_in: ID of the channel of that message.
-        is_loud: whether a reply is also broadcast to the channel.
-        redraw: whether to update the first message to the new state.
+        broadcast: whether a reply is also broadcast to the channel.
+        update_first: whether to update the first message to the new state.
     """
 
     content: Mapping[str, Any] = field(default_factory=dict)
     reply_to: str = ""
     reply_in: str = ""
-    is_loud: bool = False
-    redraw: bool = False
+    broadcast: bool = False
+    update_first: bool = False
 
 
 class SlackChannel:
@@ -103,8 +103,8 @@ class SlackChannel:
             content=content,
             reply_to=thread["ts"],
             reply_in=thread["channel"],
-            is_loud=alert.reason in (Reason.WORSE, Reason.ESCALATED, Reason.RESOLVED),
-            redraw=alert.reason in (Reason.WORSE, Reason.BETTER, Reason.RESOLVED, Reason.FIRST),
+            broadcast=alert.reason in (Reason.WORSE, Reason.ESCALATED, Reason.RESOLVED),
+            update_first=alert.reason in (Reason.WORSE, Reason.BETTER, Reason.RESOLVED, Reason.FIRST),
         )
 
     def send(self, message: SlackMessage, settings: SlackSettings, system: System) -> Mapping[str, str]:
@@ -128,12 +128,12 @@ def _post_as_bot(api: Api, message: SlackMessage, settings: SlackSettings) -> Ma
     """
     content = dict(message.content)
     if message.reply_to:
-        content |= {"thread_ts": message.reply_to, "reply_broadcast": message.is_loud}
+        content |= {"thread_ts": message.reply_to, "reply_broadcast": message.broadcast}
     where = message.reply_in or settings.channel
     posted = api.call("chat.postMessage", {"channel": where, **content})
     answer = "Slack accepted the message"
     channel, ts = str(posted.get("channel") or where), str(posted.get("ts") or "")
-    if message.redraw and message.reply_to:
+    if message.update_first and message.reply_to:
         fresh = {key: message.content[key] for key in ("text", "blocks", "attachments")}
         try:
             api.call("chat.update", {"channel": where, "ts": message.reply_to, **fresh})
