@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
+from resilience.alerts.incident import hex_digest
 from resilience.alerts.message import SELF_CHECK
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
@@ -149,7 +150,7 @@ def should_give_up(tries: int, queued: float, shared: SharedState, now: float) -
 
 def incident_id_of(channel: str, now: float) -> str:
     """Return the id of a channel's incident; nodes that detect the failure on the same day use the same id."""
-    return _short_digest(f"{channel} {int(now // NOTIFY_EVERY_S)}")
+    return hex_digest(8, f"{channel} {int(now // NOTIFY_EVERY_S)}")
 
 
 def failure_alert(
@@ -173,7 +174,7 @@ def damage_alert(channel: str, names: Sequence[str], *, now: float, **origin: An
     """Return the alert that queued messages were lost to damaged files. `names`: of the files."""
     return _alert(
         channel,
-        _short_digest("\n".join(sorted(names))),
+        hex_digest(8, "\n".join(sorted(names))),
         now,
         since=now,
         summary=f"{plural(len(names), 'queued message')} damaged on disk and never sent; no incident was lost",
@@ -212,10 +213,6 @@ def _alert(
     )
     id = f"{incident_id}-{reason.value.lower()}"
     return Alert.of(notice, id=id, thread=incident_id, time=now, host=host, project=project)
-
-
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]
 
 
 # ---- files

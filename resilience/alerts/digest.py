@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.finding import Verdict
+from resilience.messages import cut
 from resilience.quantities import format_duration
 
 DIGEST_OVER, DIGEST_AGE_S = 5, 900.0
@@ -78,8 +79,8 @@ def _line(notice: Notice, time: float) -> DigestLine:
         **{name: getattr(notice, name) for name in _SHARED},
         verdict=Verdict.OK if over else notice.verdict,
         worst=notice.verdict,
-        summary=_short(notice.summary),
-        advice=_short(notice.advice),
+        summary=cut(notice.summary, SUMMARY_CHARACTERS),
+        advice=cut(notice.advice, SUMMARY_CHARACTERS),
         time=time,
         ended=time if over else 0.0,
         bad=0.0 if over else time,
@@ -94,7 +95,7 @@ def _announcement(alert: Alert) -> DigestLine:
         subject=alert.host,
         verdict=Verdict.OK,
         worst=Verdict.OK,
-        summary=_short(alert.title),
+        summary=cut(alert.title, SUMMARY_CHARACTERS),
         since=alert.time,
         time=alert.time,
         ended=alert.time,
@@ -187,7 +188,3 @@ def summary_of(line: DigestLine) -> str:
         return line.summary
     was = f"was {line.worst.value}, " if line.worst is not Verdict.OK else ""
     return f"{was}resolved after {format_duration(max(0.0, line.ended - line.since))}: {line.summary}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SUMMARY_CHARACTERS else text[: SUMMARY_CHARACTERS - 3] + "..."

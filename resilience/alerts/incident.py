@@ -18,7 +18,7 @@ STALE_AFTER_S = 86400.0
 
 def fingerprint_of(check: str, subject: str, fault: str) -> str:
     """Return the fingerprint of a fault, 16 hex digits: the same on every node and at any time."""
-    return _digest(16, check, subject, fault)
+    return hex_digest(16, check, subject, fault)
 
 
 def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
@@ -27,10 +27,11 @@ def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
     Watchdogs on two nodes that find the same fault at the same time derive the same id, so that one notification is
     sent. The hour is part of the id in case the number was lost with a damaged file.
     """
-    return _digest(8, fingerprint, str(number), str(int(opened // 3600)))
+    return hex_digest(8, fingerprint, str(number), str(int(opened // 3600)))
 
 
-def _digest(length: int, *parts: str) -> str:
+def hex_digest(length: int, *parts: str) -> str:
+    """Return the first `length` hex digits of the SHA-256 of the parts."""
     text = "\0".join(parts).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:length]
 

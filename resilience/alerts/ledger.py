@@ -8,7 +8,6 @@ copy, every known fault would be notified again whenever a file system fails.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.alerts.incident import Incident, Silence, read_incident
+from resilience.alerts.incident import Incident, Silence, hex_digest, read_incident
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
@@ -317,8 +316,7 @@ class Silences(_Store):
 
 def silence_id(silence_of: str, by: str, now: float) -> str:
     """Return the id of a new silence: 8 hex digits, derived from its patterns, user and time."""
-    text = f"{silence_of}\0{by}\0{now!r}".encode("utf-8", "surrogateescape")
-    return hashlib.sha256(text).hexdigest()[:8]
+    return hex_digest(8, silence_of, by, repr(now))
 
 
 def _encode(incident: Incident) -> bytes:

@@ -5,12 +5,11 @@ Notifications are grouped by check: those of one tick become one message, and so
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from resilience.alerts.alert import URGENCY, Alert, Notice, Reason
-from resilience.alerts.incident import Incident
+from resilience.alerts.incident import Incident, hex_digest
 from resilience.alerts.policy import due_steps, is_flapping
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
@@ -145,10 +144,10 @@ def thread_of(notifications: Sequence[Notification], project: str) -> str:
     threads = {one.incident.thread for one in notifications}
     if threads == {""}:
         ids = sorted(one.incident.episode for one in notifications)
-        return ids[0] if len(ids) == 1 else _digest(*ids)
+        return ids[0] if len(ids) == 1 else hex_digest(16, *ids)
     if len(threads) == 1:
         return threads.pop()
-    return _digest(project, notifications[0].incident.check)
+    return hex_digest(16, project, notifications[0].incident.check)
 
 
 def _alert(group: Sequence[Notification], now: float, host: str, project: str) -> Alert:
@@ -156,7 +155,7 @@ def _alert(group: Sequence[Notification], now: float, host: str, project: str) -
     lines = _LONG if len(group) <= FULL_EVIDENCE_NOTICES else _SHORT
     return Alert.of(
         *(_notice(one, lines) for one in group),
-        id=_digest(*sorted(one.key for one in group)),
+        id=hex_digest(16, *sorted(one.key for one in group)),
         thread=thread_of(group, project),
         most=MAX_NOTICES,
         time=now,
@@ -188,10 +187,6 @@ def _cut(line: str) -> str:
 def _rank(one: Notification) -> tuple[int, int, float, str]:
     worst_first = -list(Verdict).index(one.verdict)
     return worst_first, URGENCY.index(one.reason), one.incident.opened, one.incident.episode
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def describe(

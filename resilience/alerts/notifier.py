@@ -55,7 +55,7 @@ class Notified:
 
 
 @dataclass(frozen=True, slots=True)
-class _Evaluation:
+class _Case:
     """One incident in this tick: its saved state, its new state, and the current verdict."""
 
     before: Incident | None
@@ -90,33 +90,25 @@ class Notifier:
         """
         self._errors = []
         known = self.ledger.incidents(now)
-        evaluations = self._evaluations(reports, known, now)
+        cases = self._cases(reports, known, now)
         silences = self.silences.active(now)
         incidents: dict[str, Incident] = {}
         notifications = []
-        for evaluation in evaluations:
-            silenced = matching_silence(silences, evaluation.incident, now) is not None
-            reason, incidents[evaluation.incident.fingerprint] = assess(
-                evaluation.incident,
-                evaluation.verdict,
-                now,
-                self.policy,
-                silenced=silenced,
-                expired=evaluation.expired,
-                zone=self.zone,
+        for case in cases:
+            silenced = matching_silence(silences, case.incident, now) is not None
+            reason, incidents[case.incident.fingerprint] = assess(
+                case.incident, case.verdict, now, self.policy, silenced=silenced, expired=case.expired, zone=self.zone
             )
             if reason is not Reason.QUIET:
-                notifications.append(
-                    Notification.of(evaluation.incident, reason, now, self.policy, expired=evaluation.expired)
-                )
+                notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
         due = self._due(notifications, known, now)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
-        refresh_s = 0.0 if len(evaluations) <= MANY else REFRESH_S
-        for evaluation in evaluations:
-            incident = incidents[evaluation.incident.fingerprint]
-            if evaluation.before is None or _has_changed(evaluation.before, incident, refresh_s):
+        refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
+        for case in cases:
+            incident = incidents[case.incident.fingerprint]
+            if case.before is None or _has_changed(case.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
@@ -125,35 +117,33 @@ class Notifier:
         self.ledger.save_copy(now)
         return Notified(queued, (*self.ledger.errors, *self.silences.errors, *self._errors))
 
-    def _evaluations(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Evaluation]:
+    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Case]:
         """Return every incident that has a verdict in this tick."""
         before = {incident.fingerprint: incident for incident in known}
-        evaluations: dict[str, _Evaluation] = {}
+        cases: dict[str, _Case] = {}
         for report in reports:
             for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
-                evaluations[fingerprint] = _Evaluation(
-                    previous, self._found(previous, finding, report.check, now), finding.verdict
-                )
+                cases[fingerprint] = _Case(previous, self._found(previous, finding, report.check, now), finding.verdict)
             checked = {finding.subject for finding in report.findings}
             unknown = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
             for incident in known:
-                if incident.check != report.check or not incident.is_open or incident.fingerprint in evaluations:
+                if incident.check != report.check or not incident.is_open or incident.fingerprint in cases:
                     continue
                 if incident.subject in unknown:
                     # The check failed, so a fault is assumed to persist; one that was gone keeps its state.
                     if incident.gone is None:
-                        evaluation = _Evaluation(incident, cap_times(incident, now), incident.verdict)
-                        evaluations[incident.fingerprint] = evaluation
+                        case = _Case(incident, cap_times(incident, now), incident.verdict)
+                        cases[incident.fingerprint] = case
                 elif incident.subject in checked or (checked and incident.fault in ENGINE_FAULTS):
-                    evaluation = _Evaluation(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
-                    evaluations[incident.fingerprint] = evaluation
+                    case = _Case(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
+                    cases[incident.fingerprint] = case
         for incident in known:
             unchecked_s = now - max(incident.looked, incident.seen)
-            if incident.is_open and incident.fingerprint not in evaluations and unchecked_s > EXPIRES_AFTER_S:
-                evaluations[incident.fingerprint] = _Evaluation(incident, incident, Verdict.OK, expired=True)
-        return list(evaluations.values())
+            if incident.is_open and incident.fingerprint not in cases and unchecked_s > EXPIRES_AFTER_S:
+                cases[incident.fingerprint] = _Case(incident, incident, Verdict.OK, expired=True)
+        return list(cases.values())
 
     def _found(self, previous: Incident | None, finding: Finding, check: str, now: float) -> Incident:
         if previous is None or not previous.is_open:

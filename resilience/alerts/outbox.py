@@ -33,6 +33,7 @@ from resilience.alerts.digest import (
 )
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
+from resilience.messages import cut
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile
@@ -144,8 +145,8 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
                 replace(
                     notice,
                     evidence=tuple(line[:characters] for line in notice.evidence[: characters // 50]),
-                    summary=_cut(notice.summary, max(500, characters)),
-                    advice=_cut(notice.advice, max(500, characters)),
+                    summary=cut(notice.summary, max(500, characters)),
+                    advice=cut(notice.advice, max(500, characters)),
                 )
                 for notice in alert.notices
             ),
@@ -164,17 +165,13 @@ def _head_and_tail(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
     room = most_bytes - 60
     for first, last in zip(lines, reversed(lines), strict=True):
         for kept, line in ((tail, last), (head, first)):
-            short = _cut(line, 1000)
+            short = cut(line, 1000)
             room -= len(short.encode("utf-8", "surrogatepass")) + 3
             if room < 0 or len(head) + len(tail) >= len(lines):
                 left_out = len(lines) - len(head) - len(tail)
                 return (*head, f"... ({left_out} lines left out)", *reversed(tail))
             kept.append(short)
     return lines
-
-
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 3] + "..."
 
 
 def sending_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
