@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.channels import _webhook_payloads
+from resilience.alerts.channels import webhook
 from resilience.alerts.digest import compose_digest, lines_of, merge
 from resilience.alerts.message import headline, items_of, plain_text
 from resilience.alerts.outbox import LIMIT_BYTES, Entry, decode, encode, trimmed
@@ -52,16 +52,16 @@ def test_every_channel_composes_it(name: str) -> None:
         assert "96 runs of 8 entries" in shown
 
 
-@pytest.mark.parametrize("preset", sorted(_webhook_payloads.PRESETS))
+@pytest.mark.parametrize("preset", sorted(webhook.PRESETS))
 def test_every_service_gets_its_title(preset: str) -> None:
-    payload = _webhook_payloads.PRESETS[preset](ANNOUNCEMENT, {})
+    payload = webhook.PRESETS[preset](ANNOUNCEMENT, {})
     assert "resil is alive" in str(payload)
 
 
 def test_nobody_is_paged_to_hear_that_all_is_well() -> None:
-    assert _webhook_payloads.pagerduty(ANNOUNCEMENT, {})["event_action"] == "resolve"
-    assert _webhook_payloads.pagerduty_ends(ANNOUNCEMENT) == ()
-    assert _webhook_payloads.ntfy(ANNOUNCEMENT, {})["priority"] == 2
+    assert webhook.pagerduty(ANNOUNCEMENT, {})["event_action"] == "resolve"
+    assert webhook.pagerduty_ends(ANNOUNCEMENT) == ()
+    assert webhook.ntfy(ANNOUNCEMENT, {})["priority"] == 2
 
 
 def test_no_block_that_slack_gets_is_empty() -> None:

@@ -16,8 +16,7 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.channels._slack_blocks import escaped, mention_of
-from resilience.alerts.channels.slack import CHANNEL, SlackMessage, SlackSettings
+from resilience.alerts.channels.slack import CHANNEL, SlackMessage, SlackSettings, escaped, mention_of
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.ports import System
