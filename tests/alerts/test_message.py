@@ -53,7 +53,7 @@ def test_an_alert_without_notices_has_a_headline_too() -> None:
     assert headline(empty) == "WARNING: 7 incidents" and "WARNING: 7 incidents" in plain_text(empty)
 
 
-def test_the_runbook_says_what_where_since_when_what_to_do_and_how_to_acknowledge() -> None:
+def test_an_item_has_problem_place_time_advice_and_how_to_acknowledge() -> None:
     rows = dict(items_of(an_alert())[0].rows)
     assert rows["Problem"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
     assert "(for 2 h 5 min)" in rows["Since"] and rows["Advice"] == "resil watch fs --top"
@@ -69,7 +69,7 @@ def test_what_began_a_moment_ago_was_just_noticed() -> None:
     assert "(just noticed)" in dict(items_of(an_alert(a_notice(since=NOW - 2)))[0].rows)["Since"]
 
 
-def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
+def test_only_incidents_offer_acknowledgement() -> None:
     alert = failure_alert(
         "slack",
         NodeState(failures=3, error="revoked"),
@@ -94,7 +94,7 @@ def test_only_what_can_be_pasted_is_shown_as_a_command(advice: str, is_one: bool
     assert is_command("Advice", advice) is is_one
 
 
-def test_what_is_over_or_taken_is_not_to_be_acknowledged() -> None:
+def test_a_resolved_or_acknowledged_incident_offers_no_acknowledgement() -> None:
     over = dict(items_of(resolved())[0].rows)
     assert "Acknowledge" not in over and "lasted 2 h 5 min" in over["Since"]
     taken = dict(items_of(an_alert(a_notice(acknowledged_by="ada")))[0].rows)
@@ -102,7 +102,7 @@ def test_what_is_over_or_taken_is_not_to_be_acknowledged() -> None:
     assert "Acknowledge" not in dict(items_of(an_alert(is_test=True))[0].rows)
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_incidents_left_out_are_counted() -> None:
     assert len(items_of(a_thousand())) == 25
     assert left_out(a_thousand()).startswith("And 975 more: cd '/home/ada/my gpt' && resil alert list")
     assert left_out(an_alert()) == ""
@@ -127,7 +127,7 @@ def test_a_test_and_a_digest_say_so() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_no_hostile_text_steers_what_shows_it(text: str) -> None:
+def test_hostile_texts_are_neutralised(text: str) -> None:
     alert = hostile(text)
     assert headline(alert).isprintable() and "\u202e" not in headline(alert)
     shown = plain_text(alert)
@@ -144,7 +144,7 @@ def test_a_cut_is_never_longer_than_asked(text: str, limit: int) -> None:
         assert cut(text, limit) == text
 
 
-def test_a_cut_says_how_much_is_missing() -> None:
+def test_truncation_shows_how_much_is_missing() -> None:
     assert cut("x" * 100, 30) == "x" * 17 + " … (83 more)"
 
 

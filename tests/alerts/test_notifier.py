@@ -139,7 +139,7 @@ STORIES: dict[str, tuple[dict[str, Any], list[tuple[float, Verdict | str, Reason
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_story(scenario: Scenario, name: str) -> None:
+def test_scenarios(scenario: Scenario, name: str) -> None:
     changes, steps = STORIES[name]
     scenario.policy = replace(POLICY, **changes)
     for number, (after_s, verdict, reason) in enumerate(steps):
@@ -212,7 +212,7 @@ def test_a_subject_that_was_not_probed_is_not_over(scenario: Scenario) -> None:
     assert scenario.only().is_open
 
 
-def test_each_fault_of_a_subject_has_a_life_of_its_own(scenario: Scenario) -> None:
+def test_each_fault_of_a_subject_has_an_incident_of_its_own(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING, fault="space"), finding(CRITICAL, fault="inodes"))
     (end,) = scenario.tick(finding(WARNING, fault="space"), after_s=MINUTE)
     assert (end.fault, end.reason) == ("inodes", Reason.RESOLVED)
@@ -225,7 +225,7 @@ def test_the_same_fault_found_twice_in_one_probe_is_one_and_the_worse_counts(sce
     assert (notice.verdict, notice.summary) == (CRITICAL, "99% used")
 
 
-def test_a_watchdog_whose_settings_were_mended_says_so(scenario: Scenario) -> None:
+def test_a_fixed_settings_error_is_resolved(scenario: Scenario) -> None:
     bad = finding(UNKNOWN, "fs", "settings")
     scenario.tick(bad)
     assert reasons(scenario.tick(bad, after_s=10 * MINUTE)) == [Reason.FIRST]
@@ -244,7 +244,7 @@ def test_a_fault_that_comes_back_is_a_new_incident(scenario: Scenario) -> None:
 # ---- people
 
 
-def test_an_acknowledgement_stops_the_reminders_and_its_end_is_sent(scenario: Scenario) -> None:
+def test_an_acknowledgement_stops_reminders_but_not_the_resolution(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, escalation=("1h: list",))
     (first,) = scenario.tick(finding(WARNING))
     scenario.ledger.acknowledge(first.episode, "ada", "on it", scenario.now)
@@ -255,7 +255,7 @@ def test_an_acknowledgement_stops_the_reminders_and_its_end_is_sent(scenario: Sc
     assert {channel for _, channel, _ in scenario.post.order} == {"email"}
 
 
-def test_an_hour_later_the_list_is_notified_and_then_everything_that_follows(scenario: Scenario) -> None:
+def test_an_escalated_channel_gets_all_later_notifications(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, escalation=("1h: list", "2h: boss, list"))
     for _ in range(5 * 60):
         scenario.tick(finding(WARNING), after_s=MINUTE)
@@ -266,7 +266,7 @@ def test_an_hour_later_the_list_is_notified_and_then_everything_that_follows(sce
     assert "not acknowledged for" in scenario.post.notices("list")[0].summary
 
 
-def test_a_silence_keeps_what_it_covers_quiet_and_forgets_nothing(scenario: Scenario) -> None:
+def test_a_silence_mutes_matching_incidents_which_are_still_recorded(scenario: Scenario) -> None:
     scenario.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs", subject="/scr*"))
     said = scenario.tick(finding(CRITICAL), finding(CRITICAL, "/home"))
     assert [notice.subject for notice in said] == ["/home"]
@@ -275,7 +275,7 @@ def test_a_silence_keeps_what_it_covers_quiet_and_forgets_nothing(scenario: Scen
     assert (first.reason, first.subject, first.since) == (Reason.FIRST, "/scratch", NOW)
 
 
-def test_a_silence_that_ended_long_ago_is_forgotten(scenario: Scenario) -> None:
+def test_a_silence_that_expired_long_ago_is_removed(scenario: Scenario) -> None:
     scenario.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
     scenario.tick(finding(OK), after_s=7 * DAY)
     assert scenario.silences.directory.names() == ("12ab34cd.json",)
@@ -339,7 +339,7 @@ def test_a_tick_over_very_many_in_which_nothing_changes_writes_nothing(scenario:
     assert {incident.summary for incident in scenario.ledger.incidents()} == {"91.3% used"}
 
 
-def test_what_people_are_shown_of_a_few_is_as_fresh_as_the_last_tick(scenario: Scenario) -> None:
+def test_with_few_incidents_the_ledger_has_the_findings_of_the_last_tick(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING, summary="91.1% used"))
     assert scenario.tick(finding(WARNING, summary="94.9% used"), after_s=MINUTE) == []
     assert (scenario.only().summary, scenario.only().seen) == ("94.9% used", scenario.now)
@@ -347,7 +347,7 @@ def test_what_people_are_shown_of_a_few_is_as_fresh_as_the_last_tick(scenario: S
     assert {incident.fault: scenario.now - incident.seen for incident in scenario.ledger.incidents()}["space"] == MINUTE
 
 
-def test_a_group_speaks_once_in_its_time_and_says_everything_then(scenario: Scenario) -> None:
+def test_a_group_is_notified_once_per_interval_with_everything_due(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, group_s=300.0)
     assert len(scenario.tick(finding(WARNING, "/a"))) == 1
     assert scenario.tick(finding(WARNING, "/a"), finding(WARNING, "/b"), after_s=MINUTE) == []
@@ -359,7 +359,7 @@ def test_a_group_speaks_once_in_its_time_and_says_everything_then(scenario: Scen
     assert len(scenario.post.order) == 2
 
 
-def test_a_new_critical_waits_for_nobody(scenario: Scenario) -> None:
+def test_a_new_critical_is_sent_immediately(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, group_s=300.0)
     scenario.tick(finding(WARNING, "/a"))
     (said,) = scenario.tick(finding(WARNING, "/a"), finding(CRITICAL, "/b"), after_s=1.0)
@@ -395,7 +395,7 @@ def test_a_clock_that_steps_sends_nothing_twice(scenario: Scenario) -> None:
     assert Reason.REMINDER in reasons([n for _ in range(3) for n in scenario.tick(finding(WARNING), after_s=HOUR)])
 
 
-def test_an_incident_that_is_not_probed_any_more_is_closed_with_a_word(scenario: Scenario) -> None:
+def test_an_incident_without_checks_is_closed_with_a_notification(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING))
     assert scenario.tick(finding(OK, "/home"), after_s=2 * DAY) == []
     assert scenario.only().is_stale(scenario.now)
@@ -405,7 +405,7 @@ def test_an_incident_that_is_not_probed_any_more_is_closed_with_a_word(scenario:
     assert not scenario.only().is_open
 
 
-def test_what_ended_long_ago_is_forgotten(scenario: Scenario) -> None:
+def test_an_incident_resolved_long_ago_is_removed(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING))
     scenario.tick(finding(OK), after_s=MINUTE)
     scenario.tick(finding(OK), after_s=RESOLVED_RETENTION_S)
@@ -426,7 +426,7 @@ def test_two_nodes_that_see_the_same_send_it_once(scenario: Scenario) -> None:
 # ---- crashes and disks
 
 
-def test_a_channel_whose_message_finds_no_room_gets_it_later_and_the_others_get_it_once(scenario: Scenario) -> None:
+def test_a_message_that_cannot_be_queued_is_queued_later_and_other_channels_get_it_once(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, channels=("email", "slack"))
     scenario.post.full = {"slack"}
     scenario.tick(finding(WARNING))
@@ -438,7 +438,7 @@ def test_a_channel_whose_message_finds_no_room_gets_it_later_and_the_others_get_
     assert [channel for _, channel, _ in scenario.post.order] == ["email", "slack"]
 
 
-def test_a_fault_whose_first_message_was_cut_short_has_its_end_sent(scenario: Scenario) -> None:
+def test_the_resolution_of_a_fault_with_an_interrupted_first_notification_is_sent(scenario: Scenario) -> None:
     """It may have been told: whoever heard of it hears of its end."""
     scenario.policy = replace(POLICY, channels=("email", "slack"))
     scenario.post.full = {"slack"}
@@ -448,7 +448,7 @@ def test_a_fault_whose_first_message_was_cut_short_has_its_end_sent(scenario: Sc
     assert reasons(scenario.post.notices("email")) == [Reason.FIRST, Reason.RESOLVED]
 
 
-def test_a_damaged_incident_is_set_aside_reported_and_sent_afresh(scenario: Scenario) -> None:
+def test_a_damaged_incident_is_quarantined_reported_and_notified_again(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING))
     (path,) = (scenario.directory / "incidents").glob("*.json")
     path.write_bytes(b'{"episode": "3f')
@@ -473,7 +473,7 @@ def test_a_full_disk_changes_nothing_that_is_sent(tmp_path: Path) -> None:
     assert sorted(told) == sorted((subject, reason) for subject in ("/scratch", "/other") for reason in each)
 
 
-def test_where_nothing_can_be_remembered_people_are_notified_nevertheless(tmp_path: Path) -> None:
+def test_without_a_writable_ledger_notifications_are_still_sent(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         make_read_only(disk, True)
         scenario = Scenario(disk)
@@ -596,7 +596,7 @@ def test_two_watchdogs_at_once_send_each_thing_once_and_lose_nothing(tmp_path: P
         ([WARNING], OK, OK, (Reason.RESOLVED, OK)),
     ],
 )
-def test_whatever_happens_next_people_know_what_is_there_after_a_crash(
+def test_after_a_crash_the_current_state_is_notified_whatever_happens_next(
     scenario: Scenario, before: list[Verdict], at_the_crash: Verdict, after: Verdict, last: tuple[Reason, Verdict]
 ) -> None:
     """Killed between the outbox and the ledger: the last that was said is true, and nothing is said twice."""

@@ -14,7 +14,7 @@ from tests.fakes import make_project
 from tests.system.hung import hung_directory
 
 
-def test_it_lies_beside_the_runs_and_is_no_run(tmp_path: Path) -> None:
+def test_the_alert_state_is_beside_the_runs_and_not_a_run(tmp_path: Path) -> None:
     project = make_project(tmp_path, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
     state = open_alert_state(project)
     assert not state.path.exists()  # opening makes nothing
@@ -25,7 +25,7 @@ def test_it_lies_beside_the_runs_and_is_no_run(tmp_path: Path) -> None:
     assert (state.error, state.flush_fallback()) == ("", 0)
 
 
-def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
+def test_a_state_directory_that_hangs_is_not_touched(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     settings = f'[run]\nname = "gpt"\nstate_dir = "{disk}"\n[watch]\nstate_deadline_s = 1\n'
     project = make_project(tmp_path, settings=settings, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
@@ -45,7 +45,7 @@ def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
     assert (disk / ".alerts" / "incidents" / f"{incident().fingerprint}.json").is_file()
 
 
-def test_a_group_that_this_machine_does_not_know_keeps_nobody_from_being_told(tmp_path: Path) -> None:
+def test_an_unknown_group_does_not_prevent_notifications(tmp_path: Path) -> None:
     settings = '[run]\nname = "gpt"\ngroup = "no-such-group"\n'
     project = make_project(tmp_path, settings=settings, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
     state = open_alert_state(project)

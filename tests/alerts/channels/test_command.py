@@ -76,7 +76,7 @@ def test_a_variable_that_is_named_is_passed_on(system: System, tmp_path: Path) -
         ("kill -9 $$", True, "ended by signal 9"),
     ],
 )
-def test_the_exit_code_says_what_became_of_it(
+def test_the_exit_code_determines_the_outcome(
     system: System, tmp_path: Path, body: str, transient: bool, said: str
 ) -> None:
     error = refused(program(tmp_path, body), system)
@@ -112,5 +112,5 @@ def test_what_the_program_prints_of_a_secret_is_redacted(system: System, tmp_pat
         ({"argv": ("a",), "timeout_s": 0.0}, "must be positive"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:
     assert word in SENDER.objection(CommandSettings(**wrong))

@@ -57,7 +57,7 @@ def test_a_terminal_shows_it(system: System) -> None:
         os.close(follower)
 
 
-def test_a_pipe_that_nobody_reads_does_not_hang(system: System, tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_does_not_hang(system: System, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert refused(ConsoleSettings(path=str(tmp_path / "pipe")), system).transient
 

@@ -89,7 +89,7 @@ def body_of(message: email.message.EmailMessage, kind: str) -> str:
     return str(part.get_content())
 
 
-def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(system: System) -> None:
+def test_a_mail_has_problem_place_time_and_advice(system: System) -> None:
     mailbox = Mailbox()
     with served(mailbox) as settings:
         answer = send(settings, system)
@@ -167,7 +167,7 @@ def test_implicit_tls_delivers(system: System, certificate: Certificate) -> None
 
 
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])
-def test_a_certificate_that_nobody_signed_is_refused_and_nothing_is_sent(
+def test_a_self_signed_certificate_is_rejected_and_nothing_is_sent(
     system: System, certificate: Certificate, tls: str
 ) -> None:
     mailbox = Mailbox()
@@ -239,7 +239,7 @@ REFUSALS: dict[str, tuple[Mailbox, dict[str, Any], bool, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_is_as_lasting_as_the_server_says_and_says_what_to_do(system: System, name: str) -> None:
+def test_the_servers_reply_determines_whether_to_retry_and_the_hint(system: System, name: str) -> None:
     mailbox, changes, transient, message, hint = REFUSALS[name]
     with served(mailbox, **changes) as settings:
         error = refused(settings, system)
@@ -257,7 +257,7 @@ def test_greylisting_ends_with_a_delivery(system: System) -> None:
     assert len(mailbox.envelopes) == 1
 
 
-def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(system: System) -> None:
+def test_one_rejected_recipient_is_reported_and_the_others_get_the_mail(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "550 bob has left"})
     with served(mailbox) as settings:
         answer = send(settings, system)
@@ -265,7 +265,7 @@ def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(syst
     assert "accepted the mail for ada@example.org; rejected: bob@example.org (550 bob has left)" in answer
 
 
-def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(system: System) -> None:
+def test_a_temporarily_rejected_recipient_gets_the_mail_later_and_no_recipient_twice(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
     with served(mailbox) as settings:
         error = refused(settings, system)
@@ -277,7 +277,7 @@ def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(system: System) 
     assert "accepted the mail for bob@example.org" in answer
 
 
-def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(system: System) -> None:
+def test_a_mailbox_that_stays_full_does_not_delay_the_other_recipients(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
     memory: dict[str, str] = {}
     with served(mailbox) as settings:
@@ -308,7 +308,7 @@ def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_a
     ids=["silent", "a tarpit of lines", "a line without end", "hangs up"],
 )
 @pytest.mark.parametrize("tls", ["none", "implicit"])
-def test_a_bad_server_costs_no_more_than_its_time(system: System, handler: object, said: str, tls: str) -> None:
+def test_a_bad_server_fails_within_the_time_limit(system: System, handler: object, said: str, tls: str) -> None:
     with serving(handler) as port, takes_at_most(5):  # type: ignore[arg-type]
         error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls, timeout_s=0.3), system)
     assert error.transient
@@ -316,7 +316,7 @@ def test_a_bad_server_costs_no_more_than_its_time(system: System, handler: objec
         assert said in error.message
 
 
-def test_a_name_that_nobody_knows_is_transient(system: System) -> None:
+def test_an_unresolvable_name_is_transient(system: System) -> None:
     with takes_at_most(6):
         error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), system)
     assert error.transient
@@ -412,7 +412,7 @@ def test_without_a_sender_this_account_is_the_sender(system: System, tmp_path: P
         ({"subject_prefix": "a\r\nBcc: x"}, "one printable line"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, object], word: str) -> None:
     assert word in SENDER.objection(replace(TO, **wrong))  # type: ignore[arg-type]
 
 
@@ -428,19 +428,19 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], wor
         ({"host": "smtp.example.org", "tls": "none"}, "none", 25),
     ],
 )
-def test_ports_and_tls_are_what_people_expect(given: dict[str, object], tls: str, port: int) -> None:
+def test_default_ports_and_tls(given: dict[str, object], tls: str, port: int) -> None:
     settings = replace(TO, **given)  # type: ignore[arg-type]
     assert (tls_of(settings), port_of(settings)) == (tls, port)
 
 
-def test_a_ca_file_that_is_none_is_a_fault_of_the_settings(system: System, tmp_path: Path) -> None:
+def test_an_invalid_ca_file_is_a_settings_error(system: System, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
     for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(SettingsError, match="ca_file"):
             send(replace(TO, host="127.0.0.1", port=1, tls="starttls", ca_file=str(file)), system)
 
 
-def test_addresses_are_read_as_people_write_them() -> None:
+def test_addresses_with_and_without_names_are_accepted() -> None:
     assert envelope_address("Ada L <ada@example.org>") == "ada@example.org"
     assert envelope_address("root") == "root"
 
