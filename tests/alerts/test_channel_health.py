@@ -1,4 +1,4 @@
-"""When a channel is tried again, and when the others hear of it."""
+"""When a channel is retried, and when other channels are notified of its failure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ LONG = NodeState(failures=5, since=NOW - 1000, error="down")
     ("node", "shared", "reason"),
     [
         (NodeState(), SharedState(), Reason.QUIET),
-        (NodeState(failures=1, since=NOW), SharedState(), Reason.QUIET),  # one failure is no news
+        (NodeState(failures=1, since=NOW), SharedState(), Reason.QUIET),  # a single failure is not notified
         (NodeState(failures=9, since=NOW - 60), SharedState(), Reason.QUIET),  # nor are many in a minute
         (LONG, SharedState(), Reason.FIRST),
         (LONG, SharedState(last_ok=NOW - 500), Reason.QUIET),  # another node delivers: this one has no way out

@@ -1,4 +1,4 @@
-"""The commands of `resil alert`: people's words reach the watchdogs or are refused, and a flush always ends."""
+"""The commands of `resil alert`: acknowledgements and silences reach the watchdogs or fail; a flush always ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: at least once, in order, at a pace, and whatever one channel does, the others and the caller go on."""
+"""Delivery: at least once, in order, rate-limited; no channel affects another channel or the caller."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_output_of_a_channel_does_not_reach_the_callers_output(desk: Desk, capfd
     print()
     captured = capfd.readouterr()
     assert captured.out == "the verdict, not flushed yet\n"
-    assert captured.err == "a channel that prints\n", "people may read it there"
+    assert captured.err == "a channel that prints\n", "console writes there"
 
 
 # ---- what goes wrong
@@ -438,7 +438,7 @@ def test_four_nodes_that_deliver_at_once_lose_nothing_and_hardly_repeat(tmp_path
 
 
 def _work(directory: Path, port: int) -> None:
-    """One tick: the news is queued and delivered. `sched_yield` marks where the work begins."""
+    """One tick: an alert is queued and delivered. `sched_yield` marks the start of the work."""
     os.sched_yield()
     box = an_outbox(directory)
     box.put(an_alert(), "tcp", NOW)
@@ -464,7 +464,7 @@ def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:
             code = process.run(request, f"{name}:signal=SIGKILL:when={count}").code
             killed += code == -signal.SIGKILL
             _quiet(received)
-            _work(directory, received.port)  # the next tick finds the same news
+            _work(directory, received.port)  # the next tick finds the same fault
             assert set(received.lines) == {"a1"}, f"lost by SIGKILL at {name} {count}"
             assert len(received.lines) <= 2, f"{len(received.lines)} times by SIGKILL at {name} {count}"
             repeated += len(received.lines) - 1

@@ -1,4 +1,4 @@
-"""Many messages told as one: what lasts, what is over, the worst and oldest first."""
+"""Digests: one message for many, open incidents first, then the worst and the oldest."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint:
     assert hint in refused.value.hint
 
 
-# ---- people
+# ---- acknowledgements
 
 
 def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(ledger: Ledger) -> None:
@@ -205,7 +205,7 @@ def test_a_group_member_may_acknowledge_and_another_user_gets_a_hint(tmp_path: P
 
 @needs_root
 def test_an_acknowledgement_that_watchdogs_cannot_read_is_rejected(tmp_path: Path) -> None:
-    """In a stranger's own fallback directory, nobody else reads it."""
+    """No other user reads the fallback directory of the user who acknowledges."""
     with small_disk(tmp_path / "disk") as disk:
         theirs = disk / "i"
         Ledger(FallbackDirectory(theirs, None)).save(incident())

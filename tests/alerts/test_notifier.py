@@ -1,4 +1,4 @@
-"""What people are told of a fault from its beginning to its end, and that no crash loses any of it."""
+"""Notifications of a fault from its first finding to its resolution; no crash loses one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def report(*findings: Finding, check: str = "fs") -> Report:
 
 @dataclass
 class Scenario:
-    """Ticks of a notifier whose state lies in a directory; `now` goes on."""
+    """Ticks of a notifier with its state in a directory; each tick advances `now`."""
 
     directory: Path
     policy: AlertPolicy = POLICY
@@ -241,7 +241,7 @@ def test_a_fault_that_comes_back_is_a_new_incident(scenario: Scenario) -> None:
     assert again.fingerprint == first.fingerprint
 
 
-# ---- people
+# ---- acknowledgements, escalation and silences
 
 
 def test_an_acknowledgement_stops_reminders_but_not_the_resolution(scenario: Scenario) -> None:
@@ -343,7 +343,7 @@ def test_with_few_incidents_the_ledger_has_the_findings_of_the_last_tick(scenari
     scenario.tick(finding(WARNING, summary="91.1% used"))
     assert scenario.tick(finding(WARNING, summary="94.9% used"), after_s=MINUTE) == []
     assert (scenario.only().summary, scenario.only().seen) == ("94.9% used", scenario.now)
-    scenario.tick(finding(UNKNOWN, fault="hung"), after_s=MINUTE)  # nobody could look
+    scenario.tick(finding(UNKNOWN, fault="hung"), after_s=MINUTE)  # the check failed
     assert {incident.fault: scenario.now - incident.seen for incident in scenario.ledger.incidents()}["space"] == MINUTE
 
 
@@ -439,7 +439,7 @@ def test_a_message_that_cannot_be_queued_is_queued_later_and_other_channels_get_
 
 
 def test_the_resolution_of_a_fault_with_an_interrupted_first_notification_is_sent(scenario: Scenario) -> None:
-    """It may have been told: whoever heard of it hears of its end."""
+    """The first notification may have been sent, so the resolution is."""
     scenario.policy = replace(POLICY, channels=("email", "slack"))
     scenario.post.full = {"slack"}
     scenario.tick(finding(WARNING))
@@ -496,15 +496,12 @@ def tick(
 
 
 STEPS = {"write", "rename", "exit_group"}
-"""System calls that change what lies on the disk; killed at one, it has not happened yet."""
+"""System calls that change the disk; a process killed at one has not executed it."""
 
 
 def waiting(directory: Path) -> list[Notice]:
     outbox = Outbox(FallbackDirectory(directory / "outbox", None))
     return [notice for entry in outbox.pending() for notice in entry.alert.notices]
-
-
-"""System calls that change what lies on the disk; killed at one, it has not happened yet."""
 
 
 @pytest.mark.parametrize(
@@ -518,7 +515,7 @@ def waiting(directory: Path) -> list[Notice]:
 def test_killed_at_any_system_call_nothing_is_lost_and_nothing_sent_twice(
     tmp_path: Path, before: list[Verdict], found: Verdict, sent: list[Reason]
 ) -> None:
-    """The first word, a change and the end, each killed in the middle: afterwards each was sent, and sent once."""
+    """First notification, change and resolution, each killed midway: afterwards each was sent exactly once."""
     directory = tmp_path / "state"
 
     def prepare() -> None:
@@ -577,7 +574,7 @@ def test_two_watchdogs_at_once_send_each_thing_once_and_lose_nothing(tmp_path: P
         assert sent[subject, episode, Reason.FIRST] in (1, 2)
         assert sent[subject, episode, Reason.WORSE] in (1, 2)
     ended = [count for (_, _, reason), count in sent.items() if reason is Reason.RESOLVED]
-    assert len(ended) == len(episodes) - 3  # the last ones go on
+    assert len(ended) == len(episodes) - 3  # the last ones are still open
     assert set(ended) == {1}
 
 

@@ -1,4 +1,4 @@
-"""After a tick people are told, wherever the alert state lies and whatever is wrong with it."""
+"""Notifications after a tick, also if the alert state or its disk fails."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_full_disk_of_the_alert_state_is_notified(
 
 
 def test_a_hanging_disk_of_the_alert_state_is_notified_and_blocks_nothing(tmp_path: Path) -> None:
-    """And what they were told before is no news, though the disk that knows it does not answer."""
+    """Incidents notified before are not notified again, although the ledger's disk does not respond."""
     disk = tmp_path / "disk"
     desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
 

@@ -1,4 +1,4 @@
-"""The outbox: on a disk when `put` returns, the same news once, in order, small, whatever lies in its directory."""
+"""The outbox: durable when `put` returns, no duplicates, in order, bounded, robust against damaged files."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_a_delivered_or_dead_alert_is_not_queued_again(box: Outbox, end: str) ->
 @pytest.mark.parametrize("directory", ["sent", "dead"])
 def test_a_message_that_may_not_have_been_sent_is_sent(tmp_path: Path, directory: str) -> None:
     """The directory of another user: nothing in it can be read, which is no proof that the message was delivered."""
-    (tmp_path / "alerts" / directory / "a1.email").mkdir(
-        parents=True
-    )  # cannot be read as a file, whoever asks: root may read everything else
+    (tmp_path / "alerts" / directory / "a1.email").mkdir(parents=True)  # unreadable even for root
     box = an_outbox(tmp_path)
     assert box.put(an_alert(), "email", NOW)
     assert names(box) == ["a1.email"]

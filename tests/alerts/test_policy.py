@@ -41,13 +41,13 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def open_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
-    """An incident that was seen first so long ago, and nobody was told of."""
+    """An incident that was opened this long ago and not notified."""
     finding = Finding(subject="/scratch", fault="space", verdict=verdict, summary="91% used")
     return replace(open_incident(None, finding, "fs", now - seconds, POLICY), **fields)
 
 
 def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
-    """An incident that was told first so long ago, and not again."""
+    """An incident that was notified once, this long ago."""
     time = now - seconds
     told = {"told": time, "first_told": time, "told_verdict": verdict, "count": 1}
     return open_since(seconds, verdict, now, **(told | fields))
@@ -88,7 +88,7 @@ def test_a_fault_that_ended_before_its_notification_is_never_notified() -> None:
     assert resolves_silently(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
 
 
-# ---- what was told: every pair of what people know and what is there
+# ---- every pair of a notified verdict and a current one
 
 PAIRS = {
     (WARNING, OK): Reason.RESOLVED,
@@ -101,7 +101,7 @@ PAIRS = {
     (UNKNOWN, CRITICAL): Reason.WORSE,
     (CRITICAL, OK): Reason.RESOLVED,
     (CRITICAL, WARNING): Reason.BETTER,
-    (CRITICAL, UNKNOWN): Reason.QUIET,  # that nobody can look is no improvement
+    (CRITICAL, UNKNOWN): Reason.QUIET,  # a failed check is no improvement
     (CRITICAL, CRITICAL): Reason.QUIET,
 }
 
@@ -546,7 +546,7 @@ def test_a_misspelled_step_does_not_prevent_other_notifications() -> None:
 
 
 def test_the_reasons_are_all_in_use() -> None:
-    """Each of the words for why somebody is told comes out of some incident."""
+    """Every reason is the result for some incident."""
     policy = replace(POLICY, escalation=("1h: list",))
     previous = [
         None,

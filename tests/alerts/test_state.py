@@ -1,4 +1,4 @@
-"""The alert state of a project lies beside its runs, and on this node while that place is in trouble."""
+"""The alert state of a project is beside its runs, and on this node while that disk fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_state_directory_that_hangs_is_not_touched(tmp_path: Path) -> None:
     assert [path.parent.name for path in (tmp_path / "node").rglob("*.json")] == ["incidents"]
     deadline = time.monotonic() + 30
     while (state := open_alert_state(project)).error and time.monotonic() < deadline:
-        time.sleep(0.02)  # whoever still looked there needs a moment to end
+        time.sleep(0.02)  # a probe that still runs needs a moment to end
     assert (state.error, state.flush_fallback()) == ("", 1)
     assert (disk / ".alerts" / "incidents" / f"{incident().fingerprint}.json").is_file()
 

@@ -1,4 +1,4 @@
-"""Mail reaches people through real servers, or is refused with a sentence, and never waits longer than it may."""
+"""Mail through real servers: delivered, or rejected with an explanation, within the time limit."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_resend_has_the_same_message_id_and_a_thread_has_one_parent() -> None:
 
 def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
     mail = CHANNEL.compose(an_alert(id="a b>\r\nBcc: x@y", thread="\0"), TO, {"message_id": "<x>\r\nBcc: eve"})
-    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first answers nobody
+    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first is no reply
     assert "\n" not in mail.headers["Message-ID"] + mail.headers["References"] + mail.headers["In-Reply-To"]
     assert mail.headers["Message-ID"].count("<") == 1
 

@@ -1,4 +1,4 @@
-"""Slack gets one message, or one thread, within its limits; what is in it calls nobody; and no secret comes back."""
+"""Slack gets one message or one thread, within its limits, without mentions from alert texts or leaked secrets."""
 
 from __future__ import annotations
 
