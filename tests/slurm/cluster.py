@@ -40,6 +40,7 @@ from tests.slurm.processes import (
     descendants,
     environ,
     kill_all,
+    program,
     until,
 )
 
@@ -302,8 +303,10 @@ class Cluster(Clients):
         """Return slurmstepd, jobs and their children on a node: those who say its name, and their descendants."""
         ours = self.processes()
         named = {pid for pid in ours if environ(pid).get("SLURMD_NODENAME") == node}
-        # Since 24.11 slurmstepd itself has no such variable: the parent of a job's shell is one.
-        steps = {parent for pid in named for parent in ancestors(pid) if parent in ours and not environ(parent)}
+        # Since 24.11 slurmstepd itself has no such variable: it is the parent of a job's shell. One that lives on
+        # would tell slurmctld that its job was killed, and SLURM would see a job that failed on a sound node.
+        parents = {parent for pid in named for parent in ancestors(pid) if parent in ours}
+        steps = {pid for pid in parents if program(pid) == "slurmstepd"}
         return named | steps | descendants(named | steps)
 
     def processes(self) -> set[int]:

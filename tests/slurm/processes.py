@@ -160,6 +160,17 @@ def environ(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def program(pid: int) -> str:
+    """Return the name of the program that a process runs (/proc/PID/comm, proc(5)); empty when it is gone.
+
+    slurmstepd writes over its command line and its environment; this name stays.
+    """
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
 def belonging(root: Path) -> set[int]:
     """Return the pids in this cluster's cgroups, and those that name its directory.
 
