@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from resilience.cron.records import Outcome
 from resilience.cron.table.running import marks
-from tests.slurm import accounting
+from tests.slurm import accounting, host
 from tests.slurm.cluster import Cluster
 from tests.slurm.cron_site import Site
 from tests.slurm.processes import PATIENCE_S, until
@@ -39,7 +40,7 @@ if test -e "$here/gate"; then
   touch "$here/at-gate"
   while test -e "$here/gate"; do sleep 0.05; done
 fi
-exec /usr/bin/sbatch "$@"
+exec {sbatch} "$@"
 """
 
 
@@ -54,7 +55,7 @@ class Stories:
         site = Site(self.cluster, name, self.cluster.users[user], sbatch=f'exclude = "{exclude}"', **wishes)  # type: ignore[arg-type]
         site.make()
         if wrapped:
-            site.write("bin/sbatch", SBATCH)
+            site.write("bin/sbatch", SBATCH.format(sbatch=shutil.which("sbatch", path=host.PATH)))
             self.cluster.run(["chmod", "755", site.folder / "bin" / "sbatch"], site.user, check=True)
             site.env = {"PATH": f"{site.folder}/bin:{self.cluster.env['PATH']}"}
         self.sites[name] = site
