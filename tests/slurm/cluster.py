@@ -253,7 +253,9 @@ class Cluster(Clients):
 
     def wait_served(self) -> None:
         """Wait until slurmctld has done with every message that was sent to it, also by clients that are long gone."""
-        until(lambda: connections(self._port) == 0, "slurmctld to serve what lies in its backlog", every_s=0.05)
+        # Since 24.11 slurmdbd keeps a connection to slurmctld open for what sacctmgr changes.
+        spared = self._daemons["slurmdbd"].pid if self.dbd else 0
+        until(lambda: connections(self._port, spared) == 0, "slurmctld to serve what lies in its backlog", every_s=0.05)
 
     def kill_controller(self) -> None:
         """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""
