@@ -120,6 +120,11 @@ def stories() -> Iterator[Stories]:
         yield stories
 
 
+def not_too_many(site: Site) -> None:
+    """A late pulse queues those of the next slots first, and then cancels those whose slots are past."""
+    until(lambda: len(site.waiting()) <= 2, f"no more than two to wait in {site.name}", every_s=0.1)
+
+
 def test_two_who_install_at_once_get_one_chain(stories: Stories) -> None:
     site = stories.whole("twice")
     done = site.install()
@@ -243,7 +248,7 @@ def test_a_day_of_pulses_stays_on_its_slots(stories: Stories) -> None:
     begun = [row for row in site.rows() if row.state in ("COMPLETED", "RUNNING")]
     slots = [row.comment.rpartition("-p")[2] for row in begun]
     assert len(set(slots)) == len(slots), "one pulse for each slot"
-    assert len(site.waiting()) <= 2
+    not_too_many(site)
 
 
 def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories) -> None:
@@ -264,7 +269,8 @@ def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories
     cluster.wait_served()
     stories.whole("wrapped")
     for name, other in stories.sites.items():
-        assert (len(other.running()) <= 1, len(other.waiting()) <= 2) == (True, True), name
+        assert len(other.running()) <= 1, name
+        not_too_many(other)
     tokens = [row.comment for row in site.rows() if row.state in ("PENDING", "RUNNING")]
     assert len(set(tokens)) == len(tokens) == 3
 
